@@ -1,0 +1,1 @@
+"""A Raft-replicated commit log: what RocketMQ calls DLedger mode, with Raft's rules kept."""

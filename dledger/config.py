@@ -1,0 +1,314 @@
+"""Every setting of a node, its default, its limits and its relations to the others.
+
+Pure: it reads no file, no environment and no clock. ``ServerConfig`` is one frozen record; ``problems()`` names all that
+is wrong with it at once. Reading conf files and the environment is ``dledger.settings``'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import ConfigError
+from dledger.types import NodeId
+
+ENTRY_HEADER_BYTES: Final = 48
+MIN_BLANK_BYTES: Final = 8
+INDEX_UNIT_BYTES: Final = 32
+MIB: Final = 1 << 20
+CLIENT_PORT_OFFSET: Final = 10_000
+
+
+class FlushMode(StrEnum):
+    """When an entry counts as stored: after its flush (group commit), or once it is in the page cache (RocketMQ's way)."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One configured member: its id and the address (host, port) where its peers reach it."""
+
+    node_id: NodeId
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """``host:port``, with brackets around an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionConfig:
+    """Timers of the elector, in milliseconds."""
+
+    heartbeat_interval_ms: int = 100
+    election_timeout_ms_min: int = 500
+    election_timeout_ms_max: int = 1000
+    transfer_timeout_ms: int = 1000
+    transfer_max_lag_entries: int = 1000
+    preferred_leaders: tuple[NodeId, ...] = ()
+    preferred_check_interval_ms: int = 1000
+
+    def problems(self) -> list[str]:
+        """Everything wrong with these values, as sentences."""
+        found = _not_positive(
+            self,
+            (
+                "heartbeat_interval_ms",
+                "election_timeout_ms_min",
+                "election_timeout_ms_max",
+                "transfer_timeout_ms",
+                "preferred_check_interval_ms",
+            ),
+        )
+        if self.election_timeout_ms_min < 3 * self.heartbeat_interval_ms:
+            found.append(
+                f"election_timeout_ms_min={self.election_timeout_ms_min} must be at least three heartbeats "
+                f"(heartbeat_interval_ms={self.heartbeat_interval_ms}), or a single lost one starts an election"
+            )
+        if self.election_timeout_ms_max <= self.election_timeout_ms_min:
+            found.append(
+                f"election_timeout_ms_max={self.election_timeout_ms_max} must exceed "
+                f"election_timeout_ms_min={self.election_timeout_ms_min}, or candidates split votes for ever"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationConfig:
+    """Limits of the entry pusher."""
+
+    push_bytes_max: int = MIB
+    """Bytes of log in one push; a push always carries at least one entry."""
+    inflight_bytes_max: int = 8 * MIB
+    inflight_pushes_max: int = 64
+    push_timeout_ms: int = 1000
+    """How long a push may stay unanswered before the dispatcher compares again."""
+    retry_interval_ms: int = 100
+    """Pause before an unreachable or refusing follower is tried again."""
+    commit_push_delay_ms: int = 5
+    """How long an idle leader waits for an append to carry the commit index before it sends one alone."""
+    handler_queue_pushes_max: int = 256
+    pending_entries_max: int = 10_000
+    pending_bytes_max: int = 64 * MIB
+    ack_timeout_ms: int = 2500
+    noop_body: bytes = b""
+
+    def problems(self) -> list[str]:
+        """Everything wrong with these values, as sentences."""
+        found = _not_positive(
+            self,
+            (
+                "push_bytes_max",
+                "inflight_bytes_max",
+                "inflight_pushes_max",
+                "push_timeout_ms",
+                "retry_interval_ms",
+                "commit_push_delay_ms",
+                "handler_queue_pushes_max",
+                "pending_entries_max",
+                "pending_bytes_max",
+                "ack_timeout_ms",
+            ),
+        )
+        if self.inflight_bytes_max < self.push_bytes_max:
+            found.append(
+                f"inflight_bytes_max={self.inflight_bytes_max} must hold at least one push "
+                f"(push_bytes_max={self.push_bytes_max})"
+            )
+        if self.handler_queue_pushes_max < self.inflight_pushes_max:
+            found.append(
+                f"handler_queue_pushes_max={self.handler_queue_pushes_max} must be at least "
+                f"inflight_pushes_max={self.inflight_pushes_max}, or a follower refuses what its leader may send"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where and how entries are kept.
+
+    ``base_dir`` holds ``dledger-<node id>/``. ``data_dirs``, when given, replace its ``data`` directory by several paths
+    over which segments are spread; ``read_only_data_dirs`` are read but never written to.
+    """
+
+    base_dir: Path = Path("dledger-store")
+    data_dirs: tuple[Path, ...] = ()
+    read_only_data_dirs: tuple[Path, ...] = ()
+    segment_bytes: int = 1024 * MIB
+    index_segment_bytes: int = 160 * MIB
+    max_entry_bytes: int = 4 * MIB
+    """Largest record, its 48 byte header included."""
+    flush_mode: FlushMode = FlushMode.SYNC
+    flush_interval_ms: int = 10
+    """Flush period of ``flush_mode=async``; ``sync`` flushes as soon as something waits."""
+    checkpoint_interval_ms: int = 100
+    """How old the durable flushed mark may become."""
+    warm_bytes: int = 16 * MIB
+    """How far ahead of the end the segment is pre-touched."""
+    recovery_verify_bytes: int = 64 * MIB
+    """How many bytes below the durable mark are verified again at start."""
+    import_unchecked: bool = False
+    """Open a log whose CRC fields are 0, as the Java line writes them."""
+    retention_hours: float = 72
+    delete_hour: tuple[int, ...] = (4,)
+    """Local hours of the day in which expired segments are removed."""
+    disk_check_ratio: float = 0.70
+    """Usage above which expired segments are removed at any hour."""
+    disk_clean_ratio: float = 0.85
+    """Usage above which unexpired segments are removed too, if ``force_clean``."""
+    disk_full_ratio: float = 0.90
+    """Usage above which appends are refused with ``DISK_FULL``."""
+    force_clean: bool = True
+    clean_interval_ms: int = 1000
+    follower_keep_bytes: int = 16 * 1024 * MIB
+    """How many bytes of log are kept, beyond retention, for a live follower that still needs them."""
+
+    def problems(self) -> list[str]:
+        """Everything wrong with these values, as sentences."""
+        found = _not_positive(
+            self,
+            (
+                "segment_bytes",
+                "index_segment_bytes",
+                "max_entry_bytes",
+                "flush_interval_ms",
+                "checkpoint_interval_ms",
+                "clean_interval_ms",
+            ),
+        )
+        if self.index_segment_bytes % INDEX_UNIT_BYTES:
+            found.append(
+                f"index_segment_bytes={self.index_segment_bytes} must be a multiple of {INDEX_UNIT_BYTES}"
+            )
+        if self.segment_bytes < ENTRY_HEADER_BYTES + MIN_BLANK_BYTES + 1:
+            found.append(f"segment_bytes={self.segment_bytes} cannot hold a single entry")
+        if self.warm_bytes < 0 or self.recovery_verify_bytes < 0 or self.follower_keep_bytes < 0:
+            found.append("warm_bytes, recovery_verify_bytes and follower_keep_bytes must not be negative")
+        if not 0 < self.disk_check_ratio <= self.disk_clean_ratio <= self.disk_full_ratio <= 1:
+            found.append(
+                f"disk ratios must satisfy 0 < disk_check_ratio={self.disk_check_ratio} <= "
+                f"disk_clean_ratio={self.disk_clean_ratio} <= disk_full_ratio={self.disk_full_ratio} <= 1"
+            )
+        if any(not 0 <= hour <= 23 for hour in self.delete_hour):
+            found.append(f"delete_hour={self.delete_hour} must hold hours from 0 to 23")
+        if self.retention_hours < 0:
+            found.append(f"retention_hours={self.retention_hours} must not be negative")
+        return found
+
+    @property
+    def entry_bytes_limit(self) -> int:
+        """The largest record that can be stored: the configured maximum, or what one segment can hold."""
+        return min(self.max_entry_bytes, self.segment_bytes - MIN_BLANK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything one node needs to run. Build it, then ``check()`` it before anything is opened."""
+
+    group: str = "default"
+    node_id: NodeId = NodeId("n0")
+    members: tuple[Member, ...] = (Member(NodeId("n0"), "127.0.0.1", 20911),)
+    client_host: str = ""
+    """Address to listen on for clients; empty: the host of this node in ``members``."""
+    client_port: int | None = None
+    """Port for clients; ``None``: the peer port + 10000; 0: any free port."""
+    advertised_client_address: str = ""
+    """What other nodes tell clients to connect to; empty: ``client_host:client_port``."""
+    cluster_id: str = ""
+    """Same on all members; empty: derived from the group's name and member ids."""
+    election: ElectionConfig = field(default_factory=ElectionConfig)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    client_streams_max: int = 1024
+
+    @property
+    def self_member(self) -> Member:
+        """This node's own entry in ``members``. Raises ``ConfigError`` if there is none."""
+        for member in self.members:
+            if member.node_id == self.node_id:
+                return member
+        raise ConfigError([self._missing_self()])
+
+    @property
+    def peers(self) -> tuple[Member, ...]:
+        """The other members, sorted by id."""
+        others = (member for member in self.members if member.node_id != self.node_id)
+        return tuple(sorted(others, key=lambda member: member.node_id))
+
+    @property
+    def effective_cluster_id(self) -> str:
+        """The configured cluster id, or one that all members derive alike."""
+        return self.cluster_id or f"{self.group}/{','.join(sorted(m.node_id for m in self.members))}"
+
+    def _missing_self(self) -> str:
+        ids = ", ".join(member.node_id for member in self.members)
+        return f"node id {self.node_id!r} is not among the members ({ids}): set the id to one of them"
+
+    def problems(self) -> list[str]:
+        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        found: list[str] = []
+        ids = [member.node_id for member in self.members]
+        if not self.group:
+            found.append("group must not be empty")
+        if self.node_id not in ids:
+            found.append(self._missing_self())
+        found += [f"member id {one!r} is given more than once" for one in sorted({i for i in ids if ids.count(i) > 1})]
+        addresses = [member.address for member in self.members]
+        found += [
+            f"member address {one!r} is given more than once"
+            for one in sorted({a for a in addresses if addresses.count(a) > 1})
+        ]
+        found += [f"preferred leader {one!r} is not a member" for one in self.election.preferred_leaders if one not in ids]
+        if self.client_port is not None and not 0 <= self.client_port <= 65535:
+            found.append(f"client_port={self.client_port} must be between 0 and 65535")
+        if self.node_id in ids and self.client_port is None and self.self_member.port + CLIENT_PORT_OFFSET > 65535:
+            found.append(
+                f"peer port {self.self_member.port} + {CLIENT_PORT_OFFSET} is no port: set client_port explicitly"
+            )
+        if self.client_streams_max <= 0:
+            found.append("client_streams_max must be positive")
+        found += self.election.problems() + self.replication.problems() + self.store.problems()
+        return found
+
+    def check(self) -> ServerConfig:
+        """Return self, or raise ``ConfigError`` naming every problem."""
+        found = self.problems()
+        if found:
+            raise ConfigError(found)
+        return self
+
+
+def parse_members(text: str) -> tuple[Member, ...]:
+    """Read RocketMQ's ``dLegerPeers``: ``id-host:port;id-host:port``.
+
+    The id ends at the first ``-`` (so hosts may hold more of them), the port starts after the last ``:`` (so an IPv6
+    host works, in brackets or bare). Raises ``ConfigError`` naming every part that does not fit.
+    """
+    members: list[Member] = []
+    problems: list[str] = []
+    for part in (piece.strip() for piece in text.split(";")):
+        if not part:
+            continue
+        node_id, dash, address = part.partition("-")
+        host, colon, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (dash and colon and node_id and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            problems.append(f"member {part!r} must look like id-host:port, for example n0-127.0.0.1:20911")
+            continue
+        members.append(Member(NodeId(node_id), host, int(port)))
+    if not members and not problems:
+        problems.append("no members given: expected id-host:port;id-host:port")
+    if problems:
+        raise ConfigError(problems)
+    return tuple(members)
+
+
+def _not_positive(record: object, names: Sequence[str]) -> list[str]:
+    return [f"{name}={getattr(record, name)} must be positive" for name in names if getattr(record, name) <= 0]

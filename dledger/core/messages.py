@@ -1,0 +1,215 @@
+"""What members say to each other. Every message is one-way; an answer is a message of its own.
+
+A message is valid only for the cluster, group and addressee of its ``Envelope``, and for the term it carries; both are
+checked when it is *executed*, not only when it arrives (reliability trap 19).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dledger.errors import ResponseCode
+from dledger.types import CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
+
+
+class VoteResult(IntEnum):
+    """Why a vote was given or refused; for people and tests, the protocol only looks at ``granted``."""
+
+    ACCEPT = 0
+    REJECT_EXPIRED_TERM = 1
+    REJECT_ALREADY_VOTED = 2
+    REJECT_ALREADY_HAS_LEADER = 3
+    REJECT_SMALL_LEDGER_END = 4
+    REJECT_NOT_VOTER = 5
+    REJECT_UNKNOWN_MEMBER = 6
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRequest:
+    """Asks for a vote in ``term``; with ``pre_vote`` only asks whether one would be given (dissertation §9.6).
+
+    ``transfer`` marks a campaign started by the leader's own hand-over, which a live leader does not block (§4.2.3).
+    ``fresh`` tells that the sender's disk is new (it only gathers others like it, to bootstrap a group).
+    """
+
+    term: Term
+    last: EntryId
+    pre_vote: bool = False
+    transfer: bool = False
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VoteResponse:
+    """Answers a ``VoteRequest``; ``term`` is the voter's own, except that a granted pre-vote repeats the asked one."""
+
+    term: Term
+    granted: bool
+    pre_vote: bool = False
+    result: VoteResult = VoteResult.ACCEPT
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest:
+    """The leader is alive; ``read_sequence`` numbers its heartbeat rounds so that reads can be confirmed."""
+
+    term: Term
+    read_sequence: int = 0
+    client_address: str = ""
+    """Where clients reach the leader, for the hint that followers give."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResponse:
+    """Repeats ``read_sequence``; ``term`` above the leader's own makes it step down."""
+
+    term: Term
+    read_sequence: int = 0
+    disk_full: bool = False
+    client_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PushCompare:
+    """Is your entry at ``previous.index`` of term ``previous.term`` with this chain CRC?"""
+
+    term: Term
+    epoch: int
+    previous: EntryId
+    previous_chain_crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushTruncate:
+    """Drop everything from ``conflict.index`` on, if your entry there is not of ``conflict.term`` (the leader's)."""
+
+    term: Term
+    epoch: int
+    conflict: EntryId
+    chain_crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """Never on the wire: tells the driver to read these entries (outside the lock) and send them as ``PushAppend``."""
+
+    term: Term
+    epoch: int
+    commit_index: LogIndex
+    first_index: LogIndex
+    last_index: LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAppend:
+    """Never on the wire: a ``PushAppend`` whose bytes the receiving driver has verified (outside the lock)."""
+
+    term: Term
+    epoch: int
+    commit_index: LogIndex
+    run: CheckedRun
+
+
+@dataclass(frozen=True, slots=True)
+class PushAppend:
+    """Store these bytes. ``commit_index`` is the leader's."""
+
+    term: Term
+    epoch: int
+    commit_index: LogIndex
+    run: EntryRun
+
+
+@dataclass(frozen=True, slots=True)
+class PushCommit:
+    """The leader's commit index, when no append carries it."""
+
+    term: Term
+    epoch: int
+    commit_index: LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class PushInstall:
+    """The leader no longer has what you lack: start an empty log at ``position``, after entry ``before_begin``.
+
+    The commit log's snapshot (Raft §7) is its own begin point: entries before it have expired on the leader.
+    """
+
+    term: Term
+    epoch: int
+    before_begin: EntryId
+    chain_crc: int
+    position: Position
+
+
+PushRequest = PushCompare | PushTruncate | PushAppend | PushCommit | PushInstall
+ReceivedPush = PushCompare | PushTruncate | CheckedAppend | PushCommit | PushInstall
+
+
+class PushKind(IntEnum):
+    """Which push a ``PushResponse`` answers; ``APPEND`` also for acknowledgements that a flush alone triggered."""
+
+    COMPARE = 0
+    TRUNCATE = 1
+    APPEND = 2
+    COMMIT = 3
+    INSTALL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PushResponse:
+    """The follower's side of the log.
+
+    ``verified_index``: last entry proven equal to the leader's in this term. ``flushed_index``: the part of it that is
+    durable, which is all that may count towards a quorum. ``end_index``: its last entry, equal or not. After a refused
+    COMPARE, ``conflict`` is its own term at the compared index with the first index it has of that term, or
+    ``NO_ENTRY`` if its log is shorter. ``boot_id`` changes when the process restarts: earlier watermarks are void then.
+    """
+
+    term: Term
+    epoch: int
+    kind: PushKind
+    code: ResponseCode
+    verified_index: LogIndex
+    flushed_index: LogIndex
+    end_index: LogIndex
+    conflict: EntryId
+    boot_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLeadership:
+    """The leader asks the addressee to campaign at once (dissertation §3.10's TimeoutNow)."""
+
+    term: Term
+
+
+Message = (
+    VoteRequest
+    | VoteResponse
+    | HeartbeatRequest
+    | HeartbeatResponse
+    | PushCompare
+    | PushTruncate
+    | LoadRun
+    | PushAppend
+    | CheckedAppend
+    | PushCommit
+    | PushInstall
+    | PushResponse
+    | TakeLeadership
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with its addresses; receivers drop what is not theirs."""
+
+    cluster_id: str
+    group: str
+    sender: NodeId
+    target: NodeId
+    message: Message

@@ -1,0 +1,163 @@
+"""What the core needs from the outside, declared where it is used.
+
+``Log`` is the store as the core and the server see it; ``dledger.store`` has a file and a memory implementation, and one
+contract test suite runs against both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dledger.types import (
+    AppendedBatch,
+    Boundary,
+    CheckedRun,
+    Entry,
+    EntryId,
+    EntryRun,
+    FlushMark,
+    HardState,
+    LogIndex,
+    Magic,
+    Position,
+    Term,
+)
+
+
+class AppendHook(Protocol):
+    """Called on the leader for every NORMAL entry of a batch, after its index and position are fixed, before its CRCs.
+
+    ``record`` is the whole record (48 byte header, then body), writable; a hook may change body bytes in place and
+    nothing else. Followers never run hooks: they receive the patched bytes (RocketMQ stores position + 48 at record
+    byte 76 this way).
+    """
+
+    def __call__(self, index: LogIndex, term: Term, position: Position, record: memoryview) -> None: ...
+
+
+class Log(Protocol):
+    """Entries ``(begin.index, last.index]``. Writers and the methods below up to ``set_committed`` need the node's lock.
+
+    Nothing here waits for a disk except ``flush``; a written entry is in the page cache until then. After any failed
+    write or flush the log is poisoned: every further write and flush raises ``DiskError``.
+    """
+
+    @property
+    def begin(self) -> Boundary:
+        """The entry before the first kept one; ``GENESIS`` for a log that was never cut at the front."""
+
+    @property
+    def last(self) -> EntryId:
+        """The last entry's id, or that of ``begin`` when the log holds none."""
+
+    @property
+    def last_chain_crc(self) -> int:
+        """The chain CRC that seeds the next entry."""
+
+    @property
+    def end_position(self) -> Position:
+        """Where the next byte goes (a tail blank may still be put there first)."""
+
+    @property
+    def flushed(self) -> FlushMark:
+        """How far the log is durable; its index never exceeds ``last``. Kept up to date by ``flush``."""
+
+    @property
+    def write_sequence(self) -> int:
+        """The number of changes so far; a change is durable when ``flushed.sequence`` has reached its number."""
+
+    @property
+    def committed_index(self) -> LogIndex:
+        """What ``set_committed`` said last; after a restart, what the checkpoint recorded (never beyond ``last``)."""
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether appends are refused for want of room at the moment."""
+
+    def term_at(self, index: LogIndex) -> Term:
+        """The term of an entry from ``begin.index`` to ``last.index``, both included.
+
+        Raises ``IndexOutOfRangeError`` or ``IndexBeforeBeginError`` outside.
+        """
+
+    def chain_crc_at(self, index: LogIndex) -> int:
+        """The chain CRC of an entry, over the same range and with the same errors as ``term_at``."""
+
+    def first_index_of_term(self, term: Term) -> LogIndex:
+        """The first kept index whose term is >= ``term``; ``last.index + 1`` if there is none. Terms never decrease."""
+
+    def append_as_leader(self, term: Term, bodies: Sequence[bytes], magic: Magic = Magic.NORMAL) -> AppendedBatch:
+        """Append a batch in order, all of it or (raising) nothing; computes both CRCs after running the hooks.
+
+        Raises ``InvalidRequestError`` for an empty batch, ``EntryTooLargeError``, ``DiskFullError`` (nothing written).
+        """
+
+    def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
+        """Append the run's entries from ``from_index`` on, which must be ``last.index + 1``; returns the new ``last``.
+
+        The bytes are copied as they are, so positions come out identical; a run that starts at the next segment makes
+        the log write its own tail blank first. Raises ``DiskError`` (nothing written, not poisoned) if the run does not
+        continue the log in index, term, chain CRC or position, and ``DiskFullError``.
+        """
+
+    def slice_run(self, first_index: LogIndex, max_bytes: int) -> LogIndex:
+        """The last index of the longest run from ``first_index`` in one segment within ``max_bytes``; at least itself."""
+
+    def truncate(self, from_index: LogIndex) -> None:
+        """Drop entries from ``from_index`` on and wipe the first dropped header, so that they never come back.
+
+        No effect when ``from_index`` > last. Raises ``InvariantError`` when it is <= ``committed_index`` or <= begin.
+        """
+
+    def reset(self, begin: Boundary) -> None:
+        """Drop everything and start an empty log after ``begin`` (a follower whose leader no longer has what it lacks)."""
+
+    def set_committed(self, index: LogIndex) -> None:
+        """Note the commit index for readers and for the next checkpoint. Never decreases; never beyond ``last``."""
+
+    # Below: safe without the node's lock, from any thread.
+
+    def check_run(self, run: EntryRun) -> CheckedRun:
+        """Verify a received run by itself: headers, contiguous indexes, terms that never decrease, both CRCs, no rest.
+
+        Raises ``InvalidRequestError`` naming the first entry that is wrong.
+        """
+
+    def flush(self) -> FlushMark:
+        """Make everything written so far durable (one fdatasync per touched segment) and return the new mark.
+
+        Raises ``DiskError`` once and for ever after a failure: it is never retried.
+        """
+
+    def read_run(self, first_index: LogIndex, last_index: LogIndex) -> EntryRun:
+        """The raw bytes of a range that ``slice_run`` gave. Raises the errors of ``term_at`` if it is gone by now."""
+
+    def read(self, index: LogIndex) -> Entry:
+        """One entry, both CRCs verified. Raises the errors of ``term_at`` and ``CorruptLogError``."""
+
+    def read_range(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        """Entries from ``first_index`` to at most ``last_index``: at least one, then as many as fit ``max_bytes``."""
+
+    def read_at(self, position: Position) -> Entry:
+        """The entry whose record starts at ``position``. Raises ``IndexOutOfRangeError`` if none does."""
+
+    def close(self) -> None:
+        """Flush, record a clean stop and release the directory. Idempotent."""
+
+
+class HardStateStore(Protocol):
+    """Where term and vote survive; a failed save poisons the node (it must not speak)."""
+
+    def load(self) -> HardState:
+        """The saved state, or the initial one in a new directory. Raises ``CorruptLogError`` if it is unreadable."""
+
+    def save(self, state: HardState) -> None:
+        """Return only when ``state`` is durable. Raises ``DiskError``."""
+
+
+class Random(Protocol):
+    """The one kind of randomness the core uses."""
+
+    def randrange(self, start: int, stop: int, /) -> int:
+        """A whole number in ``[start, stop)``."""

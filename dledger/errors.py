@@ -1,0 +1,243 @@
+"""Every error a caller can meet, one class per different reaction.
+
+``code`` is DLedger's response code (kept for people who know it); ``outcome`` says whether the request may have taken
+effect: ``"not_applied"`` is safe to repeat, ``"unknown"`` may have been or may still be applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from dledger.types import NodeId
+
+Outcome = Literal["not_applied", "unknown"]
+
+
+class ResponseCode(IntEnum):
+    """DLedger's response codes, as its Java clients know them; an unknown number reads as ``UNKNOWN``."""
+
+    UNKNOWN = -1
+    SUCCESS = 200
+    TIMEOUT = 300
+    METADATA_ERROR = 301
+    NETWORK_ERROR = 302
+    UNSUPPORTED = 303
+    UNKNOWN_GROUP = 400
+    UNKNOWN_MEMBER = 401
+    UNEXPECTED_MEMBER = 402
+    EXPIRED_TERM = 403
+    NOT_LEADER = 404
+    NOT_FOLLOWER = 405
+    INCONSISTENT_STATE = 406
+    INCONSISTENT_TERM = 407
+    INCONSISTENT_INDEX = 408
+    INCONSISTENT_LEADER = 409
+    INDEX_OUT_OF_RANGE = 410
+    UNEXPECTED_ARGUMENT = 411
+    REPEATED_REQUEST = 412
+    REPEATED_PUSH = 413
+    DISK_ERROR = 414
+    DISK_FULL = 415
+    TERM_NOT_READY = 416
+    FALL_BEHIND_TOO_MUCH = 417
+    TAKE_LEADERSHIP_FAILED = 418
+    INDEX_LESS_THAN_LOCAL_BEGIN = 419
+    REQUEST_WITH_EMPTY_BODYS = 420
+    PUSH_REQUEST_IS_FULL = 421
+    NEWER_INSTALL_SNAPSHOT_REQUEST_EXIST = 422
+    INTERNAL_ERROR = 500
+    TERM_CHANGED = 501
+    WAIT_QUORUM_ACK_TIMEOUT = 502
+    LEADER_PENDING_FULL = 503
+    ILLEGAL_MEMBER_STATE = 504
+    LEADER_NOT_READY = 505
+    LEADER_TRANSFERRING = 506
+    LOAD_SNAPSHOT_ERROR = 507
+    INSTALL_SNAPSHOT_ERROR = 508
+
+    @classmethod
+    def _missing_(cls, value: object) -> ResponseCode:
+        return cls.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderHint:
+    """Who leads, as far as the answering node knows; ``address`` is its client address or empty."""
+
+    node_id: NodeId
+    address: str = ""
+
+
+class DLedgerError(Exception):
+    """The base of every error of this project."""
+
+    code: ClassVar[ResponseCode] = ResponseCode.INTERNAL_ERROR
+    outcome: Outcome = "not_applied"
+
+    def __init__(self, message: str, *, leader: LeaderHint | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class InvariantError(DLedgerError):
+    """Raised when something that must always hold does not: a bug or memory damage. The node must stop."""
+
+    outcome: Outcome = "unknown"
+
+
+class ConfigError(DLedgerError):
+    """Raised when settings are unknown, inconsistent or missing; ``problems`` lists all of them."""
+
+    code = ResponseCode.UNEXPECTED_ARGUMENT
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class NotLeaderError(DLedgerError):
+    """Raised when a request that needs the leader reached another node; follow ``leader``."""
+
+    code = ResponseCode.NOT_LEADER
+
+
+class LeaderNotReadyError(DLedgerError):
+    """Raised when the leader has not yet committed an entry of its term; repeat shortly."""
+
+    code = ResponseCode.LEADER_NOT_READY
+
+
+class LeaderTransferringError(DLedgerError):
+    """Raised when the leader is handing over and takes no appends; repeat shortly."""
+
+    code = ResponseCode.LEADER_TRANSFERRING
+
+
+class PendingFullError(DLedgerError):
+    """Raised when too many entries or bytes wait for a quorum; slow down and repeat."""
+
+    code = ResponseCode.LEADER_PENDING_FULL
+
+
+class QuorumAckTimeoutError(DLedgerError):
+    """Raised when a quorum did not acknowledge in time; the entry may still be committed."""
+
+    code = ResponseCode.WAIT_QUORUM_ACK_TIMEOUT
+    outcome: Outcome = "unknown"
+
+
+class TermChangedError(DLedgerError):
+    """Raised when leadership was lost after the entry was written; it may or may not survive."""
+
+    code = ResponseCode.TERM_CHANGED
+    outcome: Outcome = "unknown"
+
+
+class DiskFullError(DLedgerError):
+    """Raised when there is no room for the entry; appends are taken again once space returns."""
+
+    code = ResponseCode.DISK_FULL
+
+
+class DiskError(DLedgerError):
+    """Raised when the store failed (a flush, a write, a wrong position); the node stops acknowledging."""
+
+    code = ResponseCode.DISK_ERROR
+    outcome: Outcome = "unknown"
+
+
+class CorruptLogError(DLedgerError):
+    """Raised when stored bytes do not check out: names the file, the offset in it and what to do."""
+
+    code = ResponseCode.DISK_ERROR
+    outcome: Outcome = "unknown"
+
+    def __init__(self, path: Path, offset: int, reason: str, advice: str) -> None:
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+        self.advice = advice
+        super().__init__(f"{path}: damaged at offset {offset}: {reason}. {advice}")
+
+
+class DirectoryLockedError(DLedgerError):
+    """Raised when another process has the store directory open."""
+
+    code = ResponseCode.DISK_ERROR
+
+
+class IdentityError(DLedgerError):
+    """Raised when a directory or a request belongs to another cluster, group or node."""
+
+    code = ResponseCode.UNKNOWN_GROUP
+
+
+class UnknownMemberError(DLedgerError):
+    """Raised when a named node is not a member of the group."""
+
+    code = ResponseCode.UNKNOWN_MEMBER
+
+
+class InvalidRequestError(DLedgerError):
+    """Raised when a request cannot be meant: an empty batch, a negative count, garbage bytes."""
+
+    code = ResponseCode.UNEXPECTED_ARGUMENT
+
+
+class EntryTooLargeError(InvalidRequestError):
+    """Raised when an entry is larger than the configured maximum."""
+
+
+class IndexOutOfRangeError(DLedgerError):
+    """Raised when an index is negative or beyond what may be read."""
+
+    code = ResponseCode.INDEX_OUT_OF_RANGE
+
+
+class IndexBeforeBeginError(DLedgerError):
+    """Raised when an index was already removed by retention; read from the log's begin index on."""
+
+    code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
+
+
+class TransferFailedError(DLedgerError):
+    """Raised when leadership was not handed over in time; the old leader goes on."""
+
+    code = ResponseCode.TAKE_LEADERSHIP_FAILED
+
+
+class FallBehindError(TransferFailedError):
+    """Raised when the transfer's target lags too far behind."""
+
+    code = ResponseCode.FALL_BEHIND_TOO_MUCH
+
+
+class ShutdownError(DLedgerError):
+    """Raised when the node is stopping; entries already written may still be committed by the others."""
+
+    code = ResponseCode.ILLEGAL_MEMBER_STATE
+    outcome: Outcome = "unknown"
+
+
+class UnavailableError(DLedgerError):
+    """Raised by the client when no node, or no leader, could be reached before the deadline."""
+
+    code = ResponseCode.NETWORK_ERROR
+
+
+class RequestTimeoutError(DLedgerError):
+    """Raised by the client when an answer did not arrive before the deadline; the request may have been applied."""
+
+    code = ResponseCode.TIMEOUT
+    outcome: Outcome = "unknown"
+
+
+def invariant(condition: bool, message: str, **values: object) -> None:
+    """Raise ``InvariantError`` with ``values`` unless ``condition`` holds; unlike ``assert`` it survives ``-O``."""
+    if not condition:
+        facts = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        raise InvariantError(f"{message} ({facts})" if facts else message)

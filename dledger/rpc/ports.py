@@ -1,0 +1,140 @@
+"""What the gRPC services need from the node, and what the node needs from a transport.
+
+``dledger.server`` implements ``Receiver`` and ``LogNode``; ``dledger.rpc`` implements ``Transport`` (gRPC, and an
+in-memory twin). Nothing here knows protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dledger.core.messages import Envelope
+from dledger.errors import DLedgerError, LeaderHint
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, Role, Term
+
+
+class Receiver(Protocol):
+    """Where a transport delivers what arrives. Called from the transport's own threads; must be thread-safe."""
+
+    def request(self, envelope: Envelope) -> Envelope:
+        """Answer a ``VoteRequest`` or ``HeartbeatRequest``; may wait for the hard state to be durable.
+
+        Raises ``IdentityError`` or ``UnknownMemberError`` for a message of another cluster, group or member.
+        """
+
+    def receive(self, envelope: Envelope) -> None:
+        """Take anything else: pushes, responses, ``TakeLeadership``. Never blocks; raises as ``request`` does."""
+
+    def connection_lost(self, peer: NodeId) -> None:
+        """The push stream towards ``peer`` broke: what was in flight on it is lost."""
+
+
+class Transport(Protocol):
+    """Carries envelopes between members. One per node."""
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to listen and to deliver."""
+
+    def send(self, envelope: Envelope) -> None:
+        """Queue a message, never block, never raise for a dead peer (it is dropped; the protocol repeats itself).
+
+        A ``VoteRequest``/``HeartbeatRequest``'s answer comes back through ``Receiver.receive``. A ``PushResponse`` goes
+        out on the stream that its target opened.
+        """
+
+    def close(self) -> None:
+        """Stop listening and sending; joins every thread it started. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member as another sees it; ``client_address`` is empty until it was heard from."""
+
+    node_id: NodeId
+    peer_address: str
+    client_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How far the leader has brought one follower. ``last_contact_ms`` is -1 before its first answer."""
+
+    node_id: NodeId
+    match_index: LogIndex
+    next_index: LogIndex
+    state: str
+    lag_entries: int
+    inflight: int
+    last_contact_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """Everything a node tells about itself (the ``Metadata`` RPC). ``peers`` is empty unless it leads."""
+
+    cluster_id: str
+    group: str
+    node_id: NodeId
+    role: Role
+    term: Term
+    leader: LeaderHint | None
+    members: tuple[MemberStatus, ...]
+    begin_index: LogIndex
+    end_index: LogIndex
+    committed_index: LogIndex
+    flushed_index: LogIndex
+    begin_position: Position
+    end_position: Position
+    flush_mode: str
+    disk_full: bool
+    voter: bool
+    pending_entries: int
+    peers: tuple[PeerStatus, ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEvent:
+    """A node's role, term or known leader changed."""
+
+    node_id: NodeId
+    role: Role
+    term: Term
+    leader: LeaderHint | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitEvent:
+    """The commit index as a node knows it moved forward."""
+
+    committed_index: LogIndex
+
+
+NodeEvent = RoleEvent | CommitEvent
+
+
+class LogNode(Protocol):
+    """The node as the client service sees it. Thread-safe; ``submit_*`` never block for a quorum or a disk.
+
+    Every ``done`` is called exactly once, possibly before ``submit_*`` returns, on any thread, and must not block.
+    """
+
+    def submit_append(self, bodies: Sequence[bytes], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
+        """Append a batch, all or nothing; done when a quorum has it (flushed, unless the node runs async flush)."""
+
+    def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
+        """Confirm leadership (ReadIndex) and give the index up to which a linearizable read must see."""
+
+    def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
+        """Hand leadership to ``target`` (None: the most caught-up member)."""
+
+    def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        """Stored entries, as ``Log.read_range``; the caller bounds ``last_index``. May wait for the disk."""
+
+    def status(self) -> NodeStatus:
+        """The present state."""
+
+    def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
+        """Call ``listener`` for every event from now on, in order, until the returned function is called."""

@@ -1,0 +1,176 @@
+"""The words everything else is written in: identifiers, roles and the entry itself.
+
+Nothing here does anything; the module imports nothing of the project. Indexes and terms are signed 64-bit integers on
+disk and on the wire; the first index is 0 and "none" is -1 (DLedger's convention, kept so that files stay readable).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from struct import Struct
+from typing import Final, NewType
+
+NodeId = NewType("NodeId", str)
+"""A member's name inside its group, for example ``n0``."""
+Term = NewType("Term", int)
+"""Raft's election epoch; 0 before the first election."""
+LogIndex = NewType("LogIndex", int)
+"""An entry's number in the log, counted from 0."""
+Position = NewType("Position", int)
+"""An absolute byte offset in the log; the same on every node for the same entry."""
+
+NO_INDEX: Final = LogIndex(-1)
+NO_TERM: Final = Term(-1)
+
+
+class Role(StrEnum):
+    """What a member is at this moment (Raft figure 4)."""
+
+    FOLLOWER = "FOLLOWER"
+    CANDIDATE = "CANDIDATE"
+    LEADER = "LEADER"
+
+
+class Magic(IntEnum):
+    """The first field of an entry record; any other value is not an entry."""
+
+    NORMAL = 1
+    NOOP = 2
+    CONFIG_CHANGE = 3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EntryId:
+    """Names one entry. Ordered as Raft's election restriction orders logs: by term, then by index (§5.4.1)."""
+
+    term: Term
+    index: LogIndex
+
+
+NO_ENTRY: Final = EntryId(NO_TERM, NO_INDEX)
+"""The entry before the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry as it is stored.
+
+    ``position`` is the record's first byte; ``body`` starts 48 bytes later. ``body_crc`` and ``chain_crc`` are unsigned
+    CRC32C values (see ``dledger.store.format``).
+    """
+
+    index: LogIndex
+    term: Term
+    position: Position
+    body: bytes
+    magic: Magic = Magic.NORMAL
+    channel: int = 0
+    body_crc: int = 0
+    chain_crc: int = 0
+
+    @property
+    def entry_id(self) -> EntryId:
+        """This entry's term and index."""
+        return EntryId(self.term, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What is known of the entry just before the first one that a log still holds.
+
+    An empty or complete log starts after ``GENESIS``. ``position`` is where the first kept entry starts (bytes);
+    ``chain_crc`` seeds that entry's chain.
+    """
+
+    index: LogIndex
+    term: Term
+    position: Position
+    chain_crc: int
+
+
+GENESIS: Final = Boundary(NO_INDEX, NO_TERM, Position(0), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedBatch:
+    """Where a leader's batch went: contiguous indexes and one start position per entry."""
+
+    term: Term
+    first_index: LogIndex
+    last_index: LogIndex
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRun:
+    """Contiguous raw log bytes holding whole entries, as one push carries them.
+
+    ``data`` starts with the record of ``first_index``, ends after the record of ``last_index``, lies in one segment and
+    holds no blank. ``previous`` and ``previous_chain_crc`` describe the entry before it (``NO_ENTRY`` and 0 at the start
+    of the log). ``position`` is the absolute offset of the first byte.
+    """
+
+    previous: EntryId
+    previous_chain_crc: int
+    first_index: LogIndex
+    last_index: LogIndex
+    position: Position
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """An ``EntryRun`` whose every header, ``bodyCrc`` and ``chainCrc`` was verified (``Log.check_run``).
+
+    ``index_units`` are the 32 byte index units of its entries, ready to be stored (absolute positions inside).
+    """
+
+    run: EntryRun
+    last: EntryId
+    last_chain_crc: int
+    index_units: bytes
+
+    def term_of(self, index: LogIndex) -> Term:
+        """The term of an entry of the run."""
+        return Term(_UNIT_TERM.unpack_from(self.index_units, (index - self.run.first_index) * 32 + 24)[0])
+
+    def offset_of(self, index: LogIndex) -> int:
+        """Where the entry's record starts in ``run.data``, in bytes."""
+        position: int = _UNIT_POSITION.unpack_from(self.index_units, (index - self.run.first_index) * 32 + 4)[0]
+        return position - self.run.position
+
+    def chain_crc_of(self, index: LogIndex) -> int:
+        """The chain CRC of an entry of the run."""
+        crc: int = _ENTRY_CHAIN_CRC.unpack_from(self.run.data, self.offset_of(index) + 36)[0]
+        return crc
+
+
+_UNIT_TERM: Final = Struct(">q")
+_UNIT_POSITION: Final = Struct(">q")
+_ENTRY_CHAIN_CRC: Final = Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class FlushMark:
+    """How far a store is durable: every entry ≤ ``index``, and every change counted by ``sequence``.
+
+    ``sequence`` numbers the store's changes (appends, truncations, resets) of this process; it makes "my truncation is
+    durable" something that can be waited for.
+    """
+
+    index: LogIndex
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What must be durable before a node speaks: its term, whom it voted for in it, and whether it may vote at all.
+
+    ``voter`` is False on a node whose disk is new: it neither votes nor campaigns until the group is bootstrapped with
+    it or it has caught up with a leader (design decision 11).
+    """
+
+    term: Term = Term(0)
+    vote: NodeId | None = None
+    voter: bool = False
