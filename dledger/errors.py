@@ -199,7 +199,7 @@ class EmptyBatchError(InvalidRequestError):
 
 
 class EarlierRequestFailedError(DLedgerError):
-    """Raised for an ordered append that came after a failed one of its stream; open a new stream and repeat in order."""
+    """Raised for an ordered append after a failed one of its stream; open a new stream and repeat in order."""
 
     code = ResponseCode.INCONSISTENT_STATE
 
