@@ -239,7 +239,7 @@ def _file_layer(file: Path | None, problems: list[str]) -> list[_Given]:
 
 _SERVICE_LINK = re.compile(r"(.*_)?SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?")
 """What Kubernetes puts into every container for a service called ``dledger…``; not meant for us."""
-_OTHERS_VARIABLES = frozenset({"DLEDGER_BOOTSTRAP", "DLEDGER_CONFIG"})
+_OTHERS_VARIABLES = frozenset({"DLEDGER_BOOTSTRAP", "DLEDGER_CONFIG", "DLEDGER_LOG_LEVEL"})
 """Read by the command line before it asks for settings."""
 
 
