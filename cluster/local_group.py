@@ -6,6 +6,7 @@ only its maker holds open. A detached group (``dledger demo --keep``) is left ru
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -255,6 +256,7 @@ class LocalGroup:
                 stdin=subprocess.DEVNULL if self._detached else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                env={name: text for name, text in os.environ.items() if not name.startswith(("COVERAGE_", "DLEDGER_"))},
                 start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
             )
         return offset
