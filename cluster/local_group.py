@@ -263,7 +263,9 @@ class LocalGroup:
 
     def _wait_ready(self, node: NodeId, offset: int) -> None:
         def ready_or_gone() -> bool:
-            return READY_WORDS in self.logs(node)[offset:] or not self.is_running(node)
+            with self.nodes[node].log_file.open("rb") as log:
+                log.seek(offset)
+                return READY_WORDS.encode() in log.read() or not self.is_running(node)
 
         try:
             wait_until(ready_or_gone, START_TIMEOUT_S, f"{node} is not ready")
