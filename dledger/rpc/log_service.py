@@ -45,7 +45,7 @@ class TooManyStreamsError(Exception):
 
 
 class LogService:
-    """The handlers. Create it on the event loop's thread; ``close`` after the server has stopped."""
+    """The handlers. Create and ``close`` it on the event loop's thread, the latter after the server has stopped."""
 
     def __init__(self, config: ServerConfig, node: LogNode) -> None:
         self._config = config
@@ -57,8 +57,12 @@ class LogService:
         self._streams = 0
 
     def close(self) -> None:
-        """Stop listening to the node and join the read threads."""
+        """Stop listening to the node."""
         self._hub.close()
+        self._readers.shutdown(wait=False)
+
+    def join(self) -> None:
+        """Wait for the read threads; not on the loop, which they may need to finish."""
         self._readers.shutdown(wait=True)
 
     def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
