@@ -12,7 +12,7 @@ import pytest
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
-REGRESSIONS: tuple[int, ...] = ()
+REGRESSIONS = (39,)
 """Seeds that found a bug once."""
 
 
