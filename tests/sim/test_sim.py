@@ -12,12 +12,12 @@ import pytest
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
-REGRESSIONS = (39,)
+REGRESSIONS = (39, 187)
 """Seeds that found a bug once."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(9))
+@pytest.mark.parametrize("block", range(10))
 def test_sim_random_seeds_keep_every_promise(block: int) -> None:
     """Raft's safety properties hold after every event, and a healed group makes progress within 10 s."""
     for seed in range(block * 20, block * 20 + 20):
