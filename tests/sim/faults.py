@@ -174,10 +174,12 @@ class Nemesis:
             return False
         node = self._random.choice(running)
         limit = min(node.log.committed_index, node.log.flushed.index)
-        if limit <= node.log.begin.index:
+        if limit <= node.log.begin.index + 1:
             return False
         share = self._random.choice((0.5, 1.0, 1.0))
-        node.log.expire(LogIndex(limit - int(self._random.random() * (1 - share) * (limit - node.log.begin.index))))
+        node.log.drop_before(
+            LogIndex(limit - int(self._random.random() * (1 - share) * (limit - node.log.begin.index)))
+        )
         return True
 
     def _wipe(self) -> bool:
