@@ -282,6 +282,9 @@ class SimNode:
                     waiting.clear()
                     self.core.connection_lost(target)
                     break
+                if self.core.state.term != message.term:
+                    self._simulation.hits["overtaken"] += 1
+                    continue  # by now the bytes may be another leader's
                 message = PushAppend(message.term, message.epoch, message.commit_index, run)
             self._simulation.network.send(self.name, target, message)
         self._settle()
