@@ -28,7 +28,6 @@ from tests.support.cluster import N0, FixedTimeouts, fill, make_config
 from tests.support.fake_log import FakeLog
 
 
-
 class Solo:
     """Member n0 of a group of ``size``; its log holds one flushed entry per number in ``terms``."""
 
@@ -59,6 +58,8 @@ class Solo:
         self.state = self.node.state
         self.role_changes: list[RoleChange] = []
         self.woken = Wake.NONE
+        self.epochs: dict[NodeId, int] = {}
+        """The epoch of the last push to each peer."""
 
     # -- effects -------------------------------------------------------------------------------------------------
 
@@ -69,6 +70,8 @@ class Solo:
             completion()
         self.role_changes += outbox.role_changes
         self.woken = outbox.wake
+        for target, message in outbox.messages:
+            self.epochs[target] = getattr(message, "epoch", self.epochs.get(target, 0))
         return outbox.messages
 
     def sent(self, *kinds: type) -> list[Message]:
@@ -196,7 +199,7 @@ class Solo:
             peer,
             PushResponse(
                 term=self.state.term if term is None else Term(term),
-                epoch=self.epoch(peer) if epoch is None else epoch,
+                epoch=self.epochs.get(peer, 0) if epoch is None else epoch,
                 kind=kind,
                 code=code,
                 verified_index=LogIndex(verified),
@@ -207,10 +210,6 @@ class Solo:
             ),
             self.now_ms,
         )
-
-    def epoch(self, peer: NodeId) -> int:
-        """The dispatcher's present attempt."""
-        return self.node.dispatchers[peer].epoch
 
     def streaming(self, peer: NodeId, match: int | None = None) -> None:
         """Bring a dispatcher to APPEND with the peer matching up to ``match`` (default: the whole log)."""
