@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dledger.core.messages import PushAppend
-from dledger.types import HardState, Role
+from dledger.core.messages import PushAppend, PushCommit
+from dledger.types import HardState, LogIndex, Role, Term
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster
 from tests.support.solo import Solo, Source
 
@@ -140,3 +140,36 @@ def test_appends_are_acknowledged_by_a_new_process_after_a_wipe() -> None:
 
     assert cluster.same_logs()
     assert cluster[N1].saved.voter
+
+
+def test_a_wiped_member_votes_only_after_holding_all_its_leader_had_committed() -> None:
+    """The leader's commit index decides, not the part of it that was received so far.
+
+    n1 acknowledged entries 0 to 4, lost its disk, and has now durably received 0 to 1 again together with the news that
+    4 is committed. A vote of n1 could still elect a member that lacks 2 to 4.
+    """
+    solo = Solo(hard_state=HardState())
+    source = Source(1, 1, 1, 1, 1, 1)
+    solo.push(N1, source.compare(-1))
+
+    solo.push(N1, source.append(0, 1, commit=4))
+    early = solo.state.hard_state.voter
+    solo.push(N1, source.append(2, 4, commit=4))
+
+    assert solo.state.commit_index == 4
+    assert not early
+    assert solo.state.hard_state.voter
+
+
+def test_a_new_disk_ignores_commit_news_below_its_begin() -> None:
+    """A commit index from before the log's begin says nothing; it must not stop the node."""
+    solo = Solo(hard_state=HardState())
+    source = Source(1, 1, 1, 1)
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, 2, commit=-1))
+    solo.state.advance_commit(LogIndex(2))
+    solo.log.expire(LogIndex(1))
+
+    solo.push(N1, PushCommit(Term(1), source.epoch, LogIndex(0)))
+
+    assert not solo.state.hard_state.voter
