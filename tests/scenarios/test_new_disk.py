@@ -173,3 +173,17 @@ def test_a_new_disk_ignores_commit_news_below_its_begin() -> None:
     solo.push(N1, PushCommit(Term(1), source.epoch, LogIndex(0)))
 
     assert not solo.state.hard_state.voter
+
+
+def test_a_member_that_caught_up_has_voted_for_its_leader_in_that_term() -> None:
+    """Its earlier self may have voted in the present term, so it must not vote again in it (one vote per term)."""
+    solo = Solo(hard_state=HardState())
+    source = Source(1, 1)
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, commit=0))
+    assert solo.state.hard_state.voter
+
+    restarted = Solo(hard_state=solo.state.hard_state, log=solo.log, boot_id=2)
+
+    assert not restarted.ask_vote(N2, 1, solo.log.last).granted
+    assert restarted.state.hard_state.vote == N1
