@@ -149,10 +149,13 @@ class LeaderElector:
     def _bootstrap_if_all_new(self) -> None:
         """A new disk may vote once a quorum's logs, its own among them, are empty: nothing was ever committed.
 
-        A member whose disk was wiped meets peers that hold entries, so it stays silent until it has caught up.
+        A member whose disk was wiped meets peers that hold entries, so it stays silent until it has caught up. Where a
+        leader is known the group is not new: the leader's log decides, however many others are empty.
         """
         state = self._state
-        if not state.hard_state.voter and state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
+        if state.hard_state.voter or state.leader_id is not None:
+            return
+        if state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
             state.allow_voting()
 
     # -- votes ---------------------------------------------------------------------------------------------------

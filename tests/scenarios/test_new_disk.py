@@ -187,3 +187,13 @@ def test_a_member_that_caught_up_has_voted_for_its_leader_in_that_term() -> None
 
     assert not restarted.ask_vote(N2, 1, solo.log.last).granted
     assert restarted.state.hard_state.vote == N1
+
+
+def test_a_new_disk_that_hears_a_leader_does_not_bootstrap() -> None:
+    """A leader has a no-op, so the group is not new: the leader's log decides, not the number of empty ones."""
+    solo = Solo(hard_state=HardState())
+    solo.hear(N1, 3)
+
+    solo.ask_vote(N2, 4, pre_vote=True, fresh=True)
+
+    assert not solo.state.hard_state.voter
