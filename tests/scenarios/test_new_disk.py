@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.messages import PushAppend, PushCommit
+from dledger.core.messages import PushAppend, PushCommit, PushKind
 from dledger.types import HardState, LogIndex, Role, Term
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster
 from tests.support.solo import Solo, Source
@@ -197,3 +197,22 @@ def test_a_new_disk_that_hears_a_leader_does_not_bootstrap() -> None:
     solo.ask_vote(N2, 4, pre_vote=True, fresh=True)
 
     assert not solo.state.hard_state.voter
+
+
+def test_a_late_answer_of_a_wiped_process_counts_for_nothing() -> None:
+    """Answers of the process before the wipe must not raise the watermark once the new process was heard.
+
+    The leader hears the new process (boot 8), then two late answers of the old one (boot 7): the first looks like
+    another restart, and the second must not pass for that process's own.
+    """
+    solo = Solo()
+    solo.lead()
+    solo.streaming(N1)
+    epoch = solo.epochs[N1]
+    assert solo.leader_role.match[N1] == 0
+
+    solo.respond(N1, PushKind.APPEND, verified=-1, epoch=epoch, boot_id=8)
+    solo.respond(N1, PushKind.APPEND, verified=0, epoch=epoch, boot_id=7)
+    solo.respond(N1, PushKind.APPEND, verified=0, epoch=epoch, boot_id=7)
+
+    assert solo.leader_role.match[N1] == -1

@@ -61,6 +61,8 @@ class EntryDispatcher:
         self._term = NO_TERM
         self._epoch = 0
         self._boot_id: int | None = None
+        self._boot_epoch = 0
+        """The first attempt that only the follower's present process can have seen."""
         self._in_flight: deque[_InFlight] = deque()
         self._answer_due_ms: int | None = None
         """While a COMPARE, TRUNCATE or INSTALL is under way: when to give it up."""
@@ -96,6 +98,7 @@ class EntryDispatcher:
     def _begin_term(self, now_ms: int) -> None:
         self._term = self._state.term
         self._boot_id = None
+        self._boot_epoch = 0
         self._commit_sent = NO_INDEX
         self._pause_until_ms = now_ms
         self.next_index = LogIndex(self._state.log.last.index + 1)
@@ -200,15 +203,20 @@ class EntryDispatcher:
         state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
-        """A restarted follower may have lost what its earlier process had acknowledged: forget its watermark."""
+        """A restarted follower may have lost what its earlier process had acknowledged: forget its watermark.
+
+        Late answers of the earlier process may still come, even after those of the present one; they repeat attempts
+        from before the change was noticed and are ignored.
+        """
         if self._boot_id is None:
             self._boot_id = response.boot_id
         elif self._boot_id != response.boot_id:
             leader.match[self.peer] = NO_INDEX
             self._boot_id = response.boot_id
             self._restart()
+            self._boot_epoch = self._epoch
             return False
-        return True
+        return response.epoch >= self._boot_epoch
 
     def _raise_watermark(self, leader: Leader, response: PushResponse) -> None:
         flushed = response.flushed_index
