@@ -69,6 +69,8 @@ class EntryDispatcher:
         self._pause_until_ms = 0
         self._commit_sent = NO_INDEX
         self._commit_due_ms: int | None = None
+        self._commit_answer_due_ms: int | None = None
+        """While a COMMIT is under way: when to take it for lost."""
 
     @property
     def in_flight(self) -> int:
@@ -99,7 +101,6 @@ class EntryDispatcher:
         self._term = self._state.term
         self._boot_id = None
         self._boot_epoch = 0
-        self._commit_sent = NO_INDEX
         self._pause_until_ms = now_ms
         self.next_index = LogIndex(self._state.log.last.index + 1)
         self._restart()
@@ -110,6 +111,8 @@ class EntryDispatcher:
         self.state = DispatcherState.COMPARE
         self._in_flight.clear()
         self._answer_due_ms = None
+        self._commit_sent = NO_INDEX
+        self._commit_answer_due_ms = None
         if pause_until_ms is not None:
             self._pause_until_ms = pause_until_ms
         self._state.outbox.wake |= Wake.DISPATCHERS
@@ -151,6 +154,7 @@ class EntryDispatcher:
             run_last = log.slice_run(self.next_index, self._config.push_bytes_max)
             self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last))
             self._commit_sent = self._state.commit_index
+            self._commit_answer_due_ms = None
             self._in_flight.append(_InFlight(run_last, now_ms + self._config.push_timeout_ms))
             self.next_index = LogIndex(run_last + 1)
         commit_due = self._push_commit(now_ms)
@@ -159,6 +163,11 @@ class EntryDispatcher:
 
     def _push_commit(self, now_ms: int) -> int | None:
         """Tell an idle follower the commit index, after giving the next append a chance to carry it."""
+        if self._commit_answer_due_ms is not None:
+            if now_ms < self._commit_answer_due_ms:
+                return self._commit_answer_due_ms
+            self._commit_answer_due_ms = None
+            self._commit_sent = NO_INDEX
         if self._commit_sent >= self._state.commit_index:
             self._commit_due_ms = None
             return None
@@ -168,8 +177,9 @@ class EntryDispatcher:
             return self._commit_due_ms
         self._commit_sent = self._state.commit_index
         self._commit_due_ms = None
+        self._commit_answer_due_ms = now_ms + self._config.push_timeout_ms
         self._send(PushCommit(self._term, self._epoch, self._commit_sent))
-        return None
+        return self._commit_answer_due_ms
 
     def _send(self, message: Message) -> None:
         self._state.outbox.messages.append((self.peer, message))
@@ -241,6 +251,8 @@ class EntryDispatcher:
             case (DispatcherState.APPEND, PushKind.APPEND):
                 while self._in_flight and self._in_flight[0].last_index <= response.verified_index:
                     self._in_flight.popleft()
+            case (DispatcherState.APPEND, PushKind.COMMIT):
+                self._commit_answer_due_ms = None
             case _:
                 pass
 

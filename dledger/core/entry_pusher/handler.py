@@ -102,6 +102,7 @@ class EntryHandler:
                 self._append(push)
             case PushCommit(commit_index=commit_index):
                 self._commit(commit_index)
+                self._answer(push.epoch, PushKind.COMMIT, ResponseCode.SUCCESS)
             case PushInstall():
                 self._install(push)
 

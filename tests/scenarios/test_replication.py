@@ -1,0 +1,76 @@
+"""Replication between real members: what is lost, late, repeated or refused never stops it and never harms it."""
+
+from __future__ import annotations
+
+from dledger.core.messages import PushAppend, PushCommit
+from tests.support.cluster import N0, N1, N2, Cluster
+
+
+def test_commit_reaches_an_idle_follower() -> None:
+    """Without further appends a follower still learns the commit index (DLedger AppendAndPushTest)."""
+    cluster = Cluster(3)
+    cluster.elect()
+
+    cluster.append(N0, b"a")
+    cluster.advance(20)
+
+    assert [cluster.commit(one) for one in cluster.ids] == [1, 1, 1]
+
+
+def test_commit_reaches_a_restarted_follower_without_further_appends() -> None:
+    """A follower whose checkpoint is behind learns the commit index from an idle leader."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster[N1].log.flush()
+    cluster.hold(PushCommit, target=N1)
+    cluster.append(N0, b"a")
+    cluster.held.clear()
+    cluster.holds.clear()
+
+    cluster.restart(N1)
+    cluster.advance(2000)
+
+    assert cluster.commit(N1) == 1
+
+
+def test_a_lost_commit_message_is_repeated() -> None:
+    """A PushCommit that vanishes without a broken stream is sent again (reliability trap 32)."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.drop(PushCommit, target=N2)
+    cluster.append(N0, b"a")
+    cluster.advance(50)
+    assert cluster.commit(N2) == 0
+
+    cluster.heal()
+    cluster.advance(2000)
+
+    assert cluster.commit(N2) == 1
+
+
+def test_commit_messages_are_not_repeated_without_need() -> None:
+    """An idle leader whose followers know the commit index pushes nothing."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.append(N0, b"a")
+    cluster.advance(50)
+    cluster.delivered.clear()
+
+    cluster.advance(10_000)
+
+    assert not [sent for sent in cluster.delivered if isinstance(sent.message, PushCommit | PushAppend)]
+
+
+def test_commit_messages_follow_each_other_while_one_is_unanswered() -> None:
+    """A commit that moves while an earlier message of it is on its way is told once that is answered."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.hold(PushCommit, target=N1)
+    for body in (b"a", b"b"):
+        cluster.append(N0, body)
+        cluster.advance(20)
+
+    cluster.release()
+    cluster.advance(20)
+
+    assert cluster.commit(N1) == 2
