@@ -428,6 +428,17 @@ class Cluster:
         self.act(node_id)
         return outcome
 
+    def deliver_election(self, node_id: NodeId, voters: Iterable[NodeId]) -> None:
+        """Make ``node_id`` campaign and ``voters`` elect it, however well they still hear another leader."""
+        state = self[node_id].node.state
+        state.become_candidate(self.now_ms, pre_vote=False)
+        request = VoteRequest(state.term, state.log.last, transfer=True)
+        self._collect(self[node_id])
+        for voter in voters:
+            self.deliver(Sent(node_id, voter, request))
+        self.settle()
+        assert self.role(node_id) is Role.LEADER
+
     def take_leadership(self, node_id: NodeId) -> None:
         """Make a follower campaign at once, as its leader's hand-over would."""
         state = self[node_id].node.state
