@@ -241,10 +241,14 @@ class LeaderElector:
     # -- heartbeats ----------------------------------------------------------------------------------------------
 
     def on_heartbeat_request(self, sender: NodeId, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
-        """Follow the leader of a current or later term; an older one learns the current term from the answer."""
+        """Follow the leader of a current or later term; an older one learns the current term from the answer.
+
+        Only the present leader's round is repeated: an earlier process of it counted its rounds from 0, too.
+        """
         state = self._state
-        state.follow(sender, request.term, now_ms)
-        return HeartbeatResponse(state.term, request.read_sequence, state.log.disk_full, self.client_address)
+        follows = state.follow(sender, request.term, now_ms)
+        read_sequence = request.read_sequence if follows else 0
+        return HeartbeatResponse(state.term, read_sequence, state.log.disk_full, self.client_address)
 
     def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
         """Note the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""

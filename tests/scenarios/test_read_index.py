@@ -141,3 +141,15 @@ def _commit_noop(solo: Solo) -> None:
     solo.streaming(N1)
     solo.settle_quorum()
     assert solo.state.commit_index == 0
+
+
+def test_an_answer_to_another_terms_heartbeat_confirms_no_read() -> None:
+    """A follower of term 2 does not repeat the round number of a heartbeat that was sent in term 1.
+
+    The member that sent it may lead term 2 again, in a new process whose rounds count from 0.
+    """
+    solo = Solo()
+    solo.hear(N1, 2)
+
+    assert solo.hear(N1, 2, read_sequence=3).read_sequence == 3
+    assert solo.hear(N1, 1, read_sequence=50).read_sequence == 0
