@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.core.member_state import Leader
 from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, PushResponse
 from dledger.errors import NotLeaderError, PendingFullError, QuorumAckTimeoutError
+from dledger.types import Term
 from tests.support.cluster import N0, N1, N2, Cluster, Outcome
 from tests.support.solo import Solo
 
@@ -153,3 +155,22 @@ def test_an_answer_to_another_terms_heartbeat_confirms_no_read() -> None:
 
     assert solo.hear(N1, 2, read_sequence=3).read_sequence == 3
     assert solo.hear(N1, 1, read_sequence=50).read_sequence == 0
+
+
+def test_a_read_of_a_new_term_survives_the_failure_of_older_ones() -> None:
+    """Losing leadership and winning it again fails the reads of the lost term only."""
+    solo = Solo()
+    solo.lead()
+    old, new = Outcome[object](), Outcome[object]()
+    solo.node.read_index(solo.now_ms, old)
+    solo.node.receive(N1, HeartbeatResponse(Term(2)), solo.now_ms)
+    state = solo.state
+    state.become_candidate(solo.now_ms, pre_vote=False)
+    solo.vote(N1)
+    assert isinstance(state.role, Leader)
+    solo.node.read_index(solo.now_ms, new)
+
+    solo.tick()
+
+    assert isinstance(old.error, NotLeaderError)
+    assert new.pending
