@@ -7,7 +7,7 @@ one instant fails the test, too. Nothing here uses threads, sockets or real time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -132,7 +132,15 @@ class Host:
 class Cluster:
     """``size`` members; everything is deterministic. ``Cluster(3)`` elects n0 first, because it times out first."""
 
-    def __init__(self, size: int, *, start: bool = True, voters: bool = True, **changes: object) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        start: bool = True,
+        voters: bool = True,
+        logs: Mapping[NodeId, FakeLog] | None = None,
+        **changes: object,
+    ) -> None:
         self.now_ms = 0
         self.size = size
         self.changes = changes
@@ -149,6 +157,9 @@ class Cluster:
             one: Host(one, FakeLog(), HardState(voter=voters), FixedTimeouts(100 * number))
             for number, one in enumerate(self.ids)
         }
+        for one, log in (logs or {}).items():
+            self[one].log = log
+            self[one].saved = HardState(max(log.last.term, Term(0)), voter=voters)
         if start:
             for one in self.ids:
                 self.start(one)
@@ -459,7 +470,16 @@ def fill(log: FakeLog, *terms: int, committed: int = -1) -> None:
     """Append one entry per term (its body names index and term) and flush; optionally note a commit index."""
     for term in terms:
         log.append_as_leader(Term(term), [b"%d@%d" % (log.last.index + 1, term)])
-    log.flush()
     if committed >= 0:
         log.set_committed(LogIndex(committed))
+    log.flush()
+
+
+def made_log(*terms: int, committed: int = -1, begin: int = -1) -> FakeLog:
+    """A log of one entry per term, whose entries up to ``begin`` have expired."""
+    log = FakeLog()
+    fill(log, *terms, committed=committed)
+    if begin >= 0:
+        log.expire(LogIndex(begin))
         log.flush()
+    return log
