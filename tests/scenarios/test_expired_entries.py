@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.messages import PushInstall, PushKind
+from dledger.core.messages import PushCompare, PushInstall, PushKind
 from dledger.errors import ResponseCode
 from dledger.types import EntryId, LogIndex, Position, Term
 from tests.support.cluster import N0, N1, N2, Cluster, made_log
@@ -142,3 +142,32 @@ def test_a_leader_whose_begin_passes_the_next_entry_installs() -> None:
 
     assert isinstance(message, PushInstall)
     assert message.before_begin.index == 2
+
+
+def test_install_below_the_followers_own_begin_changes_nothing() -> None:
+    """Two logs may have expired to different points; what the follower lacks at the leader's begin was committed."""
+    solo = Solo(terms=(1, 1, 1, 1), committed=3)
+    solo.log.expire(LogIndex(2))
+    source = Source(2, 1, 1, 1, 1)
+    source.log.expire(LogIndex(0))
+
+    (answer,) = solo.push(N1, _install(source))
+
+    assert answer.code is ResponseCode.SUCCESS
+    assert answer.verified_index == 3
+    assert solo.log.last.index == 3
+
+
+def test_a_refusal_without_watermarks_does_not_send_the_dispatcher_to_the_start() -> None:
+    """A full queue says nothing about the follower's log: go on after what is known to be durable there."""
+    solo = Solo(terms=(1, 1, 1))
+    solo.lead()
+    solo.streaming(N1)
+    solo.log.append_as_leader(solo.state.term, [b"x"])
+    solo.dispatch(N1)
+
+    solo.respond(N1, PushKind.APPEND, ResponseCode.PUSH_REQUEST_IS_FULL)
+    (message,) = solo.dispatch(N1, ms=100)
+
+    assert isinstance(message, PushCompare)
+    assert message.previous.index == 3

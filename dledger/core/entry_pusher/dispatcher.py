@@ -209,7 +209,7 @@ class EntryDispatcher:
         if response.code is ResponseCode.SUCCESS:
             self._on_success(response)
         else:
-            self._on_refusal(response, now_ms)
+            self._on_refusal(leader, response, now_ms)
         state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
@@ -275,7 +275,7 @@ class EntryDispatcher:
         self._answer_due_ms = None
         self._in_flight.clear()
 
-    def _on_refusal(self, response: PushResponse, now_ms: int) -> None:
+    def _on_refusal(self, leader: Leader, response: PushResponse, now_ms: int) -> None:
         match response.code:
             case ResponseCode.INCONSISTENT_STATE if response.kind is PushKind.COMPARE:
                 self.next_index = self._agreement_guess(response)
@@ -287,7 +287,8 @@ class EntryDispatcher:
                 self.next_index = LogIndex(min(response.conflict.index, self._state.log.last.index) + 1)
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
             case _:
-                self.next_index = LogIndex(min(self.next_index, response.verified_index + 1))
+                held = max(response.verified_index, leader.match[self.peer])
+                self.next_index = LogIndex(min(self.next_index, held + 1))
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
     def _agreement_guess(self, response: PushResponse) -> LogIndex:

@@ -194,8 +194,8 @@ class EntryHandler:
         state = self._state
         log = state.log
         before = push.before_begin
-        held = log.begin.index <= before.index <= log.last.index and log.term_at(before.index) == before.term
-        if not held:
+        expired = before.index < log.begin.index
+        if not expired and not (before.index <= log.last.index and log.term_at(before.index) == before.term):
             self._require_uncommitted(before.index)
             log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
             state.advance_commit(before.index)
