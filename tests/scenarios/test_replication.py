@@ -73,3 +73,22 @@ def test_commit_messages_follow_each_other_while_one_is_unanswered() -> None:
     cluster.advance(20)
 
     assert cluster.commit(N1) == 2
+
+
+def test_a_full_disk_of_a_follower_is_probed_not_flooded() -> None:
+    """A follower without room gets one push per retry, not a window of them, and catches up once it has room."""
+    cluster = Cluster(3, push_bytes_max=1)
+    cluster.elect()
+    cluster[N2].log.disk_full = True
+    cluster.advance(200)
+    cluster.append(N0, *[b"%d" % number for number in range(40)])
+    cluster.advance(200)
+    cluster.delivered.clear()
+
+    cluster.advance(1000)
+    pushes = [sent for sent in cluster.delivered if isinstance(sent.message, PushAppend) and sent.target == N2]
+    cluster[N2].log.disk_full = False
+    cluster.advance(1000)
+
+    assert 1 <= len(pushes) <= 10
+    assert cluster.same_logs()

@@ -92,7 +92,9 @@ class EntryDispatcher:
         if now_ms < self._pause_until_ms:
             return self._pause_until_ms
         if self.state is DispatcherState.APPEND:
-            return self._append(now_ms)
+            # A follower without room gets one push per attempt, to learn when it has room again.
+            has_room = not state.role.disk_full[self.peer]
+            return self._append(now_ms, window=self._config.inflight_pushes_max if has_room else 1)
         if self._answer_due_ms is not None and now_ms < self._answer_due_ms:
             return self._answer_due_ms
         return self._compare(now_ms)
@@ -141,7 +143,7 @@ class EntryDispatcher:
         self._send(message)
         return self._answer_due_ms
 
-    def _append(self, now_ms: int) -> int | None:
+    def _append(self, now_ms: int, *, window: int) -> int | None:
         log = self._state.log
         if self._in_flight and self._in_flight[0].due_ms <= now_ms:
             self._restart()
@@ -150,7 +152,7 @@ class EntryDispatcher:
             self._restart()
             return self._compare(now_ms)
         last = log.last.index
-        while self.next_index <= last and len(self._in_flight) < self._config.inflight_pushes_max:
+        while self.next_index <= last and len(self._in_flight) < window:
             run_last = log.slice_run(self.next_index, self._config.push_bytes_max)
             self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last))
             self._commit_sent = self._state.commit_index
