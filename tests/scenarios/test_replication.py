@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dledger.core.messages import PushAppend, PushCommit
 from tests.support.cluster import N0, N1, N2, Cluster
+from tests.support.solo import Solo
 
 
 def test_commit_reaches_an_idle_follower() -> None:
@@ -92,3 +93,15 @@ def test_a_full_disk_of_a_follower_is_probed_not_flooded() -> None:
 
     assert 1 <= len(pushes) <= 10
     assert cluster.same_logs()
+
+
+def test_an_unreachable_peer_is_not_tried_in_a_busy_loop() -> None:
+    """A stream that breaks whenever something is sent on it is tried again after the retry interval."""
+    solo = Solo()
+    solo.lead()
+    tries = 0
+    for _ in range(100):
+        tries += len(solo.dispatch(N1, ms=10))
+        solo.node.connection_lost(N1)
+
+    assert 9 <= tries <= 11

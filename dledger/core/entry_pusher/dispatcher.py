@@ -67,6 +67,8 @@ class EntryDispatcher:
         self._answer_due_ms: int | None = None
         """While a COMPARE, TRUNCATE or INSTALL is under way: when to give it up."""
         self._pause_until_ms = 0
+        self._pause_wanted = False
+        """Whether the stream broke: the next step pauses before it tries again."""
         self._commit_sent = NO_INDEX
         self._commit_due_ms: int | None = None
         self._commit_answer_due_ms: int | None = None
@@ -89,6 +91,9 @@ class EntryDispatcher:
             return None
         if self._term != state.term:
             self._begin_term(now_ms)
+        if self._pause_wanted:
+            self._pause_wanted = False
+            self._pause_until_ms = now_ms + self._config.retry_interval_ms
         if now_ms < self._pause_until_ms:
             return self._pause_until_ms
         if self.state is DispatcherState.APPEND:
@@ -104,6 +109,7 @@ class EntryDispatcher:
         self._boot_id = None
         self._boot_epoch = 0
         self._pause_until_ms = now_ms
+        self._pause_wanted = False
         self.next_index = LogIndex(self._state.log.last.index + 1)
         self._restart()
 
@@ -189,9 +195,11 @@ class EntryDispatcher:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def on_connection_lost(self) -> None:
-        """The stream broke: whatever was in flight may be gone, so compare again."""
-        if self.state is not DispatcherState.IDLE:
-            self._restart(pause_until_ms=self._pause_until_ms)
+        """The stream broke: whatever was in flight may be gone, so compare again, after a pause."""
+        nothing_sent = self.state is DispatcherState.COMPARE and self._answer_due_ms is None
+        if self.state is not DispatcherState.IDLE and not nothing_sent:
+            self._pause_wanted = True
+            self._restart()
 
     def on_response(self, response: PushResponse, now_ms: int) -> None:
         """Take an answer of the follower, in whatever order and however late it comes."""
