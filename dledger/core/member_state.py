@@ -227,4 +227,4 @@ class MemberState:
         after = self._view()
         if after != before:
             self.outbox.role_changes.append(RoleChange(*after))
-            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK
+            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK | Wake.DISPATCHERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dledger.core.entry_pusher import DispatcherState
 from dledger.core.messages import PushAppend, PushCommit
 from tests.support.cluster import N0, N1, N2, Cluster
 from tests.support.solo import Solo
@@ -105,3 +106,14 @@ def test_an_unreachable_peer_is_not_tried_in_a_busy_loop() -> None:
         solo.node.connection_lost(N1)
 
     assert 9 <= tries <= 11
+
+
+def test_dispatchers_rest_when_leadership_ends() -> None:
+    """A deposed leader's dispatchers are woken, so that none of them keeps its window or shows a stale state."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.append(N0, b"a")
+
+    cluster.take_leadership(N1)
+
+    assert {one.state for one in cluster[N0].node.dispatchers.values()} == {DispatcherState.IDLE}
