@@ -77,7 +77,7 @@ class LeaderElector:
             case Leader() as leader:
                 return self._step_leader(leader, now_ms)
             case Follower(election_due_ms=due) | Candidate(election_due_ms=due):
-                if state.quorum == 1 or now_ms >= due:
+                if now_ms >= due:
                     self._seek_leadership(now_ms)
                     return self._role_due_ms()
                 return due

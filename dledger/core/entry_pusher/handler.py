@@ -150,8 +150,7 @@ class EntryHandler:
 
     def _append(self, push: CheckedAppend) -> None:
         checked = push.run
-        invariant(checked.last.term <= push.term, "no entry is newer than its leader", entry=checked.last)
-        if not self._continues_log(checked):
+        if checked.last.term > push.term or not self._continues_log(checked):
             self._answer(push.epoch, PushKind.APPEND, ResponseCode.INCONSISTENT_STATE)
             return
         log = self._state.log
