@@ -48,7 +48,7 @@ def test_an_installed_follower_can_be_installed_again() -> None:
     cluster.elect()
     for body, begin in ((b"a", 1), (b"b", 2)):
         cluster.isolate(N2)
-        cluster.append(N0, body, body)
+        cluster.append(N0, body, body, body)
         cluster.advance(20)
         cluster[N0].log.expire(LogIndex(2 * begin))
         cluster.heal()
@@ -63,7 +63,7 @@ def test_a_follower_that_expired_more_than_its_leader_is_compared_at_its_begin()
     logs = {
         N0: made_log(1, 1, 1, 1, committed=3),
         N1: made_log(1, 1, 1, 1, committed=3),
-        N2: made_log(1, 1, 1, committed=2, begin=2),
+        N2: made_log(1, 1, 1, committed=2, begin=1),
     }
     cluster = Cluster(3, logs=logs)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.config import MIB, ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.invariants import Seen, check
 from dledger.core.member_state import Leader
 from dledger.core.messages import (
@@ -28,7 +28,7 @@ from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import DLedgerError, LeaderHint
 from dledger.types import AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Term
-from tests.support.fake_log import FakeLog
+from tests.support.disk_log import DiskLog
 
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 STEPS_AT_ONE_INSTANT_MAX = 3000
@@ -108,7 +108,7 @@ class Host:
     """One member's machine: what survives a crash (``log``, ``saved``) and what does not (``node``)."""
 
     node_id: NodeId
-    log: FakeLog
+    log: DiskLog
     saved: HardState
     random: Random
     boots: int = 0
@@ -138,7 +138,7 @@ class Cluster:
         *,
         start: bool = True,
         voters: bool = True,
-        logs: Mapping[NodeId, FakeLog] | None = None,
+        logs: Mapping[NodeId, DiskLog] | None = None,
         **changes: object,
     ) -> None:
         self.now_ms = 0
@@ -154,7 +154,7 @@ class Cluster:
         self.committed: dict[LogIndex, tuple[Term, bytes]] = {}
         self.ids = tuple(NodeId(f"n{number}") for number in range(size))
         self.hosts = {
-            one: Host(one, FakeLog(), HardState(voter=voters), FixedTimeouts(100 * number))
+            one: Host(one, DiskLog(), HardState(voter=voters), FixedTimeouts(100 * number))
             for number, one in enumerate(self.ids)
         }
         for one, log in (logs or {}).items():
@@ -213,7 +213,7 @@ class Cluster:
     def wipe(self, node_id: NodeId) -> None:
         """Crash a member and give it an empty disk."""
         self.crash(node_id)
-        self[node_id].log = FakeLog()
+        self[node_id].log = DiskLog()
         self[node_id].saved = HardState()
 
     # -- the network ---------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ class Cluster:
     def bodies(self, node_id: NodeId) -> list[bytes]:
         """The bodies of a member's NORMAL entries."""
         log = self[node_id].log
-        entries = log.read_range(LogIndex(log.begin.index + 1), log.last.index, 0)
+        entries = log.read_range(LogIndex(log.begin.index + 1), log.last.index, MIB)
         return [entry.body for entry in entries if entry.magic is Magic.NORMAL]
 
     def same_logs(self) -> bool:
@@ -466,7 +466,7 @@ def _matches(sent: Sent, kinds: tuple[type, ...], sender: NodeId | None, target:
     )
 
 
-def fill(log: FakeLog, *terms: int, committed: int = -1) -> None:
+def fill(log: DiskLog, *terms: int, committed: int = -1) -> None:
     """Append one entry per term (its body names index and term) and flush; optionally note a commit index."""
     for term in terms:
         log.append_as_leader(Term(term), [b"%d@%d" % (log.last.index + 1, term)])
@@ -475,9 +475,9 @@ def fill(log: FakeLog, *terms: int, committed: int = -1) -> None:
     log.flush()
 
 
-def made_log(*terms: int, committed: int = -1, begin: int = -1) -> FakeLog:
+def made_log(*terms: int, committed: int = -1, begin: int = -1) -> DiskLog:
     """A log of one entry per term, whose entries up to ``begin`` have expired."""
-    log = FakeLog()
+    log = DiskLog()
     fill(log, *terms, committed=committed)
     if begin >= 0:
         log.expire(LogIndex(begin))

@@ -25,7 +25,7 @@ from dledger.core.ports import Random
 from dledger.errors import ResponseCode
 from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, NodeId, Role, Term
 from tests.support.cluster import N0, FixedTimeouts, fill, make_config
-from tests.support.fake_log import FakeLog
+from tests.support.disk_log import DiskLog
 
 
 class Solo:
@@ -39,11 +39,11 @@ class Solo:
         committed: int = -1,
         hard_state: HardState | None = None,
         random: Random | None = None,
-        log: FakeLog | None = None,
+        log: DiskLog | None = None,
         boot_id: int = 1,
         **changes: object,
     ) -> None:
-        self.log = log if log is not None else FakeLog()
+        self.log = log if log is not None else DiskLog()
         fill(self.log, *terms, committed=committed)
         self.now_ms = 0
         self.config = make_config(N0, size, **changes)
@@ -227,7 +227,7 @@ class Source:
 
     def __init__(self, term: int, *terms: int) -> None:
         self.term = Term(term)
-        self.log = FakeLog()
+        self.log = DiskLog()
         fill(self.log, *terms)
         self.epoch = 0
 
