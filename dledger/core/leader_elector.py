@@ -32,7 +32,7 @@ from dledger.errors import (
     TransferFailedError,
     UnknownMemberError,
 )
-from dledger.types import Magic, NodeId, Term
+from dledger.types import NO_INDEX, Magic, NodeId, Term
 
 TransferDone = Callable[[LeaderHint | DLedgerError], None]
 
@@ -299,7 +299,8 @@ class LeaderElector:
         lag = state.log.last.index - leader.match[target]
         if lag > state.election.transfer_max_lag_entries:
             return FallBehindError(f"{target} lags {lag} entries behind; wait until it has caught up")
-        if now_ms - leader.contact_ms[target] > state.election.election_timeout_ms_max:
+        silent = now_ms - leader.contact_ms[target] > state.election.election_timeout_ms_max
+        if silent or leader.match[target] == NO_INDEX:  # a new leader counts every member as just heard
             return TransferFailedError(f"{target} has not answered lately; is it running?")
         return None
 
