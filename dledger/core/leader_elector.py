@@ -278,7 +278,7 @@ class LeaderElector:
         elif target == state.node_id:
             self._finish_transfer(done, LeaderHint(state.node_id))
         else:
-            chosen = target if target is not None else self._most_caught_up(leader)
+            chosen = target if target is not None else self._most_caught_up(leader, now_ms)
             refusal = self._refuse_transfer(leader, chosen, now_ms)
             if refusal is not None or chosen is None:
                 self._finish_transfer(done, refusal or TransferFailedError("there is no other member to lead"))
@@ -304,8 +304,10 @@ class LeaderElector:
             return TransferFailedError(f"{target} has not answered lately; is it running?")
         return None
 
-    def _most_caught_up(self, leader: Leader) -> NodeId | None:
-        return max(self._state.peers, key=lambda peer: (leader.match[peer], leader.contact_ms[peer]), default=None)
+    def _most_caught_up(self, leader: Leader, now_ms: int) -> NodeId | None:
+        peers = self._state.peers
+        able = [peer for peer in peers if self._refuse_transfer(leader, peer, now_ms) is None]
+        return max(able or peers, key=lambda peer: (leader.match[peer], leader.contact_ms[peer]), default=None)
 
     def _hand_over_if_better(self, leader: Leader, now_ms: int) -> None:
         """Preferred leaders take over, and a leader whose disk is full makes room for one whose is not."""

@@ -295,3 +295,19 @@ def test_a_leader_with_a_full_disk_stays_when_all_others_are_full() -> None:
         cluster[one].log.disk_full = False
 
     assert cluster.append(N0, b"a").value
+
+
+def test_transfer_to_nobody_in_particular_passes_over_a_dead_member() -> None:
+    """The most caught-up member may be dead; a live one is asked then."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.drop(PushAppend, target=N1)
+    cluster.append(N0, b"a")
+    cluster.crash(N2)
+    cluster.advance(1500)
+    cluster.heal()
+
+    outcome = cluster.transfer(N0, None)
+    cluster.advance(1000)
+
+    assert outcome.value.node_id == N1
