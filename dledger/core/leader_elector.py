@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
@@ -33,6 +34,9 @@ from dledger.errors import (
     UnknownMemberError,
 )
 from dledger.types import NO_INDEX, Magic, NodeId, Term
+
+_PREFERENCE_PAUSE: Final = 10
+"""How many check intervals pass after a failed hand-over before one is started unasked again."""
 
 TransferDone = Callable[[LeaderHint | DLedgerError], None]
 
@@ -338,6 +342,7 @@ class LeaderElector:
             return None
         if now_ms >= transfer.due_ms:
             self._transfer = None
+            self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
             if isinstance(leader, Leader):
                 leader.transferring = False
             error = TransferFailedError(f"{transfer.target} did not take leadership in time; the group goes on")

@@ -311,3 +311,18 @@ def test_transfer_to_nobody_in_particular_passes_over_a_dead_member() -> None:
     cluster.advance(1000)
 
     assert outcome.value.node_id == N1
+
+
+def test_a_preferred_leader_that_never_takes_over_leaves_appends_most_of_the_time() -> None:
+    """8ac0960: hand-overs that fail again and again must not refuse appends half of the time."""
+    cluster = Cluster(3, preferred_leaders=(N2,))
+    cluster.elect()
+    cluster.drop(TakeLeadership)
+
+    refused = 0
+    for _ in range(300):
+        refused += isinstance(cluster.append(N0, b"x").results[0], LeaderTransferringError)
+        cluster.advance(100)
+
+    assert cluster.leader() == N0
+    assert refused <= 50
