@@ -121,6 +121,9 @@ class LeaderElector:
     def _seek_leadership(self, now_ms: int) -> None:
         """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
         state = self._state
+        if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
+            state.become_follower(state.term, None, now_ms)
+            return
         self._bootstrap_if_all_new()
         if not state.hard_state.voter:
             state.become_follower(state.term, None, now_ms)
@@ -300,6 +303,8 @@ class LeaderElector:
             return UnknownMemberError(f"{target!r} is not a member; members: {', '.join(state.peers)}")
         if self._transfer is not None:
             return LeaderTransferringError(f"leadership is being handed to {self._transfer.target} already")
+        if leader.disk_full[target]:
+            return TransferFailedError(f"{target} has no room left on its disk")
         lag = state.log.last.index - leader.match[target]
         if lag > state.election.transfer_max_lag_entries:
             return FallBehindError(f"{target} lags {lag} entries behind; wait until it has caught up")
@@ -317,11 +322,7 @@ class LeaderElector:
         """Preferred leaders take over, and a leader whose disk is full makes room for one whose is not."""
         state = self._state
         preferred = state.election.preferred_leaders
-        able = [
-            peer
-            for peer in state.peers
-            if not leader.disk_full[peer] and self._refuse_transfer(leader, peer, now_ms) is None
-        ]
+        able = [peer for peer in state.peers if self._refuse_transfer(leader, peer, now_ms) is None]
         if not state.log.disk_full:
             able = [peer for peer in able if peer in preferred and state.node_id not in preferred]
         if able:
@@ -360,7 +361,8 @@ class LeaderElector:
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        if message.term == state.term and follows and state.hard_state.voter:
+        able = state.hard_state.voter and not state.log.disk_full
+        if message.term == state.term and follows and able:
             self._campaign(now_ms, transfer=True)
 
     def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:

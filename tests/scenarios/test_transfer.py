@@ -326,3 +326,43 @@ def test_a_preferred_leader_that_never_takes_over_leaves_appends_most_of_the_tim
 
     assert cluster.leader() == N0
     assert refused <= 50
+
+
+def test_transfer_to_a_member_with_a_full_disk_is_refused() -> None:
+    """It could not write the no-op of its term, so the group would be left without a leader."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster[N1].log.disk_full = True
+    cluster.advance(200)
+
+    assert isinstance(cluster.transfer(N0, N1).error, TransferFailedError)
+    cluster.take_leadership(N1)
+
+    assert cluster.leader() == N0
+    assert cluster.term(N0) == 1
+
+
+def test_a_member_with_a_full_disk_does_not_campaign() -> None:
+    """It would win, fail to write its no-op and resign, term after term, and keep able members from leading."""
+    cluster = Cluster(3)
+    cluster[N0].log.disk_full = True
+
+    cluster.advance(5000)
+
+    assert cluster.leader() == N1
+    assert cluster.term(N1) == 1
+
+
+def test_a_group_of_one_leads_once_its_disk_has_room() -> None:
+    """A full disk at the start raises no terms."""
+    cluster = Cluster(1, start=False)
+    cluster[N0].log.disk_full = True
+    cluster.start(N0)
+
+    cluster.advance(5000)
+    assert cluster.leader() is None
+    assert cluster.term(N0) == 0
+    cluster[N0].log.disk_full = False
+    cluster.advance(1000)
+
+    assert cluster.leader() == N0
