@@ -218,9 +218,14 @@ class MemberState:
             self.save_hard_state(replace(self._hard_state, term=term, vote=None))
 
     def allow_voting(self) -> None:
-        """From now on this member's vote counts (its log can no longer lack a committed entry)."""
+        """From now on this member's vote counts (its log can no longer lack a committed entry).
+
+        The vote of the present term belongs to its leader: before its disk was lost the member may have given it to
+        anybody, and nobody may get a second one.
+        """
         if not self._hard_state.voter:
-            self.save_hard_state(replace(self._hard_state, voter=True))
+            vote = self._hard_state.vote or self.leader_id
+            self.save_hard_state(replace(self._hard_state, vote=vote, voter=True))
 
     def advance_commit(self, index: LogIndex) -> None:
         """Move the commit index forward to ``index``, if that is forward."""
@@ -238,4 +243,4 @@ class MemberState:
         after = self._view()
         if after != before:
             self.outbox.role_changes.append(RoleChange(*after))
-            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK
+            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK | Wake.DISPATCHERS
