@@ -26,6 +26,7 @@ _STYLES = {Role.LEADER.value: "green", Role.CANDIDATE.value: "yellow", "unreacha
 
 
 @click.command(
+    short_help="Show every member.",
     epilog="""\b
 Examples:
   dledger status
@@ -135,6 +136,7 @@ def _notes(answer: NodeStatus) -> list[str]:
 
 @click.command(
     "transfer-leader",
+    short_help="Hand leadership over.",
     epilog="""\b
 Examples:
   dledger transfer-leader          to the most caught-up follower

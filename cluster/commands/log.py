@@ -29,6 +29,7 @@ READ_PAGE = 1000
 
 
 @click.command(
+    short_help="Write entries.",
     epilog="""\b
 Examples:
   dledger append hello world              two entries
@@ -146,6 +147,7 @@ _READ_MODES = ("committed", "linearizable", "local")
 
 
 @click.command(
+    short_help="Read entries by index.",
     epilog="""\b
 Examples:
   dledger get 42
@@ -184,6 +186,7 @@ def get(
 
 
 @click.command(
+    short_help="Read the end of the log, and follow it.",
     epilog="""\b
 Examples:
   dledger tail                 the last 10 entries

@@ -20,6 +20,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command(
+    short_help="Run a node.",
     epilog="""\b
 Examples:
   dledger serve -s /var/lib/dledger                      one node on 127.0.0.1:20911, clients on 30911

@@ -8,6 +8,7 @@ import click
 
 
 @click.command(
+    short_help="Measure this machine.",
     epilog="""\b
 Examples:
   dledger bench                                 everything, then the table
@@ -31,6 +32,7 @@ def bench(names: tuple[str, ...], output: Path) -> None:
 
 
 @click.command(
+    short_help="See a group lose its leader and nothing else.",
     epilog="""\b
 Examples:
   dledger demo
