@@ -54,7 +54,7 @@ check: $(STAMP) ## What CI checks besides the tests: format, lint, types, import
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports --no-logo
 	PATH="$(abspath $(BIN)):$$PATH" proto/generate.sh --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed

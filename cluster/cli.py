@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from cluster.commands.group import status, transfer_leader
+from cluster.commands.inspection import inspect
 from cluster.commands.log import append, get, tail
 from cluster.commands.serve import serve
 from cluster.commands.tools import bench, demo
@@ -54,7 +55,7 @@ def main() -> None:
     """
 
 
-for _command in (serve, append, get, tail, status, transfer_leader, bench, demo):
+for _command in (serve, append, get, tail, status, transfer_leader, inspect, bench, demo):
     main.add_command(_command)
 
 

@@ -33,7 +33,7 @@ Examples:
   dledger status -b 10.0.0.1:30911,10.0.0.2:30911 --watch
   dledger status --json | jq '.nodes[] | select(.role == "LEADER").node_id'
 
-lag is how many entries a node is behind the leader's end. Exit code 1 when there is no leader."""
+lag is how many entries a node is behind the leader's end. Exit code 1 when there is no leader.""",
 )
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")

@@ -37,7 +37,7 @@ Examples:
   dledger append --file access.log        one entry per line of a file
 
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
-outcome (they may be in the log or not): read the end of the log before repeating them."""
+outcome (they may be in the log or not): read the end of the log before repeating them.""",
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Append its lines.")
@@ -154,7 +154,7 @@ Examples:
   dledger get 0 --count 100 --json
   dledger get 42 --mode linearizable     ask the leader to confirm that it still leads
 
-Without a terminal only the bodies are printed, one per line: dledger get 0 --count 10 > lines"""
+Without a terminal only the bodies are printed, one per line: dledger get 0 --count 10 > lines""",
 )
 @click.argument("index", type=click.IntRange(min=0))
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="How many entries.")
@@ -191,7 +191,7 @@ def get(
 Examples:
   dledger tail                 the last 10 entries
   dledger tail -f              and whatever comes, until Ctrl-C
-  dledger tail -f --from 0     the whole log, then whatever comes"""
+  dledger tail -f --from 0     the whole log, then whatever comes""",
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
 @click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")

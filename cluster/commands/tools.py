@@ -1,4 +1,4 @@
-"""``dledger inspect``, ``bench`` and ``demo``: what works without a running group of one's own."""
+"""``dledger bench`` and ``demo``: what works without a running group of one's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
     epilog="""\b
 Examples:
   dledger bench                                 everything, then the table
-  dledger bench -n append_pipelined -n failover_p50"""
+  dledger bench -n append_pipelined -n failover_p50""",
 )
 @click.option("-n", "--name", "names", multiple=True, help="Run this one (may be repeated, may hold commas).")
 @click.option(
@@ -37,7 +37,7 @@ def bench(names: tuple[str, ...], output: Path) -> None:
 Examples:
   dledger demo
   dledger demo --file /var/log/syslog
-  dledger demo --keep          leave the three nodes running and print their addresses"""
+  dledger demo --keep          leave the three nodes running and print their addresses""",
 )
 @click.option(
     "--file",
