@@ -55,7 +55,7 @@ check: $(STAMP) ## What CI checks besides the tests: format, lint, types, import
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	PATH="$(abspath $(BIN)):$$PATH" proto/generate.sh --check
+	PYTHON=$(BIN)/python proto/generate.sh --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed
 	$(BIN)/ruff format
@@ -68,7 +68,7 @@ bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipeli
 	$(BIN)/dledger bench $(if $(BENCH),--name $(BENCH)) --output build/bench.json
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
-	PATH="$(abspath $(BIN)):$$PATH" proto/generate.sh
+	PYTHON=$(BIN)/python proto/generate.sh
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
