@@ -5,6 +5,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a writ
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from cluster.commands.group import status, transfer_leader
@@ -53,6 +55,8 @@ def main() -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
     """
+    # gRPC's C core otherwise tells people about every connection that a stopped node closes.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 for _command in (serve, append, get, tail, status, transfer_leader, inspect, bench, demo):
