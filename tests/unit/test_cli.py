@@ -390,7 +390,7 @@ def test_status_is_a_rich_table_on_a_terminal(
     assert "LEADER" in shown
     assert "─────" in shown
     assert "unreachable" in shown
-    assert "not voting" in shown
+    assert "voting" in shown
 
 
 def test_status_as_json_holds_everything(group_of_three: FakeClient, run: Callable[..., Result]) -> None:
