@@ -101,7 +101,7 @@ class FakeClient:
         return status_of("n0", end=len(self.entries) - 1)
 
     def members_status(self) -> dict[NodeId, NodeStatus | DLedgerError]:
-        return self.members
+        return self.members or {NodeId("n0"): status_of("n0", role=Role.LEADER, end=len(self.entries) - 1)}
 
     def transfer_leadership(self, target: NodeId | None) -> LeaderHint:
         self.calls.append(("transfer", target))
@@ -321,6 +321,31 @@ def test_a_terminal_is_not_recoloured_by_an_entry(
     assert "\x1b" not in shown
     assert "\\xff\\x1b[31m" in shown
     assert "(NOOP)" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [((), "LINEARIZABLE"), (("--node", "a:1"), "COMMITTED"), (("--mode", "local"), "LOCAL")],
+)
+def test_get_asks_the_leader_unless_told_otherwise(
+    filled: FakeClient, run: Callable[..., Result], words: tuple[str, ...], mode: str
+) -> None:
+    """As etcd does: who has just appended reads it."""
+    run("get", "1", *words)
+
+    ((_, index, options),) = filled.calls
+    assert index == 1
+    assert isinstance(options, dict)
+    assert options["mode"].name == mode
+
+
+def test_tail_works_without_a_leader(filled: FakeClient, run: Callable[..., Result]) -> None:
+    """What the members know to be committed is all there is."""
+    filled.members = {NodeId("n0"): status_of("n0")}
+
+    shown = run("tail", "-n", "1")
+
+    assert (shown.exit_code, shown.stdout_bytes) == (0, b"vier\n")
 
 
 def test_get_beyond_the_end_fails_and_says_where_the_end_is(filled: FakeClient, run: Callable[..., Result]) -> None:
