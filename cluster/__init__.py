@@ -1,0 +1,1 @@
+"""What people deploy and operate: the command line, the demo, local groups and the benchmarks."""
