@@ -1,7 +1,7 @@
 """Every setting of a node, its default, its limits and its relations to the others.
 
-Pure: it reads no file, no environment and no clock. ``ServerConfig`` is one frozen record; ``problems()`` names all that
-is wrong with it at once. Reading conf files and the environment is ``dledger.settings``'s business.
+Pure: it reads no file, no environment and no clock. ``ServerConfig`` is one frozen record; ``problems()`` names all
+that is wrong with it at once. Reading conf files and the environment is ``dledger.settings``'s business.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ MIN_BLANK_BYTES: Final = 8
 INDEX_UNIT_BYTES: Final = 32
 MIB: Final = 1 << 20
 CLIENT_PORT_OFFSET: Final = 10_000
+_DEFAULT_NODE: Final = NodeId("n0")
 
 
 class FlushMode(StrEnum):
-    """When an entry counts as stored: after its flush (group commit), or once it is in the page cache (RocketMQ's way)."""
+    """When an entry counts as stored: after its flush (group commit), or once it is in the page cache (as RocketMQ)."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -86,8 +87,8 @@ class ReplicationConfig:
 
     push_bytes_max: int = MIB
     """Bytes of log in one push; a push always carries at least one entry."""
-    inflight_bytes_max: int = 8 * MIB
-    inflight_pushes_max: int = 64
+    inflight_pushes_max: int = 16
+    """Pushes on their way to one follower: with ``push_bytes_max`` the limit of what a slow one can hold up."""
     push_timeout_ms: int = 1000
     """How long a push may stay unanswered before the dispatcher compares again."""
     retry_interval_ms: int = 100
@@ -106,7 +107,6 @@ class ReplicationConfig:
             self,
             (
                 "push_bytes_max",
-                "inflight_bytes_max",
                 "inflight_pushes_max",
                 "push_timeout_ms",
                 "retry_interval_ms",
@@ -117,11 +117,6 @@ class ReplicationConfig:
                 "ack_timeout_ms",
             ),
         )
-        if self.inflight_bytes_max < self.push_bytes_max:
-            found.append(
-                f"inflight_bytes_max={self.inflight_bytes_max} must hold at least one push "
-                f"(push_bytes_max={self.push_bytes_max})"
-            )
         if self.handler_queue_pushes_max < self.inflight_pushes_max:
             found.append(
                 f"handler_queue_pushes_max={self.handler_queue_pushes_max} must be at least "
@@ -134,8 +129,8 @@ class ReplicationConfig:
 class StoreConfig:
     """Where and how entries are kept.
 
-    ``base_dir`` holds ``dledger-<node id>/``. ``data_dirs``, when given, replace its ``data`` directory by several paths
-    over which segments are spread; ``read_only_data_dirs`` are read but never written to.
+    ``base_dir`` holds ``dledger-<node id>/``. ``data_dirs``, when given, replace its ``data`` directory by several
+    paths over which segments are spread; ``read_only_data_dirs`` are read but never written to.
     """
 
     base_dir: Path = Path("dledger-store")
@@ -184,9 +179,7 @@ class StoreConfig:
             ),
         )
         if self.index_segment_bytes % INDEX_UNIT_BYTES:
-            found.append(
-                f"index_segment_bytes={self.index_segment_bytes} must be a multiple of {INDEX_UNIT_BYTES}"
-            )
+            found.append(f"index_segment_bytes={self.index_segment_bytes} must be a multiple of {INDEX_UNIT_BYTES}")
         if self.segment_bytes < ENTRY_HEADER_BYTES + MIN_BLANK_BYTES + 1:
             found.append(f"segment_bytes={self.segment_bytes} cannot hold a single entry")
         if self.warm_bytes < 0 or self.recovery_verify_bytes < 0 or self.follower_keep_bytes < 0:
@@ -213,8 +206,8 @@ class ServerConfig:
     """Everything one node needs to run. Build it, then ``check()`` it before anything is opened."""
 
     group: str = "default"
-    node_id: NodeId = NodeId("n0")
-    members: tuple[Member, ...] = (Member(NodeId("n0"), "127.0.0.1", 20911),)
+    node_id: NodeId = _DEFAULT_NODE
+    members: tuple[Member, ...] = (Member(_DEFAULT_NODE, "127.0.0.1", 20911),)
     client_host: str = ""
     """Address to listen on for clients; empty: the host of this node in ``members``."""
     client_port: int | None = None
@@ -265,7 +258,9 @@ class ServerConfig:
             f"member address {one!r} is given more than once"
             for one in sorted({a for a in addresses if addresses.count(a) > 1})
         ]
-        found += [f"preferred leader {one!r} is not a member" for one in self.election.preferred_leaders if one not in ids]
+        found += [
+            f"preferred leader {one!r} is not a member" for one in self.election.preferred_leaders if one not in ids
+        ]
         if self.client_port is not None and not 0 <= self.client_port <= 65535:
             found.append(f"client_port={self.client_port} must be between 0 and 65535")
         if self.node_id in ids and self.client_port is None and self.self_member.port + CLIENT_PORT_OFFSET > 65535:

@@ -60,7 +60,7 @@ class ResponseCode(IntEnum):
     INSTALL_SNAPSHOT_ERROR = 508
 
     @classmethod
-    def _missing_(cls, value: object) -> ResponseCode:
+    def _missing_(cls, _value: object) -> ResponseCode:
         return cls.UNKNOWN
 
 

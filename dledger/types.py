@@ -106,9 +106,9 @@ class AppendedBatch:
 class EntryRun:
     """Contiguous raw log bytes holding whole entries, as one push carries them.
 
-    ``data`` starts with the record of ``first_index``, ends after the record of ``last_index``, lies in one segment and
-    holds no blank. ``previous`` and ``previous_chain_crc`` describe the entry before it (``NO_ENTRY`` and 0 at the start
-    of the log). ``position`` is the absolute offset of the first byte.
+    ``data`` starts with the record of ``first_index``, ends after the record of ``last_index``, lies in one segment
+    and holds no blank. ``previous`` and ``previous_chain_crc`` describe the entry before it (``NO_ENTRY`` and 0 at the
+    start of the log). ``position`` is the absolute offset of the first byte.
     """
 
     previous: EntryId

@@ -1,7 +1,7 @@
 """What the core needs from the outside, declared where it is used.
 
-``Log`` is the store as the core and the server see it; ``dledger.store`` has a file and a memory implementation, and one
-contract test suite runs against both.
+``Log`` is the store as the core and the server see it; ``dledger.store`` has a file and a memory implementation, and
+one contract test suite runs against both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AppendHook(Protocol):
 
 
 class Log(Protocol):
-    """Entries ``(begin.index, last.index]``. Writers and the methods below up to ``set_committed`` need the node's lock.
+    """Entries ``(begin.index, last.index]``. Writers and all methods up to ``set_committed`` need the node's lock.
 
     Nothing here waits for a disk except ``flush``; a written entry is in the page cache until then. After any failed
     write or flush the log is poisoned: every further write and flush raises ``DiskError``.
@@ -102,7 +102,7 @@ class Log(Protocol):
         """
 
     def slice_run(self, first_index: LogIndex, max_bytes: int) -> LogIndex:
-        """The last index of the longest run from ``first_index`` in one segment within ``max_bytes``; at least itself."""
+        """The last index of the longest run from ``first_index`` in one segment within ``max_bytes``; >= first."""
 
     def truncate(self, from_index: LogIndex) -> None:
         """Drop entries from ``from_index`` on and wipe the first dropped header, so that they never come back.
@@ -111,7 +111,7 @@ class Log(Protocol):
         """
 
     def reset(self, begin: Boundary) -> None:
-        """Drop everything and start an empty log after ``begin`` (a follower whose leader no longer has what it lacks)."""
+        """Drop everything and start an empty log after ``begin`` (its leader no longer has what this log lacks)."""
 
     def set_committed(self, index: LogIndex) -> None:
         """Note the commit index for readers and for the next checkpoint. Never decreases; never beyond ``last``."""

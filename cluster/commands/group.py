@@ -1,0 +1,149 @@
+"""``dledger status`` and ``transfer-leader``: looking after a group."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from cluster import console
+from cluster.connection import Target, group_options
+from dledger.errors import DLedgerError
+from dledger.rpc.ports import NodeStatus
+from dledger.types import NodeId, Role
+
+if TYPE_CHECKING:
+    from dledger.client import DLedgerClient
+
+_COLUMNS = ("node", "role", "term", "begin", "end", "committed", "flushed", "lag", "clients", "notes")
+_STYLES = {Role.LEADER.value: "green", Role.CANDIDATE.value: "yellow", "unreachable": "red"}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dledger status
+  dledger status -b 10.0.0.1:30911,10.0.0.2:30911 --watch
+  dledger status --json | jq '.nodes[] | select(.role == "LEADER").node_id'
+
+lag is how many entries a node is behind the leader's end. Exit code 1 when there is no leader."""
+)
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object (one per line with --watch).")
+@group_options
+def status(
+    watch: bool,
+    interval: float,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Show every member: role, term and how far its log reaches."""
+    with closing(target.connect()) as client:
+        if not watch:
+            if not _show(ask_members(client), as_json):
+                raise click.ClickException("no member leads: appends wait until a majority can elect one")
+            return
+        try:
+            _watch(client, interval, as_json)
+        except KeyboardInterrupt:
+            return
+
+
+def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
+    never = threading.Event()
+    if as_json or not console.on_terminal():
+        while True:
+            _show(ask_members(client), as_json)
+            never.wait(interval)
+    with Live(console=Console(), auto_refresh=False) as live:
+        while True:
+            rows = status_rows(ask_members(client))
+            live.update(console.table(_COLUMNS, rows, _STYLES), refresh=True)
+            never.wait(interval)
+
+
+def ask_members(client: DLedgerClient) -> dict[NodeId, NodeStatus | DLedgerError]:
+    """Every member's own word, or why there is none. Raises ``UnavailableError`` if nobody answers."""
+    return dict(client.members_status())
+
+
+def _show(answers: Mapping[NodeId, NodeStatus | DLedgerError], as_json: bool) -> bool:
+    leader = find_leader(answers)
+    if as_json:
+        nodes = [_node_json(node_id, answer) for node_id, answer in sorted(answers.items())]
+        console.print_json({"leader": leader.node_id if leader else None, "nodes": nodes})
+    else:
+        console.print_table(_COLUMNS, status_rows(answers), _STYLES)
+    return leader is not None
+
+
+def find_leader(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> NodeStatus | None:
+    """The leader of the highest term; an old one that has not noticed yet does not count."""
+    leaders = [one for one in answers.values() if isinstance(one, NodeStatus) and one.role is Role.LEADER]
+    return max(leaders, key=lambda one: one.term, default=None)
+
+
+def _node_json(node_id: NodeId, answer: NodeStatus | DLedgerError) -> dict[str, object]:
+    if isinstance(answer, NodeStatus):
+        return {"reachable": True, **dataclasses.asdict(answer)}
+    return {"reachable": False, "node_id": node_id, "error": str(answer)}
+
+
+def status_rows(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[Sequence[str]]:
+    """One row of ``_COLUMNS`` per member."""
+    leader = find_leader(answers)
+    addresses = {
+        member.node_id: member.client_address
+        for one in answers.values()
+        if isinstance(one, NodeStatus)
+        for member in one.members
+        if member.client_address
+    }
+    rows: list[Sequence[str]] = []
+    for node_id, answer in sorted(answers.items()):
+        address = addresses.get(node_id, "")
+        if isinstance(answer, NodeStatus):
+            lag = str(max(0, leader.end_index - answer.end_index)) if leader else ""
+            indexes = (answer.begin_index, answer.end_index, answer.committed_index, answer.flushed_index)
+            rows.append(
+                (node_id, answer.role, str(answer.term), *map(str, indexes), lag, address, ", ".join(_notes(answer)))
+            )
+        else:
+            rows.append((node_id, "unreachable", *[""] * 6, address, ""))
+    return rows
+
+
+def _notes(answer: NodeStatus) -> list[str]:
+    notes = []
+    if answer.disk_full:
+        notes.append("DISK FULL")
+    if not answer.voter:
+        notes.append("not voting yet")
+    if answer.flush_mode != "sync":
+        notes.append(f"flush {answer.flush_mode}")
+    if answer.pending_entries:
+        notes.append(f"{answer.pending_entries} pending")
+    return notes
+
+
+@click.command(
+    "transfer-leader",
+    epilog="""\b
+Examples:
+  dledger transfer-leader          to the most caught-up follower
+  dledger transfer-leader n2""",
+)
+@click.argument("node", required=False, metavar="[TARGET]")
+@group_options
+def transfer_leader(node: str | None, target: Target) -> None:
+    """Hand leadership to TARGET, without losing or refusing an append that was acknowledged."""
+    with closing(target.connect()) as client:
+        leader = client.transfer_leadership(NodeId(node) if node else None)
+    click.echo(f"{leader.node_id} leads now")

@@ -1,0 +1,257 @@
+"""``dledger append``, ``get`` and ``tail``: writing and reading the log."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from cluster import console
+from cluster.connection import Target, group_options
+from dledger.errors import DLedgerError
+from dledger.types import Entry, LogIndex, Magic
+
+if TYPE_CHECKING:
+    from dledger.client import AppendFuture, AppendResult, DLedgerClient
+
+PIPELINE_MAX = 10_000
+"""Appends in flight at once; the same bound as a leader's default for pending entries."""
+READ_PAGE = 1000
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dledger append hello world              two entries
+  journalctl -o json | dledger append -   one entry per line of standard input
+  dledger append --file access.log        one entry per line of a file
+
+An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
+outcome (they may be in the log or not): read the end of the log before repeating them."""
+)
+@click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
+@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Append its lines.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per acknowledged entry.")
+@group_options
+def append(
+    texts: tuple[str, ...],
+    file: Path | None,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Append entries: each argument, or each line of standard input (-) or of a file."""
+    if bool(texts) == bool(file):
+        raise click.UsageError("give either texts, or - for standard input, or --file")
+    with closing(target.connect()) as client:
+        if file is not None:
+            with file.open("rb") as stream:
+                _append_stream(client, _lines(stream), as_json, _count_lines(file))
+        elif texts == ("-",):
+            _append_stream(client, _lines(sys.stdin.buffer), as_json, None)
+        else:
+            for result in client.append_many([os.fsencode(text) for text in texts]):
+                _print_appended(result, as_json)
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    for line in stream:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _count_lines(file: Path) -> int:
+    with file.open("rb") as stream:
+        return sum(1 for _ in stream)
+
+
+def _print_appended(result: AppendResult, as_json: bool) -> None:
+    if as_json:
+        console.print_json({"index": result.index, "term": result.term, "position": result.position})
+    elif console.on_terminal():
+        click.echo(f"appended at index {result.index} (term {result.term}, position {result.position})")
+    else:
+        click.echo(result.index)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the lines of one stream."""
+
+    acknowledged: int = 0
+    not_applied: int = 0
+    unknown: int = 0
+    first_index: LogIndex | None = None
+    last_index: LogIndex | None = None
+    first_error: DLedgerError | None = None
+
+    def count(self, future: AppendFuture, as_json: bool, advance: console.Advance) -> None:
+        try:
+            result = future.result()
+        except DLedgerError as error:
+            self.first_error = self.first_error or error
+            if error.outcome == "unknown":
+                self.unknown += 1
+            else:
+                self.not_applied += 1
+            return
+        self.acknowledged += 1
+        self.first_index = result.index if self.first_index is None else self.first_index
+        self.last_index = result.index
+        if as_json:
+            _print_appended(result, as_json)
+        advance()
+
+
+def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
+    """Pipeline the lines; after the first failure nothing more is sent, and what is in flight is awaited."""
+    tally = _Tally()
+    in_flight: deque[AppendFuture] = deque()
+    started = time.monotonic()
+    with console.progress("appending", total) as advance, client.appender() as appender:
+        for line in lines:
+            in_flight.append(appender.append(line))
+            if len(in_flight) >= PIPELINE_MAX or in_flight[0].done():
+                tally.count(in_flight.popleft(), as_json, advance)
+            if tally.first_error is not None:
+                break
+        appender.flush()
+        while in_flight:
+            tally.count(in_flight.popleft(), as_json, advance)
+    took_s = time.monotonic() - started
+    if not as_json and tally.acknowledged:
+        click.echo(
+            f"appended {tally.acknowledged} entries, index {tally.first_index} to {tally.last_index}, "
+            f"in {took_s:.2f} s ({tally.acknowledged / max(took_s, 1e-9):,.0f}/s)"
+        )
+    if tally.first_error is not None:
+        click.echo(
+            f"error: {tally.first_error}\n{tally.acknowledged} acknowledged, {tally.not_applied} not appended, "
+            f"{tally.unknown} with unknown outcome; the lines after them were not sent",
+            err=True,
+        )
+        raise SystemExit(3 if tally.unknown else 1)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+_READ_MODES = ("committed", "linearizable", "local")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dledger get 42
+  dledger get 0 --count 100 --json
+  dledger get 42 --mode linearizable     ask the leader to confirm that it still leads
+
+Without a terminal only the bodies are printed, one per line: dledger get 0 --count 10 > lines"""
+)
+@click.argument("index", type=click.IntRange(min=0))
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="How many entries.")
+@click.option("--mode", type=click.Choice(_READ_MODES), default="committed", show_default=True)
+@click.option("--node", metavar="HOST:PORT", help="Read from this node instead of the leader.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
+@group_options
+def get(
+    index: int,
+    count: int,
+    mode: str,
+    node: str | None,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Print entries, starting at INDEX."""
+    from dledger.client import ReadMode
+
+    with closing(target.connect()) as client:
+        left = count
+        while left > 0:
+            entries = client.read(
+                LogIndex(index + count - left), count=min(left, READ_PAGE), mode=ReadMode[mode.upper()], address=node
+            )
+            _print_entries(entries, as_json)
+            left -= len(entries)
+            if not entries:
+                raise click.ClickException(f"the log ends before index {index + count - left}")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dledger tail                 the last 10 entries
+  dledger tail -f              and whatever comes, until Ctrl-C
+  dledger tail -f --from 0     the whole log, then whatever comes"""
+)
+@click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
+@click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Start this far back.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
+@group_options
+def tail(
+    follow: bool,
+    first_index: int | None,
+    lines: int,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Print the end of the log."""
+    with closing(target.connect()) as client:
+        status = client.metadata()
+        end = status.committed_index + 1
+        start = max(end - lines, status.begin_index, 0) if first_index is None else first_index
+        try:
+            if follow:
+                for entry in client.follow(LogIndex(start)):
+                    _print_entries([entry], as_json)
+                    sys.stdout.flush()
+            else:
+                _print_range(client, start, end, as_json)
+        except KeyboardInterrupt:
+            return
+
+
+def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool) -> None:
+    while start < end:
+        entries = client.read(LogIndex(start), count=min(end - start, READ_PAGE))
+        if not entries:
+            return
+        _print_entries(entries, as_json)
+        start += len(entries)
+
+
+def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
+    for entry in entries:
+        if as_json:
+            console.print_json(_entry_json(entry))
+        elif console.on_terminal():
+            kind = "" if entry.magic is Magic.NORMAL else click.style(f"({entry.magic.name}) ", dim=True)
+            click.echo(f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{_printable(entry.body)}")
+        elif entry.magic is Magic.NORMAL:
+            click.echo(entry.body)
+
+
+def _entry_json(entry: Entry) -> dict[str, object]:
+    described: dict[str, object] = {
+        "index": entry.index,
+        "term": entry.term,
+        "position": entry.position,
+        "type": entry.magic.name,
+    }
+    try:
+        return described | {"body": entry.body.decode()}
+    except UnicodeDecodeError:
+        return described | {"body_base64": base64.b64encode(entry.body).decode()}
+
+
+def _printable(body: bytes) -> str:
+    """The body as text in which no byte can move the cursor or recolour the terminal."""
+    text = body.decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in text)

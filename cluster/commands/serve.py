@@ -1,0 +1,124 @@
+"""``dledger serve``: one node as a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from dledger import settings
+from dledger.config import ServerConfig
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dledger serve -s /var/lib/dledger                      one node on 127.0.0.1:20911, clients on 30911
+  dledger serve -c broker-n0.conf                        as RocketMQ's DLedger brokers are configured
+  dledger serve -i n1 -s /data -p 'n0-a:20911;n1-b:20911;n2-c:20911'
+  dledger serve -c n0.conf --set segment_bytes=256m --set retention_hours=24
+
+Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_MEMBERS, DLEDGER_NODE_ID, …).
+Flags win over the environment, which wins over the file."""
+)
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    envvar="DLEDGER_CONFIG",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Properties file with RocketMQ's, DLedger's or this project's setting names.",
+)
+@click.option("-g", "--group", help="Name of the group.")
+@click.option("-i", "--id", "node_id", help="This node's id, one of the members'.")
+@click.option("-p", "--peers", "members", metavar="ID-HOST:PORT;…", help="All members, this one included.")
+@click.option("-s", "--store", "base_dir", metavar="DIR", help="Where dledger-ID/ is kept.")
+@click.option("--client-port", metavar="PORT", help="Port for clients; default: the peer port + 10000; 0: any.")
+@click.option(
+    "--flush", "flush_mode", type=click.Choice(["sync", "async"]), help="Acknowledge after or before the flush."
+)
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
+@click.option("--repair", is_flag=True, help="Drop damaged entries of this node and fetch them from the others again.")
+@click.option(
+    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(_LOG_LEVELS), default="info", show_default=True
+)
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
+def serve(
+    config_file: Path | None,
+    assignments: Sequence[str],
+    repair: bool,
+    log_level: str,
+    until_stdin_closes: bool,
+    **named: str | None,
+) -> None:
+    """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first hands over."""
+    logging.basicConfig(
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(threadName)s %(name)s %(message)s",
+    )
+    flags = {name: text for name, text in named.items() if text is not None}
+    loaded = settings.load(config_file, os.environ, flags | _assigned(assignments, flags))
+    if loaded.unused:
+        logging.getLogger(__name__).info("settings that change nothing here: %s", ", ".join(loaded.unused))
+    sys.exit(_run(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
+
+
+def _assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in assignments:
+        name, equals, text = one.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise click.UsageError(f"--set {one!r}: write --set NAME=VALUE")
+        if name in found or name in flags:
+            raise click.UsageError(f"--set {one!r}: {name} is given more than once")
+        found[name] = text
+    return found
+
+
+def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
+    from dledger.server import DLedgerServer
+
+    # Blocked before any thread exists, so that every thread inherits it and only the waiting one takes the signals: a
+    # handler would run between two byte codes of the main thread, which may hold the very lock that stopping needs.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    server = DLedgerServer(config, repair=repair)
+    _watch("dledger-signals", lambda: _on_signals(server.stop))
+    server.start()
+    if until_stdin_closes:
+        _watch("dledger-stdin", lambda: _on_end_of_stdin(server.stop))
+    click.echo(
+        f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
+        f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
+    )
+    sys.stdout.flush()
+    return server.wait()
+
+
+def _watch(name: str, wait_and_act: Callable[[], None]) -> None:
+    """A daemon, because it may wait for ever for something that never comes and must not keep a stopped node alive."""
+    threading.Thread(target=wait_and_act, name=name, daemon=True).start()
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    """The first signal stops gracefully, a second one at once (the log is made for that)."""
+    signal.sigwait(_STOP_SIGNALS)
+    threading.Thread(target=stop, name="dledger-stop").start()
+    os._exit(128 + signal.sigwait(_STOP_SIGNALS))
+
+
+def _on_end_of_stdin(stop: Callable[[], None]) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    stop()

@@ -1,0 +1,51 @@
+"""``dledger inspect``, ``bench`` and ``demo``: what works without a running group of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dledger bench                                 everything, then the table
+  dledger bench -n append_pipelined -n failover_p50"""
+)
+@click.option("-n", "--name", "names", multiple=True, help="Run this one (may be repeated, may hold commas).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("build/bench.json"),
+    show_default=True,
+    help="Where the figures go.",
+)
+def bench(names: tuple[str, ...], output: Path) -> None:
+    """Measure this machine: figures beside baselines of the same run."""
+    from cluster.bench import main as bench_main
+
+    chosen = [name.strip() for group in names for name in group.split(",") if name.strip()]
+    raise SystemExit(bench_main.run(chosen, output))
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dledger demo
+  dledger demo --file /var/log/syslog
+  dledger demo --keep          leave the three nodes running and print their addresses"""
+)
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Append the lines of this file; default: a text made of the installed packages' sources.",
+)
+@click.option("--keep", is_flag=True, help="Leave the group running.")
+def demo(file: Path | None, keep: bool) -> None:
+    """Three nodes, a real text, SIGKILL for the leader in the middle, and the proof that nothing was lost."""
+    from cluster import demo as story
+
+    raise SystemExit(story.run(file, keep=keep))

@@ -1,0 +1,69 @@
+"""How commands find the group: ``-b HOST:PORT,…`` or ``DLEDGER_BOOTSTRAP``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+from dledger.client import DLedgerClient
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
+"""Where a single node with default settings serves its clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The group that a command talks to."""
+
+    bootstrap: tuple[str, ...]
+    group: str
+    timeout_s: float
+
+    def connect(self) -> DLedgerClient:
+        """A client for it; to be closed by the caller."""
+        return DLedgerClient(list(self.bootstrap), group=self.group, timeout_s=self.timeout_s)
+
+
+def parse_addresses(text: str) -> tuple[str, ...]:
+    """``host:port,host:port``. Raises ``click.BadParameter`` naming the part that is no address."""
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    for part in parts:
+        host, _, port = part.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            raise click.BadParameter(f"{part!r} is no address: write HOST:PORT, for example {DEFAULT_BOOTSTRAP}")
+    if not parts:
+        raise click.BadParameter("no address given: write HOST:PORT,HOST:PORT")
+    return parts
+
+
+def group_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``-b/--bootstrap``, ``-g/--group`` and ``--timeout``, which reach the command as one ``target``."""
+
+    @functools.wraps(command)
+    def with_target(bootstrap: tuple[str, ...], group: str, timeout_s: float, **others: object) -> None:
+        command(target=Target(bootstrap, group, timeout_s), **others)
+
+    with_target = click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long one request may take, retries included.",
+    )(with_target)
+    with_target = click.option("-g", "--group", default="default", show_default=True, help="Name of the group.")(
+        with_target
+    )
+    return click.option(
+        "-b",
+        "--bootstrap",
+        envvar="DLEDGER_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        metavar="HOST:PORT,…",
+        callback=lambda _context, _parameter, text: parse_addresses(text),
+        help="Client addresses of some or all nodes (also DLEDGER_BOOTSTRAP).",
+    )(with_target)

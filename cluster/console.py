@@ -1,0 +1,88 @@
+"""What commands print: rich tables and progress for people on a terminal, plain text for everything else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+
+class Advance(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, steps: int = 1) -> None:
+        """``steps`` more are done."""
+
+
+def on_terminal() -> bool:
+    """Whether a person sees standard output."""
+    return sys.stdout.isatty()
+
+
+def print_json(value: object) -> None:
+    """One JSON document on one line."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None) -> Table:
+    """A rich table; ``styles`` maps a cell's text to the style of its row."""
+    grid = Table(header_style="bold", border_style="dim")
+    for number, column in enumerate(columns):
+        figures = rows and all(row[number].lstrip("-").replace(",", "").isdigit() or row[number] == "" for row in rows)
+        grid.add_column(column, justify="right" if figures else "left")
+    for row in rows:
+        style = next((styles[cell] for cell in row if cell in styles), "") if styles else ""
+        grid.add_row(*(Text(cell) for cell in row), style=style)
+    return grid
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same for pipes and logs: columns padded with blanks, easy to cut."""
+    lines = [list(columns), *(list(row) for row in rows)]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None) -> None:
+    """A rich table on a terminal, a padded one elsewhere."""
+    if on_terminal():
+        Console().print(table(columns, rows, styles))
+    else:
+        click.echo(plain_table(columns, rows))
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Advance]:
+    """A progress bar on standard error if that is a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield _no_advance
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(title, total=total)
+
+        def advance(steps: int = 1) -> None:
+            bar.advance(task, steps)
+
+        yield advance
+
+
+def _no_advance(steps: int = 1) -> None:
+    """Where nobody looks, nothing moves."""

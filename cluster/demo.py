@@ -1,0 +1,292 @@
+"""``dledger demo``: three real processes take a text, lose their leader to SIGKILL, and prove that nothing is lost.
+
+The appender keeps the order of the lines by sending one batch after the other. When the outcome of a batch is unknown
+it reads the log from the last line it knows of, and repeats only what is not there: so "every line once, in order" can
+be demanded of the whole log, not only of the acknowledged lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import rich
+from dledger.client import DLedgerClient, ReadMode
+from rich.console import Console
+
+from cluster import console
+from cluster.local_group import LocalGroup, LocalGroupError
+from dledger.errors import DLedgerError
+from dledger.types import Entry, LogIndex, Magic, NodeId, Term
+
+if TYPE_CHECKING:
+    from dledger.rpc.ports import NodeStatus
+
+GENERATED_LINES: Final = 12_000
+BATCH_LINES: Final = 50
+READ_PAGE: Final = 1000
+GIVE_UP_S: Final = 60.0
+SEGMENTS: Final = {"segment_bytes": "256k", "index_segment_bytes": "64k"}
+"""Small, so that the text fills several files."""
+
+
+def run(file: Path | None, *, keep: bool) -> int:
+    """Tell the whole story; 0 only if the proof holds."""
+    out = Console(highlight=False, soft_wrap=True)
+    lines = read_lines(file) if file else generated_lines()
+    if len(lines) < 4 * BATCH_LINES:
+        raise click.UsageError(f"the text has {len(lines)} lines: the leader is to be killed in the middle of "
+                               f"at least {4 * BATCH_LINES}")  # fmt: skip
+    directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
+    problems = ["the story was not told to its end"]
+    try:
+        with LocalGroup(directory, settings=SEGMENTS, detached=keep) as group:
+            problems = _tell(out, group, lines, file)
+            _say_goodbye(out, group, problems, keep=keep)
+    except (LocalGroupError, DLedgerError) as error:
+        problems = [str(error)]
+    finally:
+        if not keep and not problems:
+            shutil.rmtree(directory)
+    for problem in problems:
+        out.print(f"[red]✗[/] {_escaped(problem)}")
+    if problems:
+        out.print(f"Everything is left for you to look at in {directory}")
+    return 1 if problems else 0
+
+
+def read_lines(file: Path) -> list[bytes]:
+    """The lines of a file, without their ends."""
+    return [line.removesuffix(b"\n").removesuffix(b"\r") for line in file.open("rb")]
+
+
+def generated_lines(count: int = GENERATED_LINES) -> list[bytes]:
+    """A real text that every installation has: the sources of the packages that this one is built on."""
+    lines: list[bytes] = []
+    for package in (rich, click):
+        root = Path(package.__file__).parent
+        for source in sorted(root.rglob("*.py")):
+            lines += read_lines(source)
+            if len(lines) >= count:
+                return lines[:count]
+    return lines
+
+
+# --- the story -------------------------------------------------------------------------------------------------------
+
+
+def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | None) -> list[str]:
+    def done(sentence: str) -> None:
+        out.print(f"[green]✓[/] {_escaped(sentence)}")
+
+    out.print(f"A Raft group of three processes in {group.directory}\n")
+    leader = group.leader()
+    term = group.statuses()[leader].term
+    done(f"{', '.join(group.nodes)} run; {leader} was elected in term {term}")
+    half, three_quarters = len(lines) // 2, len(lines) * 3 // 4
+    with (
+        closing(group.client()) as client,
+        ThreadPoolExecutor(1) as helper,
+        console.progress("appending", len(lines)) as advance,
+    ):
+        writer = Writer(client, lines, advance)
+        started = time.monotonic()
+        writer.write_until(half)
+        rate = half / (time.monotonic() - started)
+        what = file.name if file else "the installed packages' sources"
+        done(f"{half:,} of {len(lines):,} lines of {what} appended, each flushed by a majority ({rate:,.0f} lines/s)")
+
+        killing = helper.submit(_kill, group, leader)
+        writer.watch_for_term_after(term)
+        writer.write_until(three_quarters)
+        killed_at = killing.result()
+        failover_s = writer.new_leader_acknowledged_at - killed_at
+        done(f"{leader} got SIGKILL while it was taking lines: the first line acknowledged by its successor came "
+             f"{failover_s * 1000:,.0f} ms later")  # fmt: skip
+        if writer.unknown_batches:
+            done(f"the outcome of {writer.unknown_batches} batch(es) was unknown: {writer.lines_found} lines were found in "
+                 f"the log, {writer.lines_repeated} were not and were sent again")  # fmt: skip
+        successor = group.leader(other_than=leader)
+        done(f"{successor} leads, two of three nodes go on; {three_quarters:,} lines are in")
+
+        restarting = helper.submit(group.start, leader)
+        writer.write_until(len(lines))
+        restarting.result()
+    done(f"{leader} was started again while the rest was appended; all {len(lines):,} lines are in")
+    statuses = group.wait_converged()
+    done("the three nodes hold the same number of entries, all committed")
+    problems = _prove(out, group, statuses, writer)
+    if not problems:
+        done(f"read from each node: all {len(lines):,} lines, each once, in order, where the acknowledgement said")
+        done("the log files of the three nodes are identical, byte for byte")
+        out.print(f"\nfailover: {failover_s * 1000:,.0f} ms from the kill to the first new acknowledgement")
+    return problems
+
+
+def _kill(group: LocalGroup, node: NodeId) -> float:
+    """SIGKILL; gives the monotonic time just before it, so that the failover is never measured too short."""
+    at = time.monotonic()
+    group.kill(node)
+    return at
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+@dataclass(slots=True)
+class Writer:
+    """Appends lines in order and knows at which index each of them is."""
+
+    client: DLedgerClient
+    lines: Sequence[bytes]
+    advance: Callable[[int], None]
+    indexes: list[LogIndex] = field(default_factory=list)
+    """Per line, where it is; acknowledged, or found by reading."""
+    new_leader_acknowledged_at: float = float("nan")
+    unknown_batches: int = 0
+    lines_found: int = 0
+    lines_repeated: int = 0
+    _old_term: Term | None = None
+
+    def watch_for_term_after(self, term: Term) -> None:
+        """Note the time of the first acknowledgement from a later term than this."""
+        self._old_term = term
+
+    def write_until(self, count: int) -> None:
+        """Append until ``count`` lines are in the log. Raises the last error after ``GIVE_UP_S`` without progress."""
+        give_up_at = time.monotonic() + GIVE_UP_S
+        while len(self.indexes) < count:
+            batch = self.lines[len(self.indexes) : min(count, len(self.indexes) + BATCH_LINES)]
+            try:
+                self._append(batch)
+                give_up_at = time.monotonic() + GIVE_UP_S
+            except DLedgerError as error:
+                if time.monotonic() > give_up_at:
+                    raise
+                if error.outcome == "unknown":
+                    self._look_before_repeating(batch, give_up_at)
+
+    def _append(self, batch: Sequence[bytes]) -> None:
+        results = self.client.append_many(batch)
+        if self._old_term is not None and results[0].term > self._old_term:
+            self.new_leader_acknowledged_at = time.monotonic()
+            self._old_term = None
+        self.indexes += [result.index for result in results]
+        self.advance(len(batch))
+
+    def _look_before_repeating(self, batch: Sequence[bytes], give_up_at: float) -> None:
+        """Take over the lines of the batch that made it. A linearizable read sees all that can ever have been taken."""
+        found: list[Entry] = []
+        while True:
+            try:
+                start = LogIndex(self.indexes[-1] + 1 if self.indexes else 0)
+                entries = list(read_entries(self.client, start, mode=ReadMode.LINEARIZABLE))
+                found = [entry for entry in entries if entry.magic is Magic.NORMAL]
+                break
+            except DLedgerError:
+                if time.monotonic() > give_up_at:
+                    raise
+        self.unknown_batches += 1
+        self.lines_found += len(found)
+        self.lines_repeated += len(batch) - len(found)
+        self.indexes += [entry.index for entry in found]
+        self.advance(len(found))
+
+
+def read_entries(
+    client: DLedgerClient, first_index: LogIndex, *, mode: ReadMode, address: str | None = None
+) -> Iterator[Entry]:
+    """Every committed entry from an index on."""
+    while True:
+        entries = client.read(first_index, count=READ_PAGE, mode=mode, address=address)
+        if not entries:
+            return
+        yield from entries
+        first_index = LogIndex(entries[-1].index + 1)
+
+
+# --- the proof -------------------------------------------------------------------------------------------------------
+
+
+def _prove(out: Console, group: LocalGroup, statuses: Mapping[NodeId, NodeStatus], writer: Writer) -> list[str]:
+    problems: list[str] = []
+    rows: list[Sequence[str]] = []
+    digests: dict[NodeId, str] = {}
+    with closing(group.client()) as client:
+        for node, status in sorted(statuses.items()):
+            address = group.nodes[node].client_address
+            entries = list(read_entries(client, status.begin_index, mode=ReadMode.COMMITTED, address=address))
+            problems += [f"{node}: {problem}" for problem in check_entries(entries, writer.lines, writer.indexes)]
+            digests[node] = digest_of(group.store_dir(node) / "data", status.begin_position, status.end_position)
+            count = sum(entry.magic is Magic.NORMAL for entry in entries)
+            rows.append(
+                (node, status.role, str(status.term), f"{count:,}", f"{status.end_position:,}", digests[node][:16])
+            )
+    if len(set(digests.values())) != 1:
+        problems.append(f"the log files differ: {digests}")
+    out.print()
+    console.print_table(("node", "role", "term", "lines", "log bytes", "SHA-256 of them"), rows, {"LEADER": "green"})
+    out.print()
+    return problems
+
+
+def check_entries(entries: Sequence[Entry], lines: Sequence[bytes], indexes: Sequence[LogIndex]) -> list[str]:
+    """What contradicts "these are exactly the lines, once, in order, at the indexes that were acknowledged"."""
+    problems: list[str] = []
+    if any(second.index != first.index + 1 for first, second in pairwise(entries)):
+        problems.append("the indexes have gaps")
+    by_index = {entry.index: entry.body for entry in entries}
+    lost = [number for number, index in enumerate(indexes) if by_index.get(index) != lines[number]]
+    if lost:
+        problems.append(f"{len(lost)} lines are not where they were acknowledged, the first is line {lost[0] + 1}")
+    bodies = [entry.body for entry in entries if entry.magic is Magic.NORMAL]
+    if bodies != list(lines):
+        problems.append(f"the log holds {len(bodies)} lines that are not the {len(lines)} lines of the text in order")
+    return problems
+
+
+def digest_of(data_dir: Path, begin: int, end: int) -> str:
+    """SHA-256 of the log's bytes from ``begin`` to ``end``, over all segment files (named by their first byte)."""
+    digest = hashlib.sha256()
+    reached = begin
+    for segment in sorted(path for path in data_dir.iterdir() if path.name.isdigit()):
+        start = int(segment.name)
+        stop = min(end, start + segment.stat().st_size)
+        if reached < start or stop <= reached:
+            continue
+        with segment.open("rb") as stream:
+            stream.seek(reached - start)
+            digest.update(stream.read(stop - reached))
+        reached = stop
+    if reached != end:
+        raise LocalGroupError(f"{data_dir}: the segment files end at {reached}, the log at {end}")
+    return digest.hexdigest()
+
+
+def _say_goodbye(out: Console, group: LocalGroup, problems: Sequence[str], *, keep: bool) -> None:
+    if problems:
+        return
+    if keep:
+        addresses = ",".join(group.addresses)
+        pids = " ".join(str(group.pid(node)) for node in group.nodes)
+        out.print(f"\nThe group is left running. Its clients connect to\n\n    export DLEDGER_BOOTSTRAP={addresses}\n")
+        out.print("Look at it:       dledger status --watch")
+        out.print("Write, read:      dledger append hello; dledger tail -f")
+        out.print("Move the leader:  dledger transfer-leader")
+        out.print(f"End it:           kill {pids}; rm -r {group.directory}")
+    else:
+        out.print("\nWhere to go next:")
+        out.print("  dledger demo --keep     the same, and the group stays for you to play with")
+        out.print("  dledger serve --help    run nodes of your own")
+        out.print("  README.md               a five-minute tour")

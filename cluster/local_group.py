@@ -1,0 +1,318 @@
+"""A group of real ``dledger serve`` processes on loopback: for the demo, the benchmarks and the integration tests.
+
+Every process ends with the group, also when the process that made the group is killed: each node watches a pipe that
+only its maker holds open. A detached group (``dledger demo --keep``) is left running instead.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from dledger.errors import DLedgerError
+from dledger.types import NodeId, Role
+
+if TYPE_CHECKING:
+    from dledger.client import DLedgerClient
+
+    from dledger.rpc.ports import NodeStatus
+
+HOST: Final = "127.0.0.1"
+READY_WORDS: Final = " is ready: "
+"""In the one line that ``dledger serve`` prints once it serves."""
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 15.0
+LEADER_TIMEOUT_S: Final = 15.0
+_POLL_S: Final = 0.02
+
+
+class LocalGroupError(Exception):
+    """Raised when a process of the group does not do what it was told; holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """Where one node of the group lives."""
+
+    node_id: NodeId
+    peer_port: int
+    client_port: int
+    log_file: Path
+
+    @property
+    def client_address(self) -> str:
+        """``host:port`` for clients."""
+        return f"{HOST}:{self.client_port}"
+
+
+class LocalGroup:
+    """Starts all nodes on entry and ends all on exit. Not thread-safe, except ``kill``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        size: int = 3,
+        flush: str = "sync",
+        name: str = "default",
+        settings: Mapping[str, str] | None = None,
+        detached: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.name = name
+        self._settings = {"flush_mode": flush, **(settings or {})}
+        self._detached = detached
+        self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        ports = free_ports(2 * size)
+        self.nodes = {
+            NodeId(f"n{number}"): LocalNode(
+                NodeId(f"n{number}"), ports[2 * number], ports[2 * number + 1], directory / f"n{number}.log"
+            )
+            for number in range(size)
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self.start_all()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._detached or kind is not None:
+            self.close()
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def start_all(self) -> None:
+        """Start every node that does not run, side by side, and wait until all are ready."""
+        offsets = {node: self._spawn(node) for node in self.nodes if not self.is_running(node)}
+        for node, offset in offsets.items():
+            self._wait_ready(node, offset)
+
+    def start(self, node: NodeId, *, extra: Sequence[str] = ()) -> None:
+        """Start a node (again) and wait until it is ready. ``extra`` is appended to its command line."""
+        if self.is_running(node):
+            raise LocalGroupError(f"{node} runs already")
+        self._wait_ready(node, self._spawn(node, extra))
+
+    def kill(self, node: NodeId) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        process = self._process(node)
+        process.kill()
+        process.wait()
+
+    def stop(self, node: NodeId, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM, wait for the graceful stop and give the exit code."""
+        process = self._process(node)
+        process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise LocalGroupError(f"{node} did not stop within {timeout_s} s\n{self._log_end(node)}") from None
+
+    def wait_exit(self, node: NodeId, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait until a node ended by itself and give its exit code (negative: a signal)."""
+        try:
+            return self._process(node).wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise LocalGroupError(f"{node} still runs after {timeout_s} s\n{self._log_end(node)}") from None
+
+    def pause(self, node: NodeId) -> None:
+        """SIGSTOP: the process keeps its sockets and says nothing more."""
+        self._process(node).send_signal(signal.SIGSTOP)
+
+    def resume(self, node: NodeId) -> None:
+        """SIGCONT."""
+        self._process(node).send_signal(signal.SIGCONT)
+
+    def is_running(self, node: NodeId) -> bool:
+        """Whether the node's process lives (a paused one does)."""
+        process = self._processes.get(node)
+        return process is not None and process.poll() is None
+
+    def pid(self, node: NodeId) -> int:
+        """The process id of a node that was started."""
+        return self._process(node).pid
+
+    def close(self) -> None:
+        """End every process: SIGTERM to all, SIGKILL to those that take too long. Idempotent."""
+        running = [self._processes[node] for node in self.nodes if self.is_running(node)]
+        for process in running:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGTERM)
+        give_up_at = time.monotonic() + STOP_TIMEOUT_S
+        for process in running:
+            try:
+                process.wait(max(0.0, give_up_at - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for process in self._processes.values():
+            if process.stdin is not None:
+                process.stdin.close()
+
+    # --- what they are and say ---------------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> list[str]:
+        """The client addresses of all nodes, running or not."""
+        return [node.client_address for node in self.nodes.values()]
+
+    def client(self, timeout_s: float = 5.0) -> DLedgerClient:
+        """A client that knows all nodes; to be closed by the caller."""
+        from dledger.client import DLedgerClient
+
+        return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s)
+
+    def leader(self, timeout_s: float = LEADER_TIMEOUT_S, *, other_than: NodeId | None = None) -> NodeId:
+        """Wait until a node leads and can commit, and name it."""
+        found: list[NodeId] = []
+
+        def someone_leads() -> bool:
+            leaders = [
+                one
+                for one in self.statuses().values()
+                if one.role is Role.LEADER and one.node_id != other_than and one.committed_index >= 0
+            ]
+            found[:] = [max(leaders, key=lambda one: one.term).node_id] if leaders else []
+            return bool(found)
+
+        wait_until(someone_leads, timeout_s, "no node became leader")
+        return found[0]
+
+    def statuses(self) -> dict[NodeId, NodeStatus]:
+        """What each running node says of itself; those that do not answer are left out."""
+        answers: dict[NodeId, NodeStatus] = {}
+        with closing(self.client(timeout_s=1.0)) as client:
+            for node in self.nodes.values():
+                if self.is_running(node.node_id):
+                    try:
+                        answers[node.node_id] = client.metadata(address=node.client_address)
+                    except DLedgerError:
+                        continue
+        return answers
+
+    def wait_converged(self, timeout_s: float = 30.0) -> dict[NodeId, NodeStatus]:
+        """Wait until all nodes run, hold the same entries and know them to be committed; give their statuses."""
+        answers: dict[NodeId, NodeStatus] = {}
+
+        def all_alike() -> bool:
+            answers.clear()
+            answers.update(self.statuses())
+            ends = {(one.end_index, one.committed_index, one.end_position) for one in answers.values()}
+            return len(answers) == len(self.nodes) and len(ends) == 1 and all(e == c for e, c, _ in ends)
+
+        wait_until(all_alike, timeout_s, "the nodes did not converge")
+        return answers
+
+    def logs(self, node: NodeId) -> str:
+        """Everything that the node's processes printed."""
+        file = self.nodes[node].log_file
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def store_dir(self, node: NodeId) -> Path:
+        """The node's own directory: ``data/``, ``index/`` and the small files."""
+        return self.directory / f"dledger-{node}"
+
+    # --- internals ---------------------------------------------------------------------------------------------------
+
+    def command(self, node: NodeId) -> list[str]:
+        """The command line of a node."""
+        here = self.nodes[node]
+        members = ";".join(f"{one.node_id}-{HOST}:{one.peer_port}" for one in self.nodes.values())
+        words = [sys.executable, "-m", "cluster.cli", "serve", "-g", self.name, "-i", node, "-p", members]
+        words += ["-s", str(self.directory), "--client-port", str(here.client_port)]
+        for name, text in self._settings.items():
+            words += ["--set", f"{name}={text}"]
+        return words if self._detached else [*words, "--until-stdin-closes"]
+
+    def _spawn(self, node: NodeId, extra: Sequence[str] = ()) -> int:
+        """Start the process and give the size of its log before that."""
+        log_file = self.nodes[node].log_file
+        offset = log_file.stat().st_size if log_file.exists() else 0
+        before = self._processes.get(node)
+        if before is not None and before.stdin is not None:
+            before.stdin.close()
+        with log_file.open("ab") as log:
+            self._processes[node] = subprocess.Popen(
+                [*self.command(node), *extra],
+                stdin=subprocess.DEVNULL if self._detached else subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
+            )
+        return offset
+
+    def _wait_ready(self, node: NodeId, offset: int) -> None:
+        def ready_or_gone() -> bool:
+            return READY_WORDS in self.logs(node)[offset:] or not self.is_running(node)
+
+        try:
+            wait_until(ready_or_gone, START_TIMEOUT_S, f"{node} is not ready")
+        except LocalGroupError as error:
+            raise LocalGroupError(f"{error}\n{self._log_end(node)}") from None
+        if not self.is_running(node):
+            code = self._process(node).returncode
+            raise LocalGroupError(f"{node} ended with exit code {code} while starting\n{self._log_end(node)}")
+
+    def _process(self, node: NodeId) -> subprocess.Popen[bytes]:
+        if node not in self._processes:
+            raise LocalGroupError(f"{node} was never started")
+        return self._processes[node]
+
+    def _log_end(self, node: NodeId) -> str:
+        return "\n".join(self.logs(node).splitlines()[-30:])
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:
+    """Poll until the condition holds. Raises ``LocalGroupError`` with the complaint at the deadline."""
+    never = threading.Event()
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= give_up_at:
+            raise LocalGroupError(f"{complaint} within {timeout_s:g} s")
+        never.wait(_POLL_S)
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct TCP ports that nobody listens on now.
+
+    They lie below the range from which the kernel takes the ports of outgoing connections: inside it, a client that
+    reconnects to a killed node can be given that node's very port, and the node could not be restarted.
+    """
+    low, high = 10_000, _ephemeral_start()
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(low, high), min(high - low, 100 * count)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise LocalGroupError(f"no {count} free ports between {low} and {high}")
+
+
+def _ephemeral_start() -> int:
+    try:
+        return max(11_000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
+        return 32_768

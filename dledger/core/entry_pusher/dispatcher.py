@@ -1,0 +1,284 @@
+"""One follower as its leader sees it: find where the logs agree, drop what conflicts, then stream the rest.
+
+COMPARE finds the last common entry, going back a whole term per answer (§5.3's optimisation). TRUNCATE is sent only if
+the follower holds more, and the follower itself decides whether its next entry really conflicts. APPEND pipelines runs
+within a bounded window; every one in flight has a deadline, after which the dispatcher compares again, so that no lost
+request or answer can stop replication for good (reliability trap 32, dledger #331). INSTALL restarts a follower that
+needs entries which have expired here.
+
+``epoch`` numbers the dispatcher's attempts; an answer to an earlier attempt moves no state. Watermarks are taken from
+every answer of the present term and the follower's present process (``boot_id``): what was durable once stays durable.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dledger.config import ReplicationConfig
+from dledger.core.member_state import Leader, MemberState
+from dledger.core.messages import (
+    LoadRun,
+    Message,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushResponse,
+    PushTruncate,
+)
+from dledger.core.outbox import Wake
+from dledger.errors import ResponseCode, invariant
+from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
+
+
+class DispatcherState(StrEnum):
+    """What the dispatcher is doing; ``IDLE`` unless the member leads."""
+
+    IDLE = "IDLE"
+    COMPARE = "COMPARE"
+    TRUNCATE = "TRUNCATE"
+    APPEND = "APPEND"
+    INSTALL = "INSTALL"
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    last_index: LogIndex
+    due_ms: int
+
+
+class EntryDispatcher:
+    """Brings one peer's log up to the leader's. ``step`` runs on its own thread, ``on_...`` on the transport's."""
+
+    def __init__(self, state: MemberState, peer: NodeId, config: ReplicationConfig) -> None:
+        self._state = state
+        self.peer = peer
+        self._config = config
+        self.state = DispatcherState.IDLE
+        self.next_index = LogIndex(0)
+        self._term = NO_TERM
+        self._epoch = 0
+        self._boot_id: int | None = None
+        self._in_flight: deque[_InFlight] = deque()
+        self._answer_due_ms: int | None = None
+        """While a COMPARE, TRUNCATE or INSTALL is under way: when to give it up."""
+        self._pause_until_ms = 0
+        self._commit_sent = NO_INDEX
+        self._commit_due_ms: int | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Pushes sent and not answered."""
+        return len(self._in_flight)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def step(self, now_ms: int) -> int | None:
+        """Send what may be sent; gives the time at which an answer is overdue or a commit index should go out."""
+        state = self._state
+        if not isinstance(state.role, Leader):
+            self.state = DispatcherState.IDLE
+            self._term = NO_TERM
+            self._in_flight.clear()
+            return None
+        if self._term != state.term:
+            self._begin_term(now_ms)
+        if now_ms < self._pause_until_ms:
+            return self._pause_until_ms
+        if self.state is DispatcherState.APPEND:
+            return self._append(now_ms)
+        if self._answer_due_ms is not None and now_ms < self._answer_due_ms:
+            return self._answer_due_ms
+        return self._compare(now_ms)
+
+    def _begin_term(self, now_ms: int) -> None:
+        self._term = self._state.term
+        self._boot_id = None
+        self._commit_sent = NO_INDEX
+        self._pause_until_ms = now_ms
+        self.next_index = LogIndex(self._state.log.last.index + 1)
+        self._restart()
+
+    def _restart(self, *, pause_until_ms: int | None = None) -> None:
+        """Begin a new attempt: compare at ``next_index - 1``."""
+        self._epoch += 1
+        self.state = DispatcherState.COMPARE
+        self._in_flight.clear()
+        self._answer_due_ms = None
+        if pause_until_ms is not None:
+            self._pause_until_ms = pause_until_ms
+        self._state.outbox.wake |= Wake.DISPATCHERS
+
+    def _compare(self, now_ms: int) -> int:
+        log = self._state.log
+        previous = LogIndex(self.next_index - 1)
+        self._epoch += 1
+        if previous < log.begin.index:
+            return self._install(now_ms)
+        self.state = DispatcherState.COMPARE
+        entry = EntryId(log.term_at(previous), previous)
+        return self._ask(PushCompare(self._term, self._epoch, entry, log.chain_crc_at(previous)), now_ms)
+
+    def _install(self, now_ms: int) -> int:
+        self.state = DispatcherState.INSTALL
+        begin = self._state.log.begin
+        message = PushInstall(
+            self._term, self._epoch, EntryId(begin.term, begin.index), begin.chain_crc, Position(begin.position)
+        )
+        return self._ask(message, now_ms)
+
+    def _ask(self, message: Message, now_ms: int) -> int:
+        """Send something whose answer decides what comes next."""
+        self._answer_due_ms = now_ms + self._config.push_timeout_ms
+        self._send(message)
+        return self._answer_due_ms
+
+    def _append(self, now_ms: int) -> int | None:
+        log = self._state.log
+        if self._in_flight and self._in_flight[0].due_ms <= now_ms:
+            self._restart()
+            return self._compare(now_ms)
+        if self.next_index <= log.begin.index:
+            self._restart()
+            return self._compare(now_ms)
+        last = log.last.index
+        while self.next_index <= last and len(self._in_flight) < self._config.inflight_pushes_max:
+            run_last = log.slice_run(self.next_index, self._config.push_bytes_max)
+            self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last))
+            self._commit_sent = self._state.commit_index
+            self._in_flight.append(_InFlight(run_last, now_ms + self._config.push_timeout_ms))
+            self.next_index = LogIndex(run_last + 1)
+        commit_due = self._push_commit(now_ms)
+        append_due = self._in_flight[0].due_ms if self._in_flight else None
+        return min((due for due in (commit_due, append_due) if due is not None), default=None)
+
+    def _push_commit(self, now_ms: int) -> int | None:
+        """Tell an idle follower the commit index, after giving the next append a chance to carry it."""
+        if self._commit_sent >= self._state.commit_index:
+            self._commit_due_ms = None
+            return None
+        if self._commit_due_ms is None:
+            self._commit_due_ms = now_ms + self._config.commit_push_delay_ms
+        if now_ms < self._commit_due_ms:
+            return self._commit_due_ms
+        self._commit_sent = self._state.commit_index
+        self._commit_due_ms = None
+        self._send(PushCommit(self._term, self._epoch, self._commit_sent))
+        return None
+
+    def _send(self, message: Message) -> None:
+        self._state.outbox.messages.append((self.peer, message))
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def on_connection_lost(self) -> None:
+        """The stream broke: whatever was in flight may be gone, so compare again."""
+        if self.state is not DispatcherState.IDLE:
+            self._restart(pause_until_ms=self._pause_until_ms)
+
+    def on_response(self, response: PushResponse, now_ms: int) -> None:
+        """Take an answer of the follower, in whatever order and however late it comes."""
+        state = self._state
+        if response.term > state.term:
+            state.become_follower(response.term, None, now_ms)
+            return
+        leader = state.role
+        if not isinstance(leader, Leader) or response.term != state.term or self._term != state.term:
+            return
+        leader.contact_ms[self.peer] = now_ms
+        if not self._is_same_process(leader, response):
+            return
+        self._raise_watermark(leader, response)
+        if response.epoch != self._epoch:
+            return
+        if response.code is ResponseCode.SUCCESS:
+            self._on_success(response)
+        else:
+            self._on_refusal(response, now_ms)
+        state.outbox.wake |= Wake.DISPATCHERS
+
+    def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
+        """A restarted follower may have lost what its earlier process had acknowledged: forget its watermark."""
+        if self._boot_id is None:
+            self._boot_id = response.boot_id
+        elif self._boot_id != response.boot_id:
+            leader.match[self.peer] = NO_INDEX
+            self._boot_id = response.boot_id
+            self._restart()
+            return False
+        return True
+
+    def _raise_watermark(self, leader: Leader, response: PushResponse) -> None:
+        flushed = response.flushed_index
+        if flushed > leader.match[self.peer]:
+            last = self._state.log.last.index
+            invariant(flushed <= last, "a follower cannot match more than its leader has", match=flushed, end=last)
+            leader.match[self.peer] = flushed
+            self._state.outbox.wake |= Wake.QUORUM_ACK
+            if leader.transferring:
+                self._state.outbox.wake |= Wake.ELECTOR
+
+    def _on_success(self, response: PushResponse) -> None:
+        match (self.state, response.kind):
+            case (DispatcherState.COMPARE, PushKind.COMPARE):
+                # The answer is about the entry asked for; `verified_index` may be higher (what is committed).
+                self._enter_append_or_truncate(response)
+            case (DispatcherState.TRUNCATE, PushKind.TRUNCATE):
+                self._enter_append()
+            case (DispatcherState.INSTALL, PushKind.INSTALL):
+                self.next_index = LogIndex(min(response.verified_index, self._state.log.last.index) + 1)
+                self._restart()
+            case (DispatcherState.APPEND, PushKind.APPEND):
+                while self._in_flight and self._in_flight[0].last_index <= response.verified_index:
+                    self._in_flight.popleft()
+            case _:
+                pass
+
+    def _enter_append_or_truncate(self, response: PushResponse) -> None:
+        log = self._state.log
+        last = log.last.index
+        self.next_index = LogIndex(min(max(self.next_index, response.verified_index + 1), last + 1))
+        if response.end_index < self.next_index or self.next_index > last:
+            self._enter_append()
+            return
+        self._epoch += 1
+        self.state = DispatcherState.TRUNCATE
+        conflict = EntryId(log.term_at(self.next_index), self.next_index)
+        self._send(PushTruncate(self._term, self._epoch, conflict, log.chain_crc_at(self.next_index)))
+        # The answer is awaited until the deadline of the COMPARE that led here; then everything starts anew.
+
+    def _enter_append(self) -> None:
+        self._epoch += 1
+        self.state = DispatcherState.APPEND
+        self._answer_due_ms = None
+        self._in_flight.clear()
+
+    def _on_refusal(self, response: PushResponse, now_ms: int) -> None:
+        match response.code:
+            case ResponseCode.INCONSISTENT_STATE if response.kind is PushKind.COMPARE:
+                self.next_index = self._agreement_guess(response)
+                self._restart()
+            case ResponseCode.INCONSISTENT_STATE:
+                self.next_index = LogIndex(min(response.end_index, self._state.log.last.index) + 1)
+                self._restart()
+            case ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
+                self.next_index = LogIndex(min(response.conflict.index, self._state.log.last.index) + 1)
+                self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+            case _:
+                self.next_index = LogIndex(min(self.next_index, response.verified_index + 1))
+                self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+
+    def _agreement_guess(self, response: PushResponse) -> LogIndex:
+        """Where to compare next after a refusal, plus one (§5.3; the whole conflicting term is skipped at once)."""
+        log = self._state.log
+        compared = self.next_index - 1
+        if response.conflict == NO_ENTRY:
+            return LogIndex(min(response.end_index, compared - 1) + 1)
+        theirs: Term = response.conflict.term
+        if compared >= log.begin.index and log.term_at(LogIndex(compared)) > theirs:
+            last_not_later = log.first_index_of_term(Term(theirs + 1)) - 1
+            if last_not_later >= log.begin.index and log.term_at(LogIndex(last_not_later)) == theirs:
+                return LogIndex(min(last_not_later, compared - 1) + 1)
+        return LogIndex(min(response.conflict.index - 1, compared - 1) + 1)

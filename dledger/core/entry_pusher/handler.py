@@ -1,0 +1,310 @@
+"""The follower's side of replication: orders, checks and applies what its leader pushes.
+
+Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
+term or of an earlier attempt must not touch the log (reliability trap 19). Nothing at or below the commit index is ever
+removed. What is durable is acknowledged, nothing else; the flusher's ``on_flushed`` lets the answers go.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from dledger.config import FlushMode, ReplicationConfig
+from dledger.core.member_state import Follower, MemberState
+from dledger.core.messages import (
+    CheckedAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushResponse,
+    PushTruncate,
+    ReceivedPush,
+)
+from dledger.core.outbox import Wake
+from dledger.errors import DiskFullError, ResponseCode, invariant
+from dledger.types import (
+    NO_ENTRY,
+    NO_INDEX,
+    NO_TERM,
+    Boundary,
+    CheckedRun,
+    EntryId,
+    LogIndex,
+    NodeId,
+    Term,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """An answer that may leave once change number ``sequence`` of the store is durable."""
+
+    sequence: int
+    epoch: int
+    kind: PushKind
+
+
+class EntryHandler:
+    """Takes pushes (``on_push``, transport threads), executes them (``step``, its thread), answers after flushes."""
+
+    def __init__(self, state: MemberState, config: ReplicationConfig) -> None:
+        self._state = state
+        self._config = config
+        self._queue: deque[tuple[NodeId, ReceivedPush]] = deque()
+        self._session: tuple[Term, NodeId | None] = (NO_TERM, None)
+        self._leader_epoch = 0
+        self._deferred: deque[_Deferred] = deque()
+        self._ack_due = False
+        self._acknowledged_index = NO_INDEX
+        self.verified_index: LogIndex = state.commit_index
+        """The last entry known to be equal to the present leader's."""
+
+    # -- arrival -------------------------------------------------------------------------------------------------
+
+    def on_push(self, sender: NodeId, push: ReceivedPush) -> None:
+        """Queue a push; a full queue refuses it, which makes the leader compare again later."""
+        if len(self._queue) >= self._config.handler_queue_pushes_max:
+            self._answer_to(sender, push.epoch, _kind_of(push), ResponseCode.PUSH_REQUEST_IS_FULL)
+            return
+        self._queue.append((sender, push))
+        self._state.outbox.wake |= Wake.HANDLER
+
+    def step(self, now_ms: int) -> int | None:
+        """Execute the next queued push; due again at once while more wait."""
+        if not self._queue:
+            return None
+        sender, push = self._queue.popleft()
+        self._execute(sender, push, now_ms)
+        return now_ms if self._queue else None
+
+    # -- execution -----------------------------------------------------------------------------------------------
+
+    def _execute(self, sender: NodeId, push: ReceivedPush, now_ms: int) -> None:
+        state = self._state
+        if not state.follow(sender, push.term, now_ms):
+            self._answer_to(sender, push.epoch, _kind_of(push), ResponseCode.EXPIRED_TERM)
+            return
+        if self._session != (state.term, sender):
+            self._begin_session(sender)
+        if push.epoch < self._leader_epoch:
+            return  # an attempt that the leader itself has given up
+        self._leader_epoch = push.epoch
+        match push:
+            case PushCompare():
+                self._compare(push)
+            case PushTruncate():
+                self._truncate(push)
+            case CheckedAppend():
+                self._append(push)
+            case PushCommit(commit_index=commit_index):
+                self._commit(commit_index)
+            case PushInstall():
+                self._install(push)
+
+    def _begin_session(self, leader: NodeId) -> None:
+        """A new leader or term: only what is committed is known to be in its log (leader completeness, §5.4)."""
+        self._session = (self._state.term, leader)
+        self._leader_epoch = 0
+        self._deferred.clear()
+        self._ack_due = False
+        self._acknowledged_index = NO_INDEX
+        self.verified_index = self._state.commit_index
+
+    def _compare(self, push: PushCompare) -> None:
+        log = self._state.log
+        asked = push.previous
+        if asked.index > log.last.index:
+            self._answer(push.epoch, PushKind.COMPARE, ResponseCode.INCONSISTENT_STATE)
+        elif asked.index < log.begin.index:
+            begin = EntryId(log.begin.term, log.begin.index)
+            self._answer(push.epoch, PushKind.COMPARE, ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN, begin)
+        elif log.term_at(asked.index) != asked.term:
+            self._require_uncommitted(asked.index)
+            own = log.term_at(asked.index)
+            first = max(log.first_index_of_term(own), LogIndex(self._state.commit_index + 1))
+            self._answer(push.epoch, PushKind.COMPARE, ResponseCode.INCONSISTENT_STATE, EntryId(own, first))
+        else:
+            self._require_same_chain(asked.index, push.previous_chain_crc)
+            self.verified_index = max(self.verified_index, asked.index)
+            self._answer(push.epoch, PushKind.COMPARE, ResponseCode.SUCCESS)
+
+    def _truncate(self, push: PushTruncate) -> None:
+        log = self._state.log
+        first = push.conflict.index
+        if first > self.verified_index + 1 or first <= log.begin.index:
+            self._answer(push.epoch, PushKind.TRUNCATE, ResponseCode.INCONSISTENT_STATE)
+            return
+        if first <= log.last.index and log.term_at(first) != push.conflict.term:
+            self._require_uncommitted(first)
+            invariant(first > self.verified_index, "a verified entry conflicts", index=first)
+            log.truncate(first)
+        elif first <= log.last.index:
+            self._require_same_chain(first, push.chain_crc)
+        self._answer_when_durable(push.epoch, PushKind.TRUNCATE)
+
+    def _append(self, push: CheckedAppend) -> None:
+        checked = push.run
+        if checked.last.term > push.term or not self._continues_log(checked):
+            self._answer(push.epoch, PushKind.APPEND, ResponseCode.INCONSISTENT_STATE)
+            return
+        log = self._state.log
+        try:
+            if checked.last.index > log.last.index:
+                log.append_run(checked, LogIndex(log.last.index + 1))
+        except DiskFullError:
+            self._answer(push.epoch, PushKind.APPEND, ResponseCode.DISK_FULL)
+            return
+        self.verified_index = max(self.verified_index, checked.last.index)
+        self._commit(push.commit_index)
+        self._ack_due = True
+        self._state.outbox.wake |= Wake.FLUSH
+        self._acknowledge()
+
+    def _continues_log(self, checked: CheckedRun) -> bool:
+        """Whether the run is equal where it overlaps the log, or follows right after it.
+
+        Equal terms at one index mean equal logs up to it (log matching, §5.3), so one look at the last common index is
+        enough; the chain CRC must agree too, or the replicas have diverged.
+        """
+        log = self._state.log
+        run = checked.run
+        common = LogIndex(min(checked.last.index, log.last.index))
+        if run.previous.index > log.last.index:
+            return False
+        if common < log.begin.index:
+            return checked.last.index <= log.begin.index
+        if common >= run.first_index:
+            term, chain_crc = checked.term_of(common), checked.chain_crc_of(common)
+        else:
+            term, chain_crc = run.previous.term, run.previous_chain_crc
+        if log.term_at(common) != term:
+            self._require_uncommitted(common)
+            return False
+        self._require_same_chain(common, chain_crc)
+        return True
+
+    def _install(self, push: PushInstall) -> None:
+        state = self._state
+        log = state.log
+        before = push.before_begin
+        held = log.begin.index <= before.index <= log.last.index and log.term_at(before.index) == before.term
+        if not held:
+            self._require_uncommitted(before.index)
+            log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
+            state.advance_commit(before.index)
+        self.verified_index = max(self.verified_index, before.index)
+        self._answer_when_durable(push.epoch, PushKind.INSTALL)
+
+    def _commit(self, leader_commit: LogIndex) -> None:
+        """Commit what the leader committed, as far as it is verified here (reliability trap 18)."""
+        self._state.advance_commit(LogIndex(min(leader_commit, self.verified_index)))
+        self._become_voter_if_caught_up(leader_commit)
+
+    def _become_voter_if_caught_up(self, leader_commit: LogIndex) -> None:
+        """A member with a new disk may vote once it durably holds what a leader elected without it has committed."""
+        state = self._state
+        if state.hard_state.voter or leader_commit < 0:
+            return
+        durable = min(state.log.flushed.index, self.verified_index)
+        if durable >= leader_commit and state.log.term_at(leader_commit) == state.term:
+            state.allow_voting()
+
+    def _require_uncommitted(self, index: LogIndex) -> None:
+        commit = self._state.commit_index
+        invariant(index > commit, "two histories of committed entries", index=index, commit=commit)
+
+    def _require_same_chain(self, index: LogIndex, chain_crc: int) -> None:
+        own = self._state.log.chain_crc_at(index)
+        invariant(own == chain_crc, "replicas differ below an equal entry", index=index, own=own, leader=chain_crc)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def on_flushed(self) -> None:
+        """The store became more durable: let go the answers that waited for it."""
+        sequence = self._state.log.flushed.sequence
+        while self._deferred and self._deferred[0].sequence <= sequence:
+            deferred = self._deferred.popleft()
+            self._answer(deferred.epoch, deferred.kind, ResponseCode.SUCCESS)
+        self._acknowledge()
+        if not self._state.hard_state.voter and self._is_in_session():
+            self._become_voter_if_caught_up(self._state.commit_index)
+
+    def _acknowledge(self) -> None:
+        """One answer for all appends that have become durable since the last one (or need not be)."""
+        if not self._ack_due or not self._is_in_session():
+            return
+        flushed = self._flushed_index()
+        if flushed >= self.verified_index:
+            self._ack_due = False
+        elif flushed <= self._acknowledged_index:
+            return
+        self._acknowledged_index = flushed
+        self._answer(self._leader_epoch, PushKind.APPEND, ResponseCode.SUCCESS)
+
+    def _answer_when_durable(self, epoch: int, kind: PushKind) -> None:
+        """Answer a change of the log once it cannot come undone by a crash, whatever the flush mode."""
+        state = self._state
+        if state.log.flushed.sequence >= state.log.write_sequence:
+            self._answer(epoch, kind, ResponseCode.SUCCESS)
+            return
+        self._deferred.append(_Deferred(state.log.write_sequence, epoch, kind))
+        state.outbox.wake |= Wake.FLUSH
+
+    def _flushed_index(self) -> LogIndex:
+        if self._state.flush_mode is FlushMode.ASYNC:
+            return self.verified_index
+        return LogIndex(min(self._state.log.flushed.index, self.verified_index))
+
+    def _is_in_session(self) -> bool:
+        state = self._state
+        role = state.role
+        return isinstance(role, Follower) and role.leader is not None and self._session == (state.term, role.leader)
+
+    def _answer(self, epoch: int, kind: PushKind, code: ResponseCode, conflict: EntryId = NO_ENTRY) -> None:
+        leader = self._session[1]
+        if leader is not None and self._is_in_session():
+            self._respond(leader, epoch, kind, code, conflict, self.verified_index, self._flushed_index())
+
+    def _answer_to(self, sender: NodeId, epoch: int, kind: PushKind, code: ResponseCode) -> None:
+        """Answer outside a session: without watermarks, which are the present leader's business."""
+        self._respond(sender, epoch, kind, code, NO_ENTRY, NO_INDEX, NO_INDEX)
+
+    def _respond(
+        self,
+        target: NodeId,
+        epoch: int,
+        kind: PushKind,
+        code: ResponseCode,
+        conflict: EntryId,
+        verified: LogIndex,
+        flushed: LogIndex,
+    ) -> None:
+        state = self._state
+        response = PushResponse(
+            term=state.term,
+            epoch=epoch,
+            kind=kind,
+            code=code,
+            verified_index=verified,
+            flushed_index=flushed,
+            end_index=state.log.last.index,
+            conflict=conflict,
+            boot_id=state.boot_id,
+        )
+        state.outbox.messages.append((target, response))
+
+
+def _kind_of(push: ReceivedPush) -> PushKind:
+    match push:
+        case PushCompare():
+            return PushKind.COMPARE
+        case PushTruncate():
+            return PushKind.TRUNCATE
+        case CheckedAppend():
+            return PushKind.APPEND
+        case PushCommit():
+            return PushKind.COMMIT
+        case PushInstall():
+            return PushKind.INSTALL

@@ -1,0 +1,49 @@
+"""What must hold after every event; the simulator checks it each time, tests whenever they like.
+
+``check`` looks at one member; properties that span members (one leader per term, log matching, leader completeness) are
+the simulator's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dledger.core.member_state import Candidate, Leader
+from dledger.core.node import Node
+from dledger.errors import invariant
+from dledger.types import LogIndex, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an earlier check saw of a member since its last start; later values must not be lower."""
+
+    term: Term
+    commit_index: LogIndex
+
+
+def check(node: Node, before: Seen | None = None) -> Seen:
+    """Raise ``InvariantError`` if ``node`` contradicts itself or its past; gives what the next check compares with."""
+    state = node.state
+    log = state.log
+    if before is not None:
+        invariant(state.term >= before.term, "term never goes back", now=state.term, before=before.term)
+        invariant(
+            state.commit_index >= before.commit_index,
+            "commit index never goes back",
+            now=state.commit_index,
+            before=before.commit_index,
+        )
+    invariant(state.commit_index <= log.last.index, "commit <= end", commit=state.commit_index, last=log.last)
+    invariant(log.begin.index <= state.commit_index, "only committed entries expire", begin=log.begin)
+    invariant(log.flushed.index <= log.last.index, "flushed <= end", flushed=log.flushed, last=log.last)
+    invariant(log.last.term <= state.term, "no entry is newer than its holder's term", last=log.last, term=state.term)
+    invariant(node.handler.verified_index <= log.last.index or isinstance(state.role, Leader), "verified <= end")
+    if isinstance(state.role, Leader):
+        noop = max(state.role.noop_index, log.begin.index)
+        invariant(log.term_at(noop) == state.term, "a leader's no-op is of its term")
+        for peer, match in state.role.match.items():
+            invariant(match <= log.last.index, "match <= end", peer=peer, match=match)
+    if isinstance(state.role, Leader | Candidate):
+        invariant(state.hard_state.voter, "only voters campaign and lead", node=state.node_id)
+    return Seen(state.term, state.commit_index)

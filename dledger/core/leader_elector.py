@@ -1,0 +1,356 @@
+"""The elector: candidate, leader and follower timers; votes; heartbeats; check-quorum; leadership transfer.
+
+Raft §5.2 and §5.4.1 with the dissertation's pre-vote (§9.6), check-quorum (§6.2) and transfer (§3.10). Where DLedger's
+Java elector differs (it campaigns again in its old term, compares logs before terms, and lets one expired answer depose
+a leader with a quorum) Raft is followed; see ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dledger.core.member_state import Candidate, Follower, Leader, MemberState
+from dledger.core.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Message,
+    TakeLeadership,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from dledger.core.outbox import Wake, hint
+from dledger.core.read_index import ReadIndexQueue
+from dledger.errors import (
+    DiskFullError,
+    DLedgerError,
+    FallBehindError,
+    LeaderHint,
+    LeaderTransferringError,
+    NotLeaderError,
+    TransferFailedError,
+    UnknownMemberError,
+)
+from dledger.types import Magic, NodeId, Term
+
+TransferDone = Callable[[LeaderHint | DLedgerError], None]
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A hand-over under way: from the request until some leader of a later term is known, or ``due_ms``."""
+
+    term: Term
+    target: NodeId
+    due_ms: int
+    done: TransferDone | None
+    resend_due_ms: int = 0
+
+
+class LeaderElector:
+    """Decides who leads. Its thread calls ``step``; the transport's threads call ``on_...``; all under the lock."""
+
+    def __init__(self, state: MemberState, reads: ReadIndexQueue, *, noop_body: bytes = b"") -> None:
+        self._state = state
+        self._reads = reads
+        self._noop_body = noop_body
+        self._heartbeat_due_ms = 0
+        self._preference_due_ms = 0
+        self._transfer: _Transfer | None = None
+        self._empty_peers: set[NodeId] = set()
+        self.client_address = ""
+
+    # -- timers --------------------------------------------------------------------------------------------------
+
+    def step(self, now_ms: int) -> int | None:
+        """Do what is due and give the time of the next due thing."""
+        due = self._step_role(now_ms)
+        for other in (self._step_transfer(now_ms), self._reads.step(now_ms)):
+            if other is not None:
+                due = min(due, other)
+        return due
+
+    def _step_role(self, now_ms: int) -> int:
+        state = self._state
+        match state.role:
+            case Leader() as leader:
+                return self._step_leader(leader, now_ms)
+            case Follower(election_due_ms=due) | Candidate(election_due_ms=due):
+                if state.quorum == 1 or now_ms >= due:
+                    self._seek_leadership(now_ms)
+                    return self._role_due_ms()
+                return due
+
+    def _role_due_ms(self) -> int:
+        match self._state.role:
+            case Leader():
+                return self._heartbeat_due_ms
+            case Follower(election_due_ms=due) | Candidate(election_due_ms=due):
+                return due
+
+    def _step_leader(self, leader: Leader, now_ms: int) -> int:
+        state = self._state
+        if not self._quorum_is_in_contact(leader, now_ms):
+            state.become_follower(state.term, None, now_ms)
+            return self._role_due_ms()
+        if now_ms >= self._heartbeat_due_ms or self._reads.wants_round:
+            self._heartbeat(now_ms)
+        if now_ms >= self._preference_due_ms:
+            self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
+            self._hand_over_if_better(leader, now_ms)
+        return min(self._heartbeat_due_ms, self._preference_due_ms)
+
+    def _quorum_is_in_contact(self, leader: Leader, now_ms: int) -> bool:
+        """Check-quorum: a leader that a quorum no longer answers must not believe that it leads."""
+        limit = now_ms - self._state.election.election_timeout_ms_max
+        in_contact = 1 + sum(contact > limit for contact in leader.contact_ms.values())
+        return in_contact >= self._state.quorum
+
+    def _heartbeat(self, now_ms: int) -> None:
+        state = self._state
+        self._heartbeat_due_ms = now_ms + state.election.heartbeat_interval_ms
+        self._broadcast(HeartbeatRequest(state.term, self._reads.begin_round(), self.client_address))
+
+    # -- campaigns -----------------------------------------------------------------------------------------------
+
+    def _seek_leadership(self, now_ms: int) -> None:
+        """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
+        state = self._state
+        self._bootstrap_if_all_new()
+        if not state.hard_state.voter:
+            state.become_follower(state.term, None, now_ms)
+            self._broadcast(VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, fresh=state.log_is_empty))
+        elif state.quorum == 1:
+            self._campaign(now_ms, transfer=False)
+        else:
+            state.become_candidate(now_ms, pre_vote=True)
+            self._broadcast(VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, fresh=state.log_is_empty))
+
+    def _campaign(self, now_ms: int, *, transfer: bool) -> None:
+        state = self._state
+        state.become_candidate(now_ms, pre_vote=False)
+        self._broadcast(VoteRequest(state.term, state.log.last, transfer=transfer, fresh=state.log_is_empty))
+        if state.quorum == 1:
+            self._lead(now_ms)
+
+    def _lead(self, now_ms: int) -> None:
+        """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then speak up at once."""
+        state = self._state
+        try:
+            batch = state.log.append_as_leader(state.term, [self._noop_body], Magic.NOOP)
+        except DiskFullError:
+            state.become_follower(state.term, None, now_ms)
+            return
+        state.become_leader(batch.first_index, now_ms)
+        self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
+        self._heartbeat(now_ms)
+
+    def _bootstrap_if_all_new(self) -> None:
+        """A new disk may vote once a quorum's logs, its own among them, are empty: nothing was ever committed.
+
+        A member whose disk was wiped meets peers that hold entries, so it stays silent until it has caught up.
+        """
+        state = self._state
+        if not state.hard_state.voter and state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
+            state.allow_voting()
+
+    # -- votes ---------------------------------------------------------------------------------------------------
+
+    def on_vote_request(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResponse:
+        """Decide on a vote; the driver answers only after the hard state is durable."""
+        state = self._state
+        self._note_log_of(sender, empty=request.fresh)
+        if request.pre_vote:
+            result = self._judge_pre_vote(sender, request, now_ms)
+            granted = result is VoteResult.ACCEPT
+            return VoteResponse(request.term if granted else state.term, granted, True, result, state.log_is_empty)
+        result = self._judge_vote(sender, request, now_ms)
+        granted = result is VoteResult.ACCEPT
+        if granted:
+            state.save_hard_state(replace(state.hard_state, vote=sender))
+            if isinstance(state.role, Follower):
+                state.role.election_due_ms = state.next_election_due_ms(now_ms)
+        return VoteResponse(state.term, granted, False, result, state.log_is_empty)
+
+    def _judge_pre_vote(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
+        state = self._state
+        if not state.hard_state.voter:
+            return VoteResult.REJECT_NOT_VOTER
+        if state.hears_leader(now_ms):
+            return VoteResult.REJECT_ALREADY_HAS_LEADER
+        if request.term < state.term:
+            return VoteResult.REJECT_EXPIRED_TERM
+        if request.term == state.term and state.hard_state.vote not in (None, sender):
+            return VoteResult.REJECT_ALREADY_VOTED
+        if request.last < state.log.last:
+            return VoteResult.REJECT_SMALL_LEDGER_END
+        return VoteResult.ACCEPT
+
+    def _judge_vote(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
+        state = self._state
+        if request.term < state.term:
+            return VoteResult.REJECT_EXPIRED_TERM
+        if request.term > state.term:
+            if not request.transfer and state.hears_leader(now_ms):
+                return VoteResult.REJECT_ALREADY_HAS_LEADER
+            state.become_follower(request.term, None, now_ms)
+        if not state.hard_state.voter:
+            return VoteResult.REJECT_NOT_VOTER
+        if state.leader_id is not None:
+            return VoteResult.REJECT_ALREADY_HAS_LEADER
+        if state.hard_state.vote not in (None, sender):
+            return VoteResult.REJECT_ALREADY_VOTED
+        if request.last < state.log.last:
+            return VoteResult.REJECT_SMALL_LEDGER_END
+        return VoteResult.ACCEPT
+
+    def on_vote_response(self, sender: NodeId, response: VoteResponse, now_ms: int) -> None:
+        """Count an answer; a quorum of them turns a pre-vote into a campaign and a campaign into leadership."""
+        state = self._state
+        self._note_log_of(sender, empty=response.fresh)
+        role = state.role
+        if response.pre_vote and response.granted:
+            expected = Term(state.term + 1)
+        else:
+            expected = state.term
+            if response.term > state.term:
+                state.become_follower(response.term, None, now_ms)
+                return
+        if not isinstance(role, Candidate) or role.pre_vote != response.pre_vote or response.term != expected:
+            return
+        role.granted[sender] = response.granted
+        if sum(role.granted.values()) >= state.quorum:
+            if role.pre_vote:
+                self._campaign(now_ms, transfer=False)
+            else:
+                self._lead(now_ms)
+
+    def _note_log_of(self, peer: NodeId, *, empty: bool) -> None:
+        """Remember whose log is empty: what a member with a new disk needs to know before it may vote."""
+        if empty:
+            self._empty_peers.add(peer)
+            if not self._state.hard_state.voter:
+                self._bootstrap_if_all_new()
+        else:
+            self._empty_peers.discard(peer)
+
+    # -- heartbeats ----------------------------------------------------------------------------------------------
+
+    def on_heartbeat_request(self, sender: NodeId, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
+        """Follow the leader of a current or later term; an older one learns the current term from the answer."""
+        state = self._state
+        state.follow(sender, request.term, now_ms)
+        return HeartbeatResponse(state.term, request.read_sequence, state.log.disk_full, self.client_address)
+
+    def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
+        """Note the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""
+        state = self._state
+        if response.term > state.term:
+            state.become_follower(response.term, None, now_ms)
+            return
+        leader = state.role
+        if isinstance(leader, Leader) and response.term == state.term and sender in leader.contact_ms:
+            leader.contact_ms[sender] = now_ms
+            leader.disk_full[sender] = response.disk_full
+            self._reads.on_answer(sender, response.read_sequence)
+
+    # -- leadership transfer -------------------------------------------------------------------------------------
+
+    def transfer(self, target: NodeId | None, now_ms: int, done: TransferDone | None = None) -> None:
+        """Hand leadership to ``target`` (None: the most caught-up peer); appends are refused meanwhile.
+
+        ``done`` gets the new leader, or the error that kept the old one: ``NotLeaderError``,
+        ``LeaderTransferringError``, ``UnknownMemberError``, ``FallBehindError`` or ``TransferFailedError``.
+        """
+        state = self._state
+        leader = state.role
+        if not isinstance(leader, Leader):
+            error = NotLeaderError("this node does not lead; ask the leader", leader=hint(state.leader_id))
+            self._finish_transfer(done, error)
+        elif target == state.node_id:
+            self._finish_transfer(done, LeaderHint(state.node_id))
+        else:
+            chosen = target if target is not None else self._most_caught_up(leader)
+            refusal = self._refuse_transfer(leader, chosen, now_ms)
+            if refusal is not None or chosen is None:
+                self._finish_transfer(done, refusal or TransferFailedError("there is no other member to lead"))
+                return
+            leader.transferring = True
+            due_ms = now_ms + state.election.transfer_timeout_ms
+            self._transfer = _Transfer(state.term, chosen, due_ms, done)
+            state.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS
+
+    def _refuse_transfer(self, leader: Leader, target: NodeId | None, now_ms: int) -> DLedgerError | None:
+        state = self._state
+        if target is None:
+            return None
+        if target not in leader.match:
+            return UnknownMemberError(f"{target!r} is not a member; members: {', '.join(state.peers)}")
+        if self._transfer is not None:
+            return LeaderTransferringError(f"leadership is being handed to {self._transfer.target} already")
+        lag = state.log.last.index - leader.match[target]
+        if lag > state.election.transfer_max_lag_entries:
+            return FallBehindError(f"{target} lags {lag} entries behind; wait until it has caught up")
+        if now_ms - leader.contact_ms[target] > state.election.election_timeout_ms_max:
+            return TransferFailedError(f"{target} has not answered lately; is it running?")
+        return None
+
+    def _most_caught_up(self, leader: Leader) -> NodeId | None:
+        return max(self._state.peers, key=lambda peer: (leader.match[peer], leader.contact_ms[peer]), default=None)
+
+    def _hand_over_if_better(self, leader: Leader, now_ms: int) -> None:
+        """Preferred leaders take over, and a leader whose disk is full makes room for one whose is not."""
+        state = self._state
+        preferred = state.election.preferred_leaders
+        able = [
+            peer
+            for peer in state.peers
+            if not leader.disk_full[peer] and self._refuse_transfer(leader, peer, now_ms) is None
+        ]
+        if not state.log.disk_full:
+            able = [peer for peer in able if peer in preferred and state.node_id not in preferred]
+        if able:
+            self.transfer(max(able, key=lambda peer: leader.match[peer]), now_ms)
+
+    def _step_transfer(self, now_ms: int) -> int | None:
+        transfer = self._transfer
+        if transfer is None:
+            return None
+        state = self._state
+        leader = state.role
+        still_leads = isinstance(leader, Leader) and state.term == transfer.term
+        if not still_leads and state.leader_id is not None:
+            self._transfer = None
+            won = state.leader_id == transfer.target
+            other = TransferFailedError(f"{state.leader_id} won the election instead", leader=hint(state.leader_id))
+            self._finish_transfer(transfer.done, LeaderHint(transfer.target) if won else other)
+            return None
+        if now_ms >= transfer.due_ms:
+            self._transfer = None
+            if isinstance(leader, Leader):
+                leader.transferring = False
+            error = TransferFailedError(f"{transfer.target} did not take leadership in time; the group goes on")
+            self._finish_transfer(transfer.done, error)
+            return None
+        if isinstance(leader, Leader) and still_leads and now_ms >= transfer.resend_due_ms:
+            caught_up = leader.match[transfer.target] == state.log.last.index
+            if caught_up:
+                transfer.resend_due_ms = now_ms + state.election.heartbeat_interval_ms
+                state.outbox.messages.append((transfer.target, TakeLeadership(state.term)))
+        return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
+
+    def on_take_leadership(self, sender: NodeId, message: TakeLeadership, now_ms: int) -> None:
+        """The leader hands over: campaign at once, without pre-vote (§3.10)."""
+        state = self._state
+        role = state.role
+        follows = isinstance(role, Follower) and role.leader == sender
+        if message.term == state.term and follows and state.hard_state.voter:
+            self._campaign(now_ms, transfer=True)
+
+    def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:
+        if done is not None:
+            self._state.outbox.completions.append(lambda: done(result))
+
+    def _broadcast(self, message: Message) -> None:
+        self._state.outbox.messages += [(peer, message) for peer in self._state.peers]

@@ -1,0 +1,225 @@
+"""What one member knows and is: term, vote, role, log, commit index. Every change of role goes through here.
+
+Data that belongs to a role lives in the role's own record, so that nothing of an earlier role can survive in a later
+one. Terms only grow; a change of term and the vote in it form ``HardState``, which the driver makes durable before any
+message leaves (see ``dledger.core.outbox``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from dledger.config import FlushMode, ServerConfig
+from dledger.core.outbox import Outbox, RoleChange, Wake
+from dledger.core.ports import Log, Random
+from dledger.errors import invariant
+from dledger.types import GENESIS, NO_ENTRY, NO_INDEX, HardState, LogIndex, NodeId, Role, Term
+
+
+@dataclass(slots=True)
+class Follower:
+    """Listens to ``leader``, or to nobody yet; campaigns when ``election_due_ms`` passes in silence."""
+
+    leader: NodeId | None
+    election_due_ms: int
+    last_heard_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Gathers votes, or (``pre_vote``) only asks whether it would get them; gives up at ``election_due_ms``."""
+
+    pre_vote: bool
+    election_due_ms: int
+    granted: dict[NodeId, bool] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Leader:
+    """Leads its term. ``match`` holds what each peer has durably; ``contact_ms`` when it was last heard."""
+
+    since_ms: int
+    noop_index: LogIndex
+    match: dict[NodeId, LogIndex]
+    contact_ms: dict[NodeId, int]
+    disk_full: dict[NodeId, bool]
+    transferring: bool = False
+
+
+RoleState = Follower | Candidate | Leader
+
+
+class MemberState:
+    """The shared record of one member. All access under the node's lock."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        log: Log,
+        hard_state: HardState,
+        random: Random,
+        boot_id: int,
+        now_ms: int,
+    ) -> None:
+        self.node_id = config.node_id
+        self.peers = tuple(member.node_id for member in config.peers)
+        self.quorum = (len(self.peers) + 1) // 2 + 1
+        self.log = log
+        self.election = config.election
+        self.flush_mode = config.store.flush_mode
+        self.boot_id = boot_id
+        self.outbox = Outbox()
+        self.commit_index: LogIndex = max(log.committed_index, log.begin.index)
+        self._hard_state = hard_state
+        self._hard_state_version = 0
+        self._random = random
+        self.role: RoleState = Follower(None, self.next_election_due_ms(now_ms))
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def hard_state(self) -> HardState:
+        """Term, vote and the right to vote."""
+        return self._hard_state
+
+    @property
+    def hard_state_version(self) -> int:
+        """Counts the changes of ``hard_state``; what depends on a change may leave only once that is durable."""
+        return self._hard_state_version
+
+    @property
+    def term(self) -> Term:
+        """The current term."""
+        return self._hard_state.term
+
+    @property
+    def role_name(self) -> Role:
+        """The role as people and the wire name it."""
+        match self.role:
+            case Follower():
+                return Role.FOLLOWER
+            case Candidate():
+                return Role.CANDIDATE
+            case Leader():
+                return Role.LEADER
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        """The leader of the current term, if known."""
+        match self.role:
+            case Follower(leader=leader):
+                return leader
+            case Candidate():
+                return None
+            case Leader():
+                return self.node_id
+
+    @property
+    def log_is_empty(self) -> bool:
+        """Whether this member never stored anything: with a quorum of such members nothing was ever committed."""
+        return self.log.last == NO_ENTRY and self.log.begin == GENESIS
+
+    @property
+    def durable_index(self) -> LogIndex:
+        """The last own entry that may count towards a quorum."""
+        return self.log.flushed.index if self.flush_mode is FlushMode.SYNC else self.log.last.index
+
+    def hears_leader(self, now_ms: int) -> bool:
+        """Whether a leader is alive as far as this member can tell: then it helps nobody to depose it (§4.2.3)."""
+        match self.role:
+            case Leader():
+                return True
+            case Follower(leader=leader, last_heard_ms=heard) if leader is not None and heard is not None:
+                return now_ms - heard < self.election.election_timeout_ms_min
+            case _:
+                return False
+
+    def next_election_due_ms(self, now_ms: int) -> int:
+        """A fresh random deadline (§5.2: randomised so that split votes are rare)."""
+        election = self.election
+        return now_ms + self._random.randrange(election.election_timeout_ms_min, election.election_timeout_ms_max)
+
+    # -- what it becomes -----------------------------------------------------------------------------------------
+
+    def become_follower(self, term: Term, leader: NodeId | None, now_ms: int) -> None:
+        """Follow ``leader`` (None: whoever will win) in ``term``, which must not be older than the current one."""
+        invariant(term >= self.term, "a term never goes back", term=term, current=self.term)
+        before = self._view()
+        if term > self.term:
+            self.save_hard_state(replace(self._hard_state, term=term, vote=None))
+        elif leader is not None:
+            known = self.leader_id
+            invariant(known in (None, leader), "one leader per term", term=term, known=known, claims=leader)
+        heard = None if leader is None else now_ms
+        self.role = Follower(leader, self.next_election_due_ms(now_ms), heard)
+        self._announce(before)
+
+    def become_candidate(self, now_ms: int, *, pre_vote: bool) -> None:
+        """Ask for votes; a real campaign (not ``pre_vote``) starts a new term with a vote for itself."""
+        invariant(self._hard_state.voter, "only a voter campaigns", node=self.node_id)
+        before = self._view()
+        if not pre_vote:
+            self.save_hard_state(replace(self._hard_state, term=Term(self.term + 1), vote=self.node_id))
+        self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: True})
+        self._announce(before)
+
+    def become_leader(self, noop_index: LogIndex, now_ms: int) -> None:
+        """Lead the current term; only a candidate that voted for itself in it may."""
+        role = self.role
+        invariant(isinstance(role, Candidate) and not role.pre_vote, "only a candidate becomes leader")
+        invariant(self._hard_state.vote == self.node_id, "a leader voted for itself", vote=self._hard_state.vote)
+        before = self._view()
+        self.role = Leader(
+            since_ms=now_ms,
+            noop_index=noop_index,
+            match=dict.fromkeys(self.peers, NO_INDEX),
+            contact_ms=dict.fromkeys(self.peers, now_ms),
+            disk_full=dict.fromkeys(self.peers, False),
+        )
+        self._announce(before)
+        self.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS | Wake.FLUSH
+
+    def follow(self, leader: NodeId, term: Term, now_ms: int) -> bool:
+        """Note a message that only the leader of ``term`` can send; False if that term is over."""
+        if term < self.term:
+            return False
+        role = self.role
+        if term == self.term and isinstance(role, Follower) and role.leader == leader:
+            role.last_heard_ms = now_ms
+            role.election_due_ms = self.next_election_due_ms(now_ms)
+        else:
+            self.become_follower(term, leader, now_ms)
+        return True
+
+    def save_hard_state(self, hard_state: HardState) -> None:
+        """Replace the hard state; the driver makes it durable before anything of this step leaves."""
+        old = self._hard_state
+        invariant(hard_state.term >= old.term, "a term never goes back", new=hard_state, old=old)
+        same_term_vote = hard_state.term > old.term or old.vote in (None, hard_state.vote)
+        invariant(same_term_vote, "one vote per term", new=hard_state, old=old)
+        self._hard_state = hard_state
+        self._hard_state_version += 1
+
+    def allow_voting(self) -> None:
+        """From now on this member's vote counts (its log can no longer lack a committed entry)."""
+        if not self._hard_state.voter:
+            self.save_hard_state(replace(self._hard_state, voter=True))
+
+    def advance_commit(self, index: LogIndex) -> None:
+        """Move the commit index forward to ``index``, if that is forward."""
+        if index <= self.commit_index:
+            return
+        invariant(index <= self.log.last.index, "commit <= end", commit=index, end=self.log.last.index)
+        self.commit_index = index
+        self.log.set_committed(index)
+        self.outbox.committed = index
+
+    def _view(self) -> tuple[Role, Term, NodeId | None]:
+        return self.role_name, self.term, self.leader_id
+
+    def _announce(self, before: tuple[Role, Term, NodeId | None]) -> None:
+        after = self._view()
+        if after != before:
+            self.outbox.role_changes.append(RoleChange(*after))
+            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK

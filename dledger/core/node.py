@@ -1,0 +1,119 @@
+"""One member, whole: the parts put together, and the one place where messages are routed to them.
+
+The caller holds the node's lock around every call, then takes the outbox and acts on it (``dledger.core.outbox``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from dledger.config import ServerConfig
+from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker
+from dledger.core.leader_elector import LeaderElector, TransferDone
+from dledger.core.member_state import MemberState
+from dledger.core.messages import (
+    CheckedAppend,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LoadRun,
+    Message,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushResponse,
+    PushTruncate,
+    TakeLeadership,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.core.outbox import Wake
+from dledger.core.ports import Log, Random
+from dledger.core.read_index import ReadDone, ReadIndexQueue
+from dledger.errors import InvalidRequestError, UnknownMemberError
+from dledger.types import HardState, NodeId
+
+
+class Node:
+    """The protocol of one member. ``boot_id`` must differ between any two runs of it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        log: Log,
+        hard_state: HardState,
+        random: Random,
+        boot_id: int,
+        now_ms: int,
+    ) -> None:
+        replication = config.replication
+        self.state = MemberState(config, log=log, hard_state=hard_state, random=random, boot_id=boot_id, now_ms=now_ms)
+        self.reads = ReadIndexQueue(
+            self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
+        )
+        self.elector = LeaderElector(self.state, self.reads, noop_body=replication.noop_body)
+        self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
+        self.handler = EntryHandler(self.state, replication)
+        self.quorum_ack = QuorumAckChecker(self.state, replication)
+
+    # -- what users ask ------------------------------------------------------------------------------------------
+
+    def append(self, bodies: Sequence[bytes], now_ms: int, done: AppendDone) -> None:
+        """See ``QuorumAckChecker.append``."""
+        self.quorum_ack.append(bodies, now_ms, done)
+
+    def read_index(self, now_ms: int, done: ReadDone) -> None:
+        """See ``ReadIndexQueue.submit``."""
+        self.reads.submit(now_ms, done)
+
+    def transfer(self, target: NodeId | None, now_ms: int, done: TransferDone | None = None) -> None:
+        """See ``LeaderElector.transfer``."""
+        self.elector.transfer(target, now_ms, done)
+
+    # -- what members say ----------------------------------------------------------------------------------------
+
+    def answer(
+        self, sender: NodeId, request: VoteRequest | HeartbeatRequest, now_ms: int
+    ) -> VoteResponse | HeartbeatResponse:
+        """Answer a request; send the answer only after the hard state of this moment is durable."""
+        self._require_member(sender)
+        match request:
+            case VoteRequest():
+                return self.elector.on_vote_request(sender, request, now_ms)
+            case HeartbeatRequest():
+                return self.elector.on_heartbeat_request(sender, request, now_ms)
+
+    def receive(self, sender: NodeId, message: Message, now_ms: int) -> None:
+        """Take any other message."""
+        self._require_member(sender)
+        match message:
+            case VoteResponse():
+                self.elector.on_vote_response(sender, message, now_ms)
+            case HeartbeatResponse():
+                self.elector.on_heartbeat_response(sender, message, now_ms)
+            case TakeLeadership():
+                self.elector.on_take_leadership(sender, message, now_ms)
+            case PushResponse():
+                self.dispatchers[sender].on_response(message, now_ms)
+            case PushCompare() | PushTruncate() | CheckedAppend() | PushCommit() | PushInstall():
+                self.handler.on_push(sender, message)
+            case VoteRequest() | HeartbeatRequest() | PushAppend() | LoadRun():
+                raise InvalidRequestError(f"{type(message).__name__} cannot be received this way")
+            case _:
+                assert_never(message)
+
+    def connection_lost(self, peer: NodeId) -> None:
+        """Pushes in flight towards ``peer`` are lost."""
+        self._require_member(peer)
+        self.dispatchers[peer].on_connection_lost()
+
+    def flushed(self) -> None:
+        """The log became more durable."""
+        self.handler.on_flushed()
+        self.state.outbox.wake |= Wake.QUORUM_ACK
+
+    def _require_member(self, sender: NodeId) -> None:
+        if sender not in self.dispatchers:
+            raise UnknownMemberError(f"{sender!r} is not a peer of {self.state.node_id!r}")

@@ -1,0 +1,100 @@
+"""The names that RocketMQ's brokers and DLedger give their settings, and what they are called here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ALIASES: Final = {
+    # RocketMQ's broker.conf
+    "dLegerGroup": "group",
+    "dLegerSelfId": "node_id",
+    "dLegerPeers": "members",
+    "listenPort": "client_port",
+    "storePathRootDir": "base_dir",
+    "storePathDLedgerCommitLog": "data_dirs",
+    "readOnlyCommitLogStorePaths": "read_only_data_dirs",
+    "mappedFileSizeCommitLog": "segment_bytes",
+    "deleteWhen": "delete_hour",
+    "fileReservedTime": "retention_hours",
+    "cleanFileForciblyEnable": "force_clean",
+    "flushDiskType": "flush_mode",
+    "preferredLeaderId": "preferred_leaders",
+    "preferredLeaderIds": "preferred_leaders",
+    # DLedger's own configuration
+    "selfId": "node_id",
+    "peers": "members",
+    "storeBaseDir": "base_dir",
+    "dataStorePath": "data_dirs",
+    "readOnlyDataStoreDirs": "read_only_data_dirs",
+    "mappedFileSizeForEntryData": "segment_bytes",
+    "mappedFileSizeForEntryIndex": "index_segment_bytes",
+    "flushFileInterval": "flush_interval_ms",
+    "checkPointInterval": "checkpoint_interval_ms",
+    "fileReservedHours": "retention_hours",
+    "diskSpaceRatioToCheckExpired": "disk_check_ratio",
+    "diskSpaceRatioToForceClean": "disk_clean_ratio",
+    "enableDiskForceClean": "force_clean",
+    "maxPendingRequestsNum": "pending_entries_max",
+    "maxWaitAckTimeMs": "ack_timeout_ms",
+    "maxPushTimeOutMs": "push_timeout_ms",
+    "heartBeatTimeIntervalMs": "heartbeat_interval_ms",
+    "maxLeadershipTransferWaitIndex": "transfer_max_lag_entries",
+    "leadershipTransferWaitTimeout": "transfer_timeout_ms",
+    "checkTransferLeaderInterval": "preferred_check_interval_ms",
+}
+"""Java name to the name of a field of ``dledger.config``."""
+
+_UNUSED_TEXT: Final = """
+abortFile accessMessageInMemoryMaxRatio aclEnable adminBrokerThreadPoolNums allAckInSyncStateSet
+autoCreateSubscriptionGroup autoCreateTopicEnable autoDeleteUnusedStats bitMapLengthConsumeQueueExt
+brokerClusterName brokerFastFailureEnable brokerId brokerIP1 brokerIP2 brokerName brokerPermission brokerRole
+brokerTopicEnable channelNotActiveInterval checkCRCOnRecover cleanResourceInterval
+clientCallbackExecutorThreads clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums
+clientSocketRcvBufSize clientSocketSndBufSize clusterTopicEnable commitCommitLogLeastPages
+commitCommitLogThoroughInterval commitIntervalCommitLog compressedRegister connectTimeoutMillis
+consumerFallbehindThreshold consumerManagerThreadPoolQueueCapacity consumerManageThreadPoolNums
+debugLockEnable defaultMessageRequestMode defaultPopShareQueueNum defaultQueryMaxNum defaultTopicQueueNums
+deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval destroyMapedFileInterval
+destroyMapedFileIntervalForcibly disableConsumeIfConsumerReadSlowly disappearTimeAfterStart
+dispatchFromSenderThread duplicationEnable enableBatchAppend enableBatchPush
+enableBuildConsumeQueueConcurrently enableCalcFilterBitMap enableConsumeQueueExt enableControllerMode
+enableDetailStat enableFastAdvanceCommitIndex enableLeaderElector enableLmq enableMultiDispatch
+enablePropertyFilter enablePushToFollower enableScheduleAsyncDeliver enableScheduleMessageStats
+enableSlaveActingMaster enableSnapshot endTransactionPoolQueueCapacity endTransactionThreadPoolNums
+expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fetchNamesrvAddrByAddressServer
+filterDataCleanTimeSpan filterServerNums filterSupportRetry flushCommitLogLeastPages
+flushCommitLogThoroughInterval flushCommitLogTimed flushConsumeQueueLeastPages
+flushConsumeQueueThoroughInterval flushConsumerOffsetHistoryInterval flushConsumerOffsetInterval
+flushDelayOffsetInterval flushIntervalCommitLog flushIntervalConsumeQueue flushLeastPagesWhenWarmMapedFile
+forceRegister haHousekeepingInterval haListenPort haMasterAddress haSendHeartbeatInterval haSlaveFallbehindMax
+haTransferBatchSize heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity highSpeedMode inSyncReplicas
+isEnableBatchPush kerberosEnable loadBalancePollNameServerInterval longPollingEnable mapedFileSizeCommitLog
+mappedFileSizeConsumeQueue mappedFileSizeConsumeQueueExt maxBatchAppendIntervalMs maxBatchAppendSize
+maxBatchPushSize maxDelayTime maxErrorRateOfBloomFilter maxHashSlotNum maxIndexNum maxLmqConsumeQueueNum
+maxMessageSize maxMsgsNumBatch maxPopPollingSize maxSnapshotReservedNum maxTakeLeadershipVoteIntervalMs
+maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
+maxTransferCountOnMessageInMemory messageDelayLevel messageIndexEnable messageIndexSafe messageStorePlugIn
+metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills
+metricsExporterType metricsGrpcExporterHeader metricsGrpcExporterTarget metricsPromExporterHost
+metricsPromExporterPort minInSyncReplicas minTakeLeadershipVoteIntervalMs msgTraceTopicName namesrvAddr
+namesrvDomain namesrvDomainSubgroup notifyConsumerIdsChangedEnable offsetCheckInSlave
+osPageCacheBusyTimeOutMills peerPushQuota peerPushThrottlePoint popPollingMapSize popPollingSize
+printStoreThreadPoolTimeInterval processReplyMessageThreadPoolNums pullMessageThreadPoolNums
+pullThreadPoolQueueCapacity putMsgIndexHightWater queryMessageThreadPoolNums queryThreadPoolQueueCapacity
+redeleteHangedFileInterval regionId registerBrokerTimeoutMills registerNameServerPeriod
+rejectTransactionMessage replyThreadPoolQueueCapacity resetSnapshotEntriesButKeepLastEntriesNum
+resetSnapshotEntriesDelayTime rocketmqHome sendMessageThreadPoolNums sendThreadPoolQueueCapacity
+serverAsyncSemaphoreValue serverCallbackExecutorThreads serverChannelMaxIdleTimeSeconds
+serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
+serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads shortPollingTimeMills skipPreOnlineHA
+slaveReadEnable snapshotEntryResetStrategy snapshotThreshold startAcceptSendRequestTimeStamp
+startRealTimeNotifyThread storeCheckpoint storePathCommitLog storePathConsumeQueue storePathIndex
+storeReplyMessageEnable storeType syncFlushTimeout timerPrecisionMs timerWheelEnable totalReplicas traceOn
+traceTopicEnable transactionCheckInterval transactionCheckMax transactionTimeOut transferMsgByHeap
+transientStorePoolEnable transientStorePoolSize translateMsgIdEnable useEpollNativeSelector
+useReentrantLockWhenPutMessage useTLS waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
+waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue warmMapedFileEnable
+"""
+
+UNUSED: Final = frozenset(_UNUSED_TEXT.split())
+"""Names that mean something to RocketMQ or DLedger and change nothing here (yet)."""

@@ -1,0 +1,351 @@
+"""One node, wired: store, core, threads, transports. The only module in which they all meet."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+from dledger.clock import Clock, SystemClock
+from dledger.config import ServerConfig
+from dledger.core.member_state import Leader
+from dledger.core.messages import (
+    CheckedAppend,
+    Envelope,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Message,
+    PushAppend,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.core.node import Node
+from dledger.core.outbox import RoleChange
+from dledger.core.ports import AppendHook
+from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint
+from dledger.rpc.client_server import ClientServer
+from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc.ports import (
+    CommitEvent,
+    MemberStatus,
+    NodeEvent,
+    NodeStatus,
+    PeerStatus,
+    RoleEvent,
+)
+from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
+from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
+from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
+from dledger.runtime.worker import Worker
+from dledger.store.file_store import FileStore
+from dledger.store.repair import set_aside_damaged
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId
+
+_log = logging.getLogger("dledger")
+
+Result = TypeVar("Result")
+
+
+class DLedgerServer:
+    """A member of a group, from its directory to its two ports. Use ``start``, ``wait`` and ``stop``.
+
+    Implements ``rpc.ports.Receiver`` (what peers send) and ``rpc.ports.LogNode`` (what clients ask). Raises from the
+    constructor, before a port is open: ``ConfigError``, ``IdentityError``, ``DirectoryLockedError``,
+    ``CorruptLogError`` (``repair=True`` sets a damaged log aside and fetches it again from the peers).
+    """
+
+    def __init__(self, config: ServerConfig, *, repair: bool = False, clock: Clock | None = None) -> None:
+        self._config = config.check()
+        self._clock = clock or SystemClock()
+        self._stopped = threading.Event()
+        self._stop_lock = threading.Lock()  # one stop at a time
+        self._supervisor = Supervisor(lambda _error: self._stopped.set())
+        if repair:
+            set_aside_damaged(config.store, node_id=config.node_id)
+        self.log = FileStore.open(
+            config.store,
+            cluster_id=config.effective_cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            clock=self._clock,
+        )
+        try:
+            self._wire()
+        except BaseException:
+            self.log.close()
+            raise
+
+    def _wire(self) -> None:
+        config = self._config
+        now_ms = self._clock.monotonic_ms()
+        self._node = Node(
+            config,
+            log=self.log,
+            hard_state=self.log.hard_state.load(),
+            random=random.Random(secrets.randbits(64)),
+            boot_id=secrets.randbits(62),
+            now_ms=now_ms,
+        )
+        self._driver = NodeDriver(
+            config, self._node, self.log, self.log.hard_state, self._clock, self._supervisor, self._send
+        )
+        self._roles = RoleChangeNotifier(config.node_id, self._supervisor)
+        self._driver.on_role_change = self._roles.publish
+        self._driver.on_commit = self._publish_commit
+        self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
+        self._roles.listen(self._log_role_change)
+        self._transport = GrpcTransport(config)
+        self._clients = ClientServer(config, self)
+        name = config.node_id
+        self._workers = [
+            Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
+            Worker(f"dledger-warm-{name}", self._warm, self._clock, self._supervisor),
+            Worker(f"dledger-clean-{name}", self._clean, self._clock, self._supervisor),
+        ]
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def add_append_hook(self, hook: AppendHook) -> None:
+        """Run ``hook`` on every entry this node appends as leader; only before ``start``."""
+        self.log.add_append_hook(hook)
+
+    def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
+        """Tell ``handler`` about role changes; only before ``start``."""
+        self._roles.add_handler(handler)
+
+    def start(self) -> DLedgerServer:
+        """Open both ports and take part in the group. Raises ``ConfigError`` when a port is taken."""
+        _log.info("%s: %s", self._config.node_id, self.log.recovery_report)
+        try:
+            self._clients.start()
+            self._node.elector.client_address = self.client_address
+            self._transport.start(self)
+            self._roles.start()
+            self._driver.start()
+            for worker in self._workers:
+                worker.start()
+        except BaseException:
+            self.stop(graceful=False)
+            raise
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Block until the node has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
+        if not self._stopped.wait(timeout_s):
+            return None
+        return EXIT_FATAL if self._supervisor.fatal is not None else 0
+
+    def stop(self, *, graceful: bool = True) -> None:
+        """Stop: a leader first hands over (``graceful``), then ports, threads and store are closed. Idempotent."""
+        with self._stop_lock:
+            if graceful and self._supervisor.fatal is None and not self._stopped.is_set():
+                self._step_down()
+            self._clients.close()
+            self._transport.close()
+            self._driver.stop()
+            for worker in self._workers:
+                worker.stop(JOIN_TIMEOUT_S)
+            self._roles.stop()
+            self.log.close()
+            self._stopped.set()
+
+    def _step_down(self) -> None:
+        """Hand leadership to the most caught-up peer, or give up after the transfer's own time limit."""
+        if not self._node.state.peers or not self._driver.look(lambda node: isinstance(node.state.role, Leader)):
+            return
+        finished = threading.Event()
+        self.submit_transfer(None, lambda _result: finished.set())
+        finished.wait(self._config.election.transfer_timeout_ms / 1000 + 1)
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why the node stopped itself, if it did."""
+        return self._supervisor.fatal
+
+    @property
+    def client_address(self) -> str:
+        """Where clients reach this node."""
+        return self._config.advertised_client_address or self._clients.address
+
+    # -- background work -----------------------------------------------------------------------------------------
+
+    def _checkpoint(self) -> int:
+        self.log.sync_checkpoint()
+        return self._clock.monotonic_ms() + self._config.store.checkpoint_interval_ms
+
+    def _warm(self) -> int:
+        more = self.log.warm()
+        return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
+
+    def _clean(self) -> int:
+        self.log.clean(self._driver.look(_protected_index))
+        return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
+
+    # -- Receiver: what peers send -------------------------------------------------------------------------------
+
+    def request(self, envelope: Envelope) -> Envelope:
+        """Answer a vote or heartbeat request, once the hard state is durable."""
+        message = envelope.message
+        if not isinstance(message, VoteRequest | HeartbeatRequest):
+            raise InvalidRequestError(f"{type(message).__name__} is not a request")
+        answer: VoteResponse | HeartbeatResponse = self._driver.call(
+            lambda now_ms: self._node.answer(envelope.sender, message, now_ms)
+        )
+        return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
+
+    def receive(self, envelope: Envelope) -> None:
+        """Take any other message; a run is verified first, outside the lock."""
+        message: Message = envelope.message
+        if isinstance(message, PushAppend):
+            checked = self.log.check_run(message.run)
+            message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
+        received = message
+        self._driver.call(lambda now_ms: self._node.receive(envelope.sender, received, now_ms))
+
+    def connection_lost(self, peer: NodeId) -> None:
+        """The push stream towards ``peer`` broke."""
+        self._driver.call(lambda _now_ms: self._node.connection_lost(peer))
+
+    def _send(self, target: NodeId, message: Message) -> None:
+        config = self._config
+        self._transport.send(Envelope(config.effective_cluster_id, config.group, config.node_id, target, message))
+
+    # -- LogNode: what clients ask -------------------------------------------------------------------------------
+
+    def submit_append(self, bodies: Sequence[bytes], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
+        """See ``LogNode.submit_append``."""
+        self._submit(lambda now_ms: self._node.append(bodies, now_ms, self._with_address(done)), done)
+
+    def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
+        """See ``LogNode.submit_read_index``."""
+        self._submit(lambda now_ms: self._node.read_index(now_ms, self._with_address(done)), done)
+
+    def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
+        """See ``LogNode.submit_transfer``."""
+        self._submit(lambda now_ms: self._node.transfer(target, now_ms, self._with_address(done)), done)
+
+    def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        """See ``LogNode.read``."""
+        return self.log.read_range(first_index, last_index, max_bytes)
+
+    def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
+        """See ``LogNode.subscribe``."""
+        self._commit_listeners = (*self._commit_listeners, listener)
+        cancel_roles = self._roles.listen(lambda change: listener(self._role_event(change)))
+
+        def cancel() -> None:
+            cancel_roles()
+            self._commit_listeners = tuple(one for one in self._commit_listeners if one is not listener)
+
+        return cancel
+
+    def status(self) -> NodeStatus:
+        """See ``LogNode.status``."""
+        return self._driver.look(self._status)
+
+    def _submit(self, action: Callable[[int], None], done: Callable[[DLedgerError], None]) -> None:
+        try:
+            self._driver.call(action)
+        except DLedgerError as error:
+            done(error)
+
+    def _with_address(self, done: Callable[[Result | DLedgerError], None]) -> Callable[[Result | DLedgerError], None]:
+        """Complete the core's leader hints, which know ids only, with the address clients need."""
+
+        def addressed(result: Result | DLedgerError) -> None:
+            if isinstance(result, DLedgerError) and result.leader is not None:
+                result.leader = self._hint(result.leader.node_id)
+            done(result)
+
+        return addressed
+
+    def _status(self, node: Node) -> NodeStatus:
+        config, state, log = self._config, node.state, self.log
+        return NodeStatus(
+            cluster_id=config.effective_cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            role=state.role_name,
+            term=state.term,
+            leader=self._hint(state.leader_id),
+            members=tuple(
+                MemberStatus(member.node_id, member.address, self._client_address_of(member.node_id))
+                for member in sorted(config.members, key=lambda member: member.node_id)
+            ),
+            begin_index=LogIndex(log.begin.index + 1),
+            end_index=log.last.index,
+            committed_index=state.commit_index,
+            flushed_index=log.flushed.index,
+            begin_position=log.begin.position,
+            end_position=log.end_position,
+            flush_mode=config.store.flush_mode.value,
+            disk_full=log.disk_full,
+            voter=state.hard_state.voter,
+            pending_entries=node.quorum_ack.pending_entries,
+            peers=self._peer_statuses(node),
+            version=_version(),
+        )
+
+    def _peer_statuses(self, node: Node) -> tuple[PeerStatus, ...]:
+        leader = node.state.role
+        if not isinstance(leader, Leader):
+            return ()
+        now_ms, end = self._clock.monotonic_ms(), self.log.last.index
+        return tuple(
+            PeerStatus(
+                node_id=peer,
+                match_index=leader.match[peer],
+                next_index=dispatcher.next_index,
+                state=dispatcher.state.value,
+                lag_entries=end - leader.match[peer],
+                inflight=dispatcher.in_flight,
+                last_contact_ms=now_ms - leader.contact_ms[peer],
+            )
+            for peer, dispatcher in node.dispatchers.items()
+        )
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _publish_commit(self, index: LogIndex) -> None:
+        event = CommitEvent(index)
+        for listener in self._commit_listeners:
+            listener(event)
+
+    def _role_event(self, change: RoleChange) -> RoleEvent:
+        return RoleEvent(self._config.node_id, change.role, change.term, self._hint(change.leader))
+
+    def _log_role_change(self, change: RoleChange) -> None:
+        leader = change.leader or "unknown"
+        _log.info("%s is %s in term %d, leader %s", self._config.node_id, change.role, change.term, leader)
+
+    def _hint(self, leader: NodeId | None) -> LeaderHint | None:
+        return None if leader is None else LeaderHint(leader, self._client_address_of(leader))
+
+    def _client_address_of(self, node_id: NodeId) -> str:
+        if node_id == self._config.node_id:
+            return self.client_address
+        return self._transport.client_addresses.get(node_id, "")
+
+
+_WARM_INTERVAL_MS = 20
+
+
+def _protected_index(node: Node) -> LogIndex:
+    """Entries above this index must not expire: not committed, or still needed by a follower that is alive."""
+    state = node.state
+    matches = [state.commit_index]
+    if isinstance(state.role, Leader):
+        matches += state.role.match.values()
+    return LogIndex(min(matches))
+
+
+def _version() -> str:
+    try:
+        return version("dledger")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,32 @@
+"""Waiting for conditions instead of sleeping: a deadline, and a message when it passes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+POLL_S = 0.005
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    """Return once ``condition()`` holds; fail with ``what`` after ``timeout_s``."""
+    pause = threading.Event()
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        pause.wait(POLL_S)
+
+
+class ManualClock:
+    """A clock that moves when told to."""
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self.now_ms = now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms

@@ -1,0 +1,266 @@
+"""Settings from flags, environment and files: precedence, names, values and the report of everything that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dledger import settings
+from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.errors import ConfigError
+from dledger.java_names import ALIASES, UNUSED
+from dledger.types import NodeId
+
+ROCKETMQ_CONF = """\
+brokerClusterName=RaftCluster
+brokerName=RaftNode00
+listenPort=30911
+namesrvAddr=127.0.0.1:9876
+storePathRootDir=/tmp/rmqstore/node00
+storePathCommitLog=/tmp/rmqstore/node00/commitlog
+enableDLegerCommitLog=true
+dLegerGroup=RaftNode00
+dLegerPeers=n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913
+## must be unique
+dLegerSelfId=n1
+sendMessageThreadPoolNums=16
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """The path of the conf file of a test."""
+    return tmp_path / "broker.conf"
+
+
+def problems_of(file: Path | None = None, **sources: dict[str, str]) -> tuple[str, ...]:
+    """What ``load`` complains about."""
+    with pytest.raises(ConfigError) as caught:
+        settings.load(file, sources.get("environ", {}), sources.get("flags", {}))
+    return caught.value.problems
+
+
+def from_file(conf: Path, text: str) -> ServerConfig:
+    """The configuration that a conf file gives."""
+    conf.write_text(text)
+    return settings.load(conf, {}, {}).config
+
+
+def test_without_sources_the_defaults_hold() -> None:
+    """Nothing given: one node with the defaults of ``ServerConfig``."""
+    loaded = settings.load(None, {}, {})
+
+    assert loaded == settings.Settings(ServerConfig())
+
+
+def test_rocketmq_quick_start_conf_is_read_as_it_is(conf: Path) -> None:
+    """The broker-n1.conf of RocketMQ's DLedger quick start needs no edit; what does not apply is listed."""
+    conf.write_text(ROCKETMQ_CONF)
+
+    loaded = settings.load(conf, {}, {})
+
+    assert loaded.config.group == "RaftNode00"
+    assert loaded.config.node_id == "n1"
+    assert loaded.config.client_port == 30911
+    assert [member.port for member in loaded.config.members] == [40911, 40912, 40913]
+    assert loaded.config.store.base_dir == Path("/tmp/rmqstore/node00")
+    assert loaded.config.election == ElectionConfig()
+    assert [one.partition(" ")[0] for one in loaded.unused] == [
+        "brokerClusterName",
+        "brokerName",
+        "namesrvAddr",
+        "storePathCommitLog",
+        "sendMessageThreadPoolNums",
+    ]
+    assert loaded.unused[0] == f"brokerClusterName ({conf}:1)"
+
+
+def test_flags_beat_the_environment_which_beats_the_file(conf: Path) -> None:
+    """Precedence: flags > environment > file > defaults, per setting."""
+    conf.write_text("dLegerGroup=file\nflush_interval_ms=20\nclean_interval_ms=30\n")
+    environ = {"DLEDGER_GROUP": "environment", "DLEDGER_FLUSH_INTERVAL_MS": "21", "HOME": "/root"}
+
+    config = settings.load(conf, environ, {"group": "flag"}).config
+
+    assert config.group == "flag"
+    assert config.store.flush_interval_ms == 21
+    assert config.store.clean_interval_ms == 30
+
+
+@pytest.mark.parametrize(
+    ("line", "section", "name", "value"),
+    [
+        ("storePathDLedgerCommitLog=/a,/b", "store", "data_dirs", (Path("/a"), Path("/b"))),
+        ("readOnlyCommitLogStorePaths=/c", "store", "read_only_data_dirs", (Path("/c"),)),
+        ("mappedFileSizeCommitLog=1048576", "store", "segment_bytes", 1 << 20),
+        ("segment_bytes=2g", "store", "segment_bytes", 2 << 30),
+        ("segment_bytes=64 KiB", "store", "segment_bytes", 64 << 10),
+        ("push_bytes_max=512k", "replication", "push_bytes_max", 512 << 10),
+        ("deleteWhen=04;16", "store", "delete_hour", (4, 16)),
+        ("fileReservedTime=48", "store", "retention_hours", 48.0),
+        ("fileReservedHours=.5", "store", "retention_hours", 0.5),
+        ("cleanFileForciblyEnable=false", "store", "force_clean", False),
+        ("import_unchecked=yes", "store", "import_unchecked", True),
+        ("diskMaxUsedSpaceRatio=75", "store", "disk_check_ratio", 0.75),
+        ("flushDiskType=ASYNC_FLUSH", "store", "flush_mode", FlushMode.ASYNC),
+        ("flushDiskType=SYNC_FLUSH", "store", "flush_mode", FlushMode.SYNC),
+        ("flush_mode=async", "store", "flush_mode", FlushMode.ASYNC),
+        ("preferredLeaderIds=n0", "election", "preferred_leaders", (NodeId("n0"),)),
+        ("maxPendingRequestsNum=7", "replication", "pending_entries_max", 7),
+        ("noop_body=x", "replication", "noop_body", b"x"),
+        ("heartbeat_interval_ms=50", "election", "heartbeat_interval_ms", 50),
+    ],
+)
+def test_a_line_sets_its_field(conf: Path, line: str, section: str, name: str, value: object) -> None:
+    """RocketMQ's, DLedger's and our names reach the field that they mean, with their own units."""
+    config = from_file(conf, line)
+
+    assert getattr(getattr(config, section), name) == value
+
+
+def test_dledgers_own_names_describe_a_node(conf: Path) -> None:
+    """The configuration of a stand-alone DLedger server works as well."""
+    config = from_file(conf, "group=g\nselfId=a\npeers=a-h1:1;b-h2:2\nstoreBaseDir=/data")
+
+    assert (config.group, config.node_id, config.store.base_dir) == ("g", "a", Path("/data"))
+    assert config.members == (Member(NodeId("a"), "h1", 1), Member(NodeId("b"), "h2", 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("heartBeatTimeIntervalMs=2000", (2000, 6000, 6700)),
+        ("heartBeatTimeIntervalMs=200\nmaxHeartBeatLeak=5", (200, 1000, 1700)),
+        ("maxHeartBeatLeak=4\nminVoteIntervalMs=100\nmaxVoteIntervalMs=300", (100, 400, 600)),
+        ("maxVoteIntervalMs=1300", (100, 500, 1500)),
+        ("heartBeatTimeIntervalMs=200\nelection_timeout_ms_min=700\nelection_timeout_ms_max=900", (200, 700, 900)),
+        ("heartbeat_interval_ms=150", (150, 500, 1000)),
+    ],
+)
+def test_java_timers_become_election_timeouts(conf: Path, text: str, expected: tuple[int, int, int]) -> None:
+    """DLedger waits leak x heartbeat and then a random span; that is our minimum and maximum (spec §3.1)."""
+    election = from_file(conf, text).election
+
+    found = (election.heartbeat_interval_ms, election.election_timeout_ms_min, election.election_timeout_ms_max)
+    assert found == expected
+
+
+def test_every_field_can_be_set_in_every_source() -> None:
+    """No field of the configuration is out of reach of a file, a variable or a flag."""
+    names = {
+        field.name
+        for record in (ServerConfig, ElectionConfig, ReplicationConfig, StoreConfig)
+        for field in fields(record)
+    } - {"election", "replication", "store"}
+
+    for name in names:
+        text = "%%%"  # Good for a text, no number: either way the name was known.
+        for sources in ({"environ": {f"DLEDGER_{name.upper()}": text}}, {"flags": {name: text}}):
+            try:
+                settings.load(None, sources.get("environ", {}), sources.get("flags", {}))
+            except ConfigError as error:
+                assert "unknown" not in str(error)  # noqa: PT017 - either outcome is fine, an unknown name is not
+    assert set(ALIASES.values()) <= names
+    assert not UNUSED & set(ALIASES)
+
+
+def test_all_problems_are_reported_at_once_with_their_places(conf: Path) -> None:
+    """Unknown, unreadable and contradicting settings of all sources come in one report."""
+    conf.write_text("dLegerGruop=g\nlistenPort=many\nselfId=n0\ndLegerSelfId=n1\n")
+
+    found = problems_of(
+        conf,
+        environ={"DLEDGER_MEMBRES": "x", "DLEDGER_FORCE_CLEAN": "perhaps"},
+        flags={"segmnt_bytes": "1", "peers": "?"},
+    )
+
+    assert found == (
+        f"{conf}:1: unknown setting 'dLegerGruop': did you mean dLegerGroup?",
+        "environment variable DLEDGER_MEMBRES: unknown setting: did you mean DLEDGER_MEMBERS?",
+        "flag segmnt_bytes: unknown setting: did you mean segment_bytes?",
+        f"{conf}:2: listenPort: 'many' is no whole number",
+        f"{conf}:4: dLegerSelfId=n1 contradicts selfId=n0 ({conf}:3): keep one of them",
+        "environment variable DLEDGER_FORCE_CLEAN: force_clean: 'perhaps' is neither true nor false",
+        "flag peers: peers: member '?' must look like id-host:port, for example n0-127.0.0.1:20911",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("segment_bytes=big", "is no size"),
+        ("retention_hours=three", "is no number"),
+        ("flush_mode=maybe", "is no flush mode"),
+        ("deleteWhen=four", "is no whole number"),
+        ("enableDLegerCommitLog=false", "plain commit log"),
+        ("zzzzzzzzzzzzqqqq=1", "unknown setting 'zzzzzzzzzzzzqqqq'"),
+        ("group=\\u00", "four hexadecimal digits"),
+    ],
+)
+def test_a_bad_line_is_named(conf: Path, line: str, words: str) -> None:
+    """The report starts with the file and names the line."""
+    conf.write_text(line)
+
+    (problem,) = problems_of(conf)
+
+    assert problem.startswith(str(conf))
+    assert words in problem
+
+
+def test_relations_are_checked_over_all_sources(conf: Path) -> None:
+    """A contradiction between two sources names both."""
+    conf.write_text("election_timeout_ms_min=200")
+
+    (problem,) = problems_of(conf, environ={"DLEDGER_HEARTBEAT_INTERVAL_MS": "90"})
+
+    assert "at least three heartbeats" in problem
+    assert f"election_timeout_ms_min from {conf}:1" in problem
+    assert "heartbeat_interval_ms from environment variable DLEDGER_HEARTBEAT_INTERVAL_MS" in problem
+
+
+def test_a_foreign_node_id_names_where_it_was_given() -> None:
+    """The most common mistake: an id that is not among the members."""
+    (problem,) = problems_of(flags={"node_id": "n7"})
+
+    assert "'n7' is not among the members (n0)" in problem
+    assert "[node_id from flag node_id]" in problem
+
+
+def test_a_missing_file_is_a_problem_like_others(tmp_path: Path) -> None:
+    """The other sources are still checked."""
+    found = problems_of(tmp_path / "no.conf", flags={"client_port": "x"})
+
+    assert len(found) == 2
+    assert found[0].endswith("no.conf: cannot be read: No such file or directory")
+
+
+def test_repeating_the_same_value_is_no_contradiction(conf: Path) -> None:
+    """``fileReservedTime`` and ``fileReservedHours`` may agree."""
+    assert from_file(conf, "fileReservedTime=9\nfileReservedHours=9").store.retention_hours == 9
+
+
+def test_the_environment_knows_java_names_and_ignores_what_is_not_meant_for_it() -> None:
+    """Empty variables, the command line's own and Kubernetes' service links are no settings."""
+    environ = {
+        "DLEDGER_PEERS": "n0-a:1;n1-b:2",
+        "DLEDGER_SELF_ID": "n1",
+        "DLEDGER_GROUP": "",
+        "DLEDGER_BOOTSTRAP": "127.0.0.1:1",
+        "DLEDGER_SERVICE_HOST": "10.0.0.1",
+        "DLEDGER_SERVICE_PORT_CLIENT": "20911",
+        "DLEDGER_PORT": "tcp://10.0.0.1:20911",
+        "DLEDGER_0_PORT_20911_TCP_ADDR": "10.0.0.1",
+        "DLEDGER_BROKER_NAME": "x",
+    }
+
+    loaded = settings.load(None, environ, {})
+
+    assert loaded.config.self_member == Member(NodeId("n1"), "b", 2)
+    assert loaded.unused == ("brokerName (environment variable DLEDGER_BROKER_NAME)",)
+
+
+def test_a_variable_that_resembles_nothing_is_refused_without_a_guess() -> None:
+    """A hint that is no hint is left out."""
+    assert problems_of(environ={"DLEDGER_QQQQQQQQ": "1"}) == ("environment variable DLEDGER_QQQQQQQQ: unknown setting",)
