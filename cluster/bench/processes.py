@@ -11,10 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -48,19 +48,14 @@ def end(process: subprocess.Popen[bytes], grace_seconds: float = 5.0) -> None:
                 stream.close()
 
 
-@contextlib.contextmanager
-def daemon(
+def spawn_daemon(
     argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program whose output goes to ``log`` until the block ends."""
+) -> subprocess.Popen[bytes]:
+    """Start a program whose output goes to ``log``; the caller must ``end`` it."""
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
-    try:
-        yield process
-    finally:
-        end(process)
 
 
 class PythonChild:
@@ -83,7 +78,7 @@ class PythonChild:
             )
         self._received = b""
 
-    def __enter__(self) -> PythonChild:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,20 +7,23 @@ and value = field 2; ``StatusResponse`` has the header (its member id = field 2)
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import grpc
 
-from cluster.bench.processes import ChildError, daemon, free_ports
+from cluster.bench.processes import ChildError, end, free_ports, spawn_daemon
 
 INSTALL = "etcd (Debian: apt-get install etcd-server)"
 RPC_TIMEOUT_SECONDS = 5.0
+CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
+"""A restarted member is reached at once, not after gRPC's default back-off of seconds."""
 
 
 def available() -> bool:
@@ -81,37 +84,85 @@ def leads(status_response: bytes) -> bool:
 
 
 class EtcdGroup:
-    """A running group."""
+    """A running group: its members' processes by client endpoint."""
 
-    def __init__(self, members: list[tuple[str, subprocess.Popen[bytes]]], stack: contextlib.ExitStack) -> None:
-        self._members = members
-        self._channels = {endpoint: stack.enter_context(grpc.insecure_channel(endpoint)) for endpoint, _ in members}
+    def __init__(self, start: Mapping[str, Callable[[], subprocess.Popen[bytes]]], stack: contextlib.ExitStack) -> None:
+        self._start = start
+        self._processes = {endpoint: begin() for endpoint, begin in start.items()}
+        self._channels = {
+            endpoint: stack.enter_context(grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS))
+            for endpoint in start
+        }
 
-    def leader(self, timeout_seconds: float = 30.0) -> tuple[str, subprocess.Popen[bytes]]:
-        """The leader's endpoint and process, once there is one."""
+    def leader(self, timeout_seconds: float = 30.0) -> str:
+        """The leader's endpoint, once there is one."""
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
-            for endpoint, process in self._members:
+            for endpoint, process in self._processes.items():
                 if process.poll() is None and self._leads(endpoint):
-                    return endpoint, process
+                    return endpoint
             time.sleep(0.05)
         raise ChildError(f"no etcd member became leader in {timeout_seconds:g} s")
 
+    def kill(self, endpoint: str) -> None:
+        """SIGKILL one member, and wait until it is gone."""
+        self._processes[endpoint].kill()
+        self._processes[endpoint].wait()
+
+    def restart(self, endpoint: str) -> None:
+        """Start a killed member again and wait until it knows a leader."""
+        self._processes[endpoint] = self._start[endpoint]()
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline:
+            if self._status(endpoint).get(4, 0):
+                return
+            time.sleep(0.05)
+        raise ChildError(f"etcd at {endpoint} did not come back; see its log")
+
+    def first_put_after_kill(self, value: bytes) -> float:
+        """Kill the leader; the seconds until one of the others has taken a value."""
+        dead = self.leader()
+        others = [endpoint for endpoint in self._processes if endpoint != dead]
+        self.kill(dead)
+        started = time.perf_counter()
+        while time.perf_counter() < started + 30.0:
+            for endpoint in others:
+                put = self._channels[endpoint].unary_unary("/etcdserverpb.KV/Put", _raw, _raw)
+                try:
+                    put(put_request(b"bench", value), timeout=0.2)
+                except grpc.RpcError:
+                    continue  # no leader yet: the next one is asked
+                took = time.perf_counter() - started
+                self.restart(dead)
+                return took
+        raise ChildError("etcd took no put within 30 s of its leader's death")
+
     def putter(self) -> Callable[[bytes], None]:
         """A function that puts one value through the leader and returns when a quorum has it on disk."""
-        call = self._channels[self.leader()[0]].unary_unary("/etcdserverpb.KV/Put", _raw, _raw)
+        call = self._channels[self.leader()].unary_unary("/etcdserverpb.KV/Put", _raw, _raw)
 
         def put(value: bytes) -> None:
             call(put_request(b"bench", value), timeout=RPC_TIMEOUT_SECONDS)
 
         return put
 
+    def close(self) -> None:
+        """End every member by its id."""
+        for process in self._processes.values():
+            end(process)
+
     def _leads(self, endpoint: str) -> bool:
+        return leads(self._raw_status(endpoint))
+
+    def _status(self, endpoint: str) -> dict[int, int | bytes]:
+        return fields(self._raw_status(endpoint))
+
+    def _raw_status(self, endpoint: str) -> bytes:
         status = self._channels[endpoint].unary_unary("/etcdserverpb.Maintenance/Status", _raw, _raw)
         try:
-            return leads(status(b"", timeout=1.0))
+            return bytes(status(b"", timeout=1.0))
         except grpc.RpcError:
-            return False  # not up yet, or just killed: the caller asks again
+            return b""  # not up yet, or just killed: the caller asks again
 
 
 def _raw(message: bytes) -> bytes:
@@ -129,13 +180,15 @@ def etcd_group(directory: Path, size: int = 3) -> Iterator[EtcdGroup]:
     if platform.machine() not in {"x86_64", "amd64"}:
         environment["ETCD_UNSUPPORTED_ARCH"] = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
     with contextlib.ExitStack() as stack:
-        members = []
+        members: dict[str, Callable[[], subprocess.Popen[bytes]]] = {}
         for number, (peer, client) in enumerate(zip(peers, clients, strict=True)):
             peer_url, client_url = f"http://127.0.0.1:{peer}", f"http://127.0.0.1:{client}"
             argv = ["etcd", "--name", f"m{number}", "--data-dir", str(directory / f"m{number}")]
             argv += ["--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url]
             argv += ["--listen-client-urls", client_url, "--advertise-client-urls", client_url]
             argv += ["--initial-cluster", cluster, "--initial-cluster-state", "new"]
-            process = stack.enter_context(daemon(argv, directory / f"m{number}.log", environment))
-            members.append((f"127.0.0.1:{client}", process))
-        yield EtcdGroup(members, stack)
+            log = directory / f"m{number}.log"
+            members[f"127.0.0.1:{client}"] = functools.partial(spawn_daemon, argv, log, environment)
+        group = EtcdGroup(members, stack)
+        stack.callback(group.close)
+        yield group

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from cluster.bench.processes import ChildError, PythonChild, daemon, free_ports
+from cluster.bench.processes import ChildError, PythonChild, end, free_ports, spawn_daemon
 
 ECHO = """
 import json, sys
@@ -51,13 +52,12 @@ def test_a_silent_child_is_an_error(echo: PythonChild) -> None:
         echo.hear(0.01)
 
 
-def test_a_daemon_ends_with_its_block(tmp_path: Path) -> None:
-    """Also when the block fails."""
-    with (
-        pytest.raises(RuntimeError, match="on purpose"),
-        daemon([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log") as process,
-    ):
-        raise RuntimeError("on purpose")
+def test_ending_a_daemon_takes_effect_even_when_it_is_stopped(tmp_path: Path) -> None:
+    """A process that a benchmark paused is continued, or it could never leave."""
+    process = spawn_daemon([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+    process.send_signal(signal.SIGSTOP)
+
+    end(process)
 
     assert process.returncode is not None
     with pytest.raises(ProcessLookupError):
