@@ -1,1 +1,71 @@
-# Filled in by the commits that follow.
+# make            what there is to make
+# make demo       three nodes, a killed leader, nothing lost
+# make test       all tests, with branch coverage
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+
+SEEDS ?= 2000
+TESTS ?= tests
+WORKERS ?= 2
+
+.PHONY: help install demo test check format bench sim proto clean
+
+help: ## This list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+install: $(STAMP) ## The virtual environment .venv with everything in it
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(VENV)/.installed-bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
+	touch $@
+
+demo: $(STAMP) ## Three nodes, a killed leader, nothing lost (DEMO_ARGS="--keep")
+	@$(BIN)/dledger demo $(DEMO_ARGS)
+
+test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=2)
+	@rm -f .coverage .coverage.*
+	@status=0; \
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS) 2>&1 \
+		| tee $(VENV)/pytest.out || status=$$?; \
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report || true; \
+	tail -n 1 $(VENV)/pytest.out; \
+	exit $$status
+
+check: $(STAMP) ## What CI checks besides the tests: format, lint, types, imports, generated code
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-timings
+	PATH="$(abspath $(BIN)):$$PATH" proto/generate.sh --check
+
+format: $(STAMP) ## Format the sources and fix what can be fixed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+sim: $(STAMP) ## The deterministic simulation (SEEDS=2000; SEED=7 replays one)
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
+	$(BIN)/dledger bench $(if $(BENCH),--name $(BENCH)) --output build/bench.json
+
+proto: $(STAMP) ## Generate dledger/pb from proto/
+	PATH="$(abspath $(BIN)):$$PATH" proto/generate.sh
+
+clean: ## Remove what was made
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

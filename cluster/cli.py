@@ -10,7 +10,7 @@ import click
 from cluster.commands.group import status, transfer_leader
 from cluster.commands.log import append, get, tail
 from cluster.commands.serve import serve
-from cluster.commands.tools import bench, demo, inspect
+from cluster.commands.tools import bench, demo
 from dledger.errors import ConfigError, DLedgerError
 
 EXIT_FAILED = 1
@@ -54,7 +54,7 @@ def main() -> None:
     """
 
 
-for _command in (serve, append, get, tail, status, transfer_leader, inspect, bench, demo):
+for _command in (serve, append, get, tail, status, transfer_leader, bench, demo):
     main.add_command(_command)
 
 

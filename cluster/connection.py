@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
-from dledger.client import DLedgerClient
+
+if TYPE_CHECKING:
+    from dledger.client import DLedgerClient
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
 """Where a single node with default settings serves its clients."""
@@ -23,6 +26,8 @@ class Target:
 
     def connect(self) -> DLedgerClient:
         """A client for it; to be closed by the caller."""
+        from dledger.client import DLedgerClient  # here, so that --help need not wait for gRPC
+
         return DLedgerClient(list(self.bootstrap), group=self.group, timeout_s=self.timeout_s)
 
 

@@ -45,8 +45,9 @@ def run(file: Path | None, *, keep: bool) -> int:
     out = Console(highlight=False, soft_wrap=True)
     lines = read_lines(file) if file else generated_lines()
     if len(lines) < 4 * BATCH_LINES:
-        raise click.UsageError(f"the text has {len(lines)} lines: the leader is to be killed in the middle of "
-                               f"at least {4 * BATCH_LINES}")  # fmt: skip
+        raise click.UsageError(
+            f"the text has {len(lines)} lines: the leader is to be killed in the middle of at least {4 * BATCH_LINES}"
+        )
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     problems = ["the story was not told to its end"]
     try:
@@ -111,11 +112,15 @@ def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | 
         writer.write_until(three_quarters)
         killed_at = killing.result()
         failover_s = writer.new_leader_acknowledged_at - killed_at
-        done(f"{leader} got SIGKILL while it was taking lines: the first line acknowledged by its successor came "
-             f"{failover_s * 1000:,.0f} ms later")  # fmt: skip
+        done(
+            f"{leader} got SIGKILL while it was taking lines; {failover_s * 1000:,.0f} ms later its successor "
+            "acknowledged the next ones"
+        )
         if writer.unknown_batches:
-            done(f"the outcome of {writer.unknown_batches} batch(es) was unknown: {writer.lines_found} lines were found in "
-                 f"the log, {writer.lines_repeated} were not and were sent again")  # fmt: skip
+            done(
+                f"the outcome of {writer.unknown_batches} batch(es) was unknown: {writer.lines_found} of their lines "
+                f"were found in the log, {writer.lines_repeated} were not and were sent again"
+            )
         successor = group.leader(other_than=leader)
         done(f"{successor} leads, two of three nodes go on; {three_quarters:,} lines are in")
 

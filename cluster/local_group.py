@@ -6,6 +6,7 @@ only its maker holds open. A detached group (``dledger demo --keep``) is left ru
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -255,13 +256,16 @@ class LocalGroup:
                 stdin=subprocess.DEVNULL if self._detached else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                env={name: text for name, text in os.environ.items() if not name.startswith(("COVERAGE_", "DLEDGER_"))},
                 start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
             )
         return offset
 
     def _wait_ready(self, node: NodeId, offset: int) -> None:
         def ready_or_gone() -> bool:
-            return READY_WORDS in self.logs(node)[offset:] or not self.is_running(node)
+            with self.nodes[node].log_file.open("rb") as log:
+                log.seek(offset)
+                return READY_WORDS.encode() in log.read() or not self.is_running(node)
 
         try:
             wait_until(ready_or_gone, START_TIMEOUT_S, f"{node} is not ready")

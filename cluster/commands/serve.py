@@ -103,7 +103,13 @@ def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int
         f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
     )
     sys.stdout.flush()
-    return server.wait()
+    code = server.wait() or 0
+    if code:
+        # A node that failed must be gone at once: its other threads may wait for a disk that never answers.
+        logging.getLogger(__name__).critical("stopping at once with exit code %d: %s", code, server.fatal)
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def _watch(name: str, wait_and_act: Callable[[], None]) -> None:
