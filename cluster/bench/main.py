@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -49,7 +51,7 @@ def run(
     except (UnknownBenchmarkError, FiguresFileError, ConfigError) as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         return EXIT_USAGE
-    with tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=settings.directory) as directory:
+    with _terminable(), tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=settings.directory) as directory:
         context = Context(settings, Path(directory), say=_sayer(console))
         quiet = _describe_machine(context)
         measured, broken = _measure(context, wanted)
@@ -107,9 +109,21 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
     return measured, broken
 
 
-def _raise_exit(number: int, _frame: FrameType | None) -> None:
-    """A SIGTERM must end the children too, so it unwinds like an exception."""
-    sys.exit(128 + number)
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let a SIGTERM unwind like an exception, for it must end the children too."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()
@@ -122,6 +136,5 @@ def command(names: tuple[str, ...], output: Path, check: bool) -> None:
     BENCH_ROUNDS, BENCH_SECONDS, BENCH_WARMUP_SECONDS, BENCH_KILLS, BENCH_LOG_GIB shrink it; BENCH_DIR says where data
     goes. Targets are meant for the defaults.
     """
-    signal.signal(signal.SIGTERM, _raise_exit)
     picked = names or tuple(name.strip() for name in os.environ.get("BENCH", "").split(",") if name.strip())
     sys.exit(run(picked, output, check=check))

@@ -12,7 +12,7 @@ from cluster.bench.figures import Figure
 PYSYNCOBJ: Final = "PySyncObj"
 ETCD: Final = "etcd"
 OWN_P50: Final = "own p50"
-BARE_LOOP: Final = "bare pack+crc32c+copy loop"
+BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
 SMALL_LOG: Final = "same restart of a tenth of the log"
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from cluster.bench.processes import ChildError, PythonChild, free_ports
 
 INSTALL = "the extra `bench` (pip install pysyncobj)"
-WINDOW = 10_000
-"""Appends outstanding, where PySyncObj is fastest of 1,000 to 50,000."""
 
 
 def available() -> bool:
@@ -37,9 +35,7 @@ class PySyncObjGroup:
             time.sleep(0.1)
         raise ChildError(f"no PySyncObj node became leader in {timeout_seconds:g} s")
 
-    def appends_per_second(
-        self, seconds: float, warmup_seconds: float, body_bytes: int = 1024, window: int = WINDOW
-    ) -> float:
+    def appends_per_second(self, seconds: float, warmup_seconds: float, body_bytes: int, window: int) -> float:
         """Entries acknowledged per second with ``window`` of them outstanding on the leader."""
         command = {
             "do": "measure",
