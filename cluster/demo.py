@@ -68,7 +68,8 @@ def run(file: Path | None, *, keep: bool) -> int:
 
 def read_lines(file: Path) -> list[bytes]:
     """The lines of a file, without their ends."""
-    return [line.removesuffix(b"\n").removesuffix(b"\r") for line in file.open("rb")]
+    with file.open("rb") as stream:
+        return [line.removesuffix(b"\n").removesuffix(b"\r") for line in stream]
 
 
 def generated_lines(count: int = GENERATED_LINES) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""The log on disk and in memory, the hard state, recovery, retention and offline inspection."""

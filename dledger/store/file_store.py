@@ -1,0 +1,440 @@
+"""``Log`` on disk: the write half, durability and the life of an open directory.
+
+Locks, outermost first:
+- the node's lock (not ours): all writers.
+- ``_shape_lock``: truncation, reset, clean-up: whatever removes segments.
+- ``_flush_lock``: one flush at a time; held during ``fdatasync``.
+- the checkpoint file's locks.
+- ``LogState.lock``: never held during I/O.
+
+Every failed write or sync but ENOSPC poisons the store for good. Two operations wait for a (small) sync although they
+run under the node's lock: truncating what is already flushed, and ``reset``. Both must lower the durable mark before
+they touch the bytes that it vouches for, or a power cut would look like damage.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from dledger.clock import Clock
+from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES, StoreConfig
+from dledger.core.ports import AppendHook
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, invariant
+from dledger.store import cleaner, warmer
+from dledger.store import format as records
+from dledger.store.checkpoint import Mark
+from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.hard_state import FileHardState
+from dledger.store.identity import Identity
+from dledger.store.log_files import Write
+from dledger.store.log_state import LogState
+from dledger.store.mmap_file import MappedFile
+from dledger.store.opening import Opened, RecoveryReport, open_directory
+from dledger.store.reader import LogReader
+from dledger.types import (
+    AppendedBatch,
+    Boundary,
+    CheckedRun,
+    Entry,
+    EntryId,
+    EntryRun,
+    FlushMark,
+    LogIndex,
+    Magic,
+    Position,
+    Term,
+)
+
+
+class FileStore:
+    """A log in a directory. Implements ``dledger.core.ports.Log``, whose docstrings say what each method promises."""
+
+    def __init__(self, config: StoreConfig, opened: Opened, clock: Clock, fs: FileSystem) -> None:
+        self._config = config
+        self._opened = opened
+        self._clock = clock
+        self._fs = fs
+        self._files = opened.files
+        self._checkpoint_file = opened.checkpoint_file
+        self._state = LogState(opened.checkpoint, opened.last)
+        self._reader = LogReader(opened.files, self._state, unchecked=config.import_unchecked)
+        self._hooks: tuple[AppendHook, ...] = ()
+        self._shape_lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._disk_full = False
+        self._ran_out_of_space = False
+        reader = self._reader
+        self.term_at, self.chain_crc_at = reader.term_at, reader.chain_crc_at
+        self.first_index_of_term, self.slice_run = reader.first_index_of_term, reader.slice_run
+        self.read_run, self.read_range, self.read_at = reader.read_run, reader.read_range, reader.read_at
+
+    @classmethod
+    def open(
+        cls,
+        config: StoreConfig,
+        *,
+        cluster_id: str,
+        group: str,
+        node_id: str,
+        clock: Clock,
+        fs: FileSystem | None = None,
+    ) -> FileStore:
+        """Open or create ``<base_dir>/dledger-<node_id>``, recovering what is there.
+
+        Raises ``DirectoryLockedError``, ``IdentityError``, ``CorruptLogError``, ``ConfigError``, ``DiskError``,
+        ``DiskFullError``.
+        """
+        fs = fs or RealFileSystem()
+        identity = Identity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
+        return cls(config, open_directory(config, identity, clock, fs), clock, fs)
+
+    @property
+    def hard_state(self) -> FileHardState:
+        """Where term and vote survive."""
+        return self._opened.hard_state
+
+    @property
+    def recovery_report(self) -> RecoveryReport:
+        """What opening found and did."""
+        return self._opened.report
+
+    @property
+    def foreign_files(self) -> tuple[Path, ...]:
+        """Files in the data and index directories that are none of ours; left alone."""
+        return self._opened.foreign_files
+
+    @property
+    def directory(self) -> Path:
+        """The node's own directory."""
+        return self._opened.layout.directory
+
+    @property
+    def begin(self) -> Boundary:
+        return self._state.begin
+
+    @property
+    def last(self) -> EntryId:
+        return self._state.last
+
+    @property
+    def last_chain_crc(self) -> int:
+        return self._state.chain_crc
+
+    @property
+    def end_position(self) -> Position:
+        return Position(self._state.end)
+
+    @property
+    def flushed(self) -> FlushMark:
+        with self._state.lock:
+            return self._state.flush_mark()
+
+    @property
+    def write_sequence(self) -> int:
+        return self._state.sequence
+
+    @property
+    def committed_index(self) -> LogIndex:
+        return self._state.committed
+
+    @property
+    def disk_full(self) -> bool:
+        return self._disk_full
+
+    def add_append_hook(self, hook: AppendHook) -> None:
+        """Have ``hook`` called for every NORMAL entry appended as leader, in the order of registration."""
+        self._hooks = (*self._hooks, hook)
+
+    def append_as_leader(self, term: Term, bodies: Sequence[bytes], magic: Magic = Magic.NORMAL) -> AppendedBatch:
+        state = self._state
+        records.check_batch(bodies, self._config.entry_bytes_limit)
+        self._check_writable()
+        invariant(term >= state.last.term, "terms never decrease", term=term, last=state.last)
+        pieces = records.split_batch(bodies, state.end, self._config.segment_bytes)
+        first = index = state.last.index + 1
+        end, chain = state.end, state.chain_crc
+        writes: list[Write] = []
+        units: list[bytes] = []
+        positions: list[int] = []
+        for piece in pieces:
+            if self._hooks and magic is Magic.NORMAL:
+                piece = records.apply_hooks(self._hooks, index, term, piece)
+            encoded = records.encode_piece(magic, term, index, piece, chain)
+            if piece.position != end:
+                writes.append(self._files.tail_blank(end))
+            writes.append((piece.position, encoded.records))
+            units.append(encoded.units)
+            positions += encoded.positions
+            end, chain = piece.position + len(encoded.records), encoded.chain_crc
+            index += len(piece.bodies)
+        last = EntryId(term, LogIndex(index - 1))
+        self._write(writes, b"".join(units), last, Mark(index - 1, end, chain))
+        return AppendedBatch(term, LogIndex(first), last.index, tuple(positions))
+
+    def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
+        state, run = self._state, checked.run
+        self._check_writable()
+        problem = records.run_problem(checked, from_index, state.last, state.chain_crc)
+        if problem:
+            raise DiskError(f"the run does not continue the log: {problem}")
+        offset = checked.offset_of(from_index)
+        data = run.data[offset:] if offset else run.data
+        position = run.position + offset
+        problem = records.run_place_problem(position, len(data), state.end, self._config.segment_bytes)
+        if problem:
+            raise DiskError(f"the run does not continue the log: {problem}")
+        units = checked.index_units[(from_index - run.first_index) * INDEX_UNIT_BYTES :]
+        writes = [(position, data)] if position == state.end else [self._files.tail_blank(state.end), (position, data)]
+        self._write(writes, units, checked.last, Mark(checked.last.index, position + len(data), checked.last_chain_crc))
+        return checked.last
+
+    def _check_writable(self) -> None:
+        self._state.check_usable()
+        if self._disk_full:
+            raise DiskFullError(f"the disk of {self.directory} is full: appends are taken again once there is room")
+
+    def _write(self, writes: list[Write], units: bytes, last: EntryId, end: Mark) -> None:
+        """Write a whole change or nothing that counts, then publish it."""
+        state, files = self._state, self._files
+        first_index = state.last.index + 1
+        try:
+            if (
+                len(writes) > 1
+                or files.data.find(writes[0][0]) is None
+                or files.index.find((last.index + 1) * INDEX_UNIT_BYTES - 1) is None
+                or files.index.find(first_index * INDEX_UNIT_BYTES) is None
+            ):
+                files.ensure(writes, first_index, len(units))
+        except OSError as error:
+            raise self._failed("creating a segment", error) from error
+        try:
+            data, index = files.write(writes, first_index, units)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self._wipe(writes)
+            raise self._failed("writing entries", error) from error
+        state.publish(last, end, data, index)
+
+    def _failed(self, what: str, error: OSError) -> DiskError | DiskFullError:
+        if error.errno != errno.ENOSPC:
+            return self._state.poisoned(what, error)
+        self._ran_out_of_space = self._disk_full = True
+        return DiskFullError(f"{what} in {self.directory} failed: no space left on the device; nothing was appended")
+
+    def _wipe(self, writes: list[Write]) -> None:
+        """Restore the zeros behind the end after a change was written in part."""
+        try:
+            for position, data in writes:
+                file = self._files.data.ensure(position)
+                file.zero(position - file.base, position - file.base + len(data))
+        except OSError as error:
+            raise self._state.poisoned("wiping a partly written batch", error) from error
+
+    def truncate(self, from_index: LogIndex) -> None:
+        state = self._state
+        if from_index > state.last.index:
+            return
+        state.check_usable()
+        with self._shape_lock:
+            invariant(
+                from_index > state.committed, "truncation of committed entries", at=from_index, by=state.committed
+            )
+            invariant(from_index > state.begin.index, "truncation below begin", at=from_index, begin=state.begin)
+            last = EntryId(self.term_at(LogIndex(from_index - 1)), LogIndex(from_index - 1))
+            end = self._mark_at(last.index)
+            used, old_last = self._used_end(end.position, from_index), state.last.index
+            was_flushed = state.lower(last, end)
+            try:
+                if was_flushed:
+                    self._checkpoint_file.write_durably(state.checkpoint)
+                data = self._files.cut_data(end.position, lambda file, _: used - file.base)
+                index = self._files.cut_index(
+                    from_index, lambda file, _: min(file.size, (old_last + 1) * INDEX_UNIT_BYTES - file.base)
+                )
+            except OSError as error:
+                raise state.poisoned("truncating the log", error) from error
+            state.changed(data, index)
+
+    def _mark_at(self, index: LogIndex) -> Mark:
+        begin = self._state.begin
+        if index == begin.index:
+            return Mark(begin.index, begin.position, begin.chain_crc)
+        unit = self._files.unit(index)
+        return Mark(index, unit.position + unit.size, self._files.chain_crc(index))
+
+    def _used_end(self, position: int, from_index: LogIndex) -> int:
+        """The end of what was written in the segment that ``position`` lies in, its tail blank's head included."""
+        state, files = self._state, self._files
+        next_base = files.data.base_of(position) + files.segment_bytes
+        if state.end < next_base:
+            return state.end
+        beyond = files.first_index_at(next_base, from_index, state.last.index)
+        before = files.unit(beyond - 1) if beyond > from_index else None
+        return (before.position + before.size if before else position) + MIN_BLANK_BYTES
+
+    def reset(self, begin: Boundary) -> None:
+        state = self._state
+        state.check_usable()
+        with self._shape_lock:
+            invariant(begin.index >= state.committed, "reset below the commit index", begin=begin, by=state.committed)
+            state.restart_at(begin)
+            try:
+                self._checkpoint_file.write_durably(state.checkpoint)
+                self._files.data.drop_from(0)
+                self._files.index.drop_from(0)
+                touched = self._write_head_blank(begin.position)
+            except OSError as error:
+                raise state.poisoned("resetting the log", error) from error
+            state.changed(touched, ())
+
+    def _write_head_blank(self, position: int) -> list[MappedFile]:
+        """A log that begins inside a segment has a blank before it, for tools that read from the segment's start."""
+        offset = position % self._config.segment_bytes
+        if offset < MIN_BLANK_BYTES:
+            return []
+        file = self._files.data.ensure(position)
+        file.write(0, records.blank_head(offset))
+        return [file]
+
+    def set_committed(self, index: LogIndex) -> None:
+        state = self._state
+        if index <= state.committed:
+            return
+        invariant(index <= state.last.index, "commit beyond the log's end", index=index, last=state.last)
+        state.committed = index
+
+    def check_run(self, run: EntryRun) -> CheckedRun:
+        return records.check_run(run, unchecked=self._config.import_unchecked)
+
+    def read(self, index: LogIndex) -> Entry:
+        return self._reader.read_range(index, index, 0)[0]
+
+    def flush(self) -> FlushMark:
+        with self._flush_lock:
+            self._state.check_usable()
+            return self._flush()
+
+    def _flush(self) -> FlushMark:
+        state = self._state
+        begun = state.begin_flush()
+        if begun is None:
+            return self.flushed
+        dirty, sequence = begun
+        try:
+            for file in sorted(dirty, key=lambda one: one.base):
+                file.sync()
+            self._files.sync_dirs()
+            mark = state.end_flush(sequence)
+            self._checkpoint_file.write(state.checkpoint)
+        except OSError as error:
+            raise state.poisoned("flushing the log", error) from error
+        return mark
+
+    def sync_checkpoint(self) -> None:
+        """Make the marks durable too: data, then index, then the checkpoint. For a background thread. ``DiskError``."""
+        self.flush()
+        self._sync_index_and_checkpoint(clean_stop=False)
+
+    def _sync_index_and_checkpoint(self, *, clean_stop: bool) -> None:
+        state = self._state
+        try:
+            for file in sorted(state.begin_index_sync(), key=lambda one: one.base):
+                file.sync()
+            state.end_index_sync()
+            self._checkpoint_file.write_durably(lambda: state.checkpoint(clean_stop=clean_stop))
+        except OSError as error:
+            raise state.poisoned("recording the checkpoint", error) from error
+
+    def warm(self) -> bool:
+        """Prepare disk space ahead of the end, one bounded step; returns whether there is more to do. ``DiskError``."""
+        if self._disk_full or self._state.poison or self._state.closed:
+            return False
+        try:
+            return warmer.step(self._files, self._state, self._config.warm_bytes)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # no reason to refuse appends before they need that room themselves
+                return False
+            raise self._state.poisoned("preparing disk space", error) from error
+
+    def clean(self, protected_index: LogIndex) -> tuple[Path, ...]:
+        """Apply retention and look whether the disk is full; returns the removed files. For a background thread.
+
+        ``protected_index``: what all live followers have (``cleaner.protected``). Raises ``DiskError``.
+        """
+        with self._shape_lock:
+            self._state.check_usable()
+            facts = self._clean_facts(protected_index)
+            decision = cleaner.plan(facts, self._config)
+            try:
+                removed = self._remove(decision.remove)
+            except OSError as error:
+                raise self._state.poisoned("removing old segments", error) from error
+            self._ran_out_of_space = self._ran_out_of_space and decision.disk_full
+            self._disk_full = decision.disk_full
+            return removed
+
+    def _clean_facts(self, protected_index: LogIndex) -> cleaner.CleanFacts:
+        state, layout, now_ms = self._state, self._opened.layout, self._clock.wall_ms()
+        room = cleaner.measure(self._fs, set(layout.data) - set(layout.read_only), layout.directory)
+        return cleaner.CleanFacts(
+            segments=self._removable(),
+            end=state.end,
+            safe_index=min(state.committed, state.flushed.index),
+            protected_index=protected_index,
+            now_ms=now_ms,
+            local_hour=cleaner.local_hour(now_ms),
+            usage_ratio=room.ratio,
+            available_bytes=room.available_bytes,
+            ran_out_of_space=self._ran_out_of_space,
+            bytes_wanted=self._config.segment_bytes + self._config.index_segment_bytes,
+        )
+
+    def _removable(self) -> tuple[cleaner.SegmentFacts, ...]:
+        """The segments before the one that the last entry lies in."""
+        state, files = self._state, self._files
+        found: list[cleaner.SegmentFacts] = []
+        try:
+            stop = files.unit(state.last.index).position if state.last.index > state.begin.index else 0
+            for file in files.data.files():
+                end = file.base + file.size
+                if end > stop or not file.writable:
+                    break
+                last_index = files.first_index_at(end, state.begin.index + 1, state.last.index) - 1
+                modified_ms = file.path.stat().st_mtime_ns // 1_000_000
+                found.append(cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms))
+        except (CorruptLogError, IndexBeforeBeginError):  # a truncation ran meanwhile: next time
+            return ()
+        return tuple(found)
+
+    def _remove(self, doomed: tuple[cleaner.SegmentFacts, ...]) -> tuple[Path, ...]:
+        """Raise the begin durably, then remove: what is gone is never looked for after a crash."""
+        if not doomed:
+            return ()
+        state, newest = self._state, doomed[-1]
+        index = LogIndex(newest.last_index)
+        begin = Boundary(index, self.term_at(index), Position(newest.end), self.chain_crc_at(index))
+        state.raise_begin(begin)
+        self._checkpoint_file.write_durably(state.checkpoint)
+        removed = self._files.drop_below(begin.position, LogIndex(begin.index + 1))
+        self._files.sync_dirs()
+        return tuple(removed)
+
+    def close(self) -> None:
+        state = self._state
+        with self._shape_lock, self._flush_lock:
+            if state.closed:
+                return
+            try:
+                if not state.poison:
+                    self._flush()
+                    self._sync_index_and_checkpoint(clean_stop=True)
+            finally:
+                state.closed = True
+                self._checkpoint_file.close()
+                self._opened.hard_state.close()
+                self._files.clear()
+                for lock in self._opened.locks:
+                    lock.release()

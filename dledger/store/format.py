@@ -1,0 +1,398 @@
+"""The bytes of entries, blanks and index units: how they are packed, chained, placed and verified. Pure.
+
+All integers are big-endian. An entry record is a 48 byte header followed by the body:
+
+    0      4      8          16         24         32        36         40        44          48
+    +------+------+----------+----------+----------+---------+----------+---------+-----------+------
+    |magic | size | index    | term     | pos      | channel | chainCrc | bodyCrc | bodyLength| body
+    +------+------+----------+----------+----------+---------+----------+---------+-----------+------
+
+``bodyCrc`` is the CRC32C of the body. ``chainCrc`` is the CRC32C of the 44 header bytes other than itself (so it also
+covers ``bodyCrc``), seeded with the previous entry's ``chainCrc``, and with 0 before the first entry: it vouches for
+everything before it.
+
+A blank is magic -1 and a length that counts its own 8 bytes; the rest is zero. Segments never hold part of an entry:
+when ``size + 8`` exceeds what is left of a segment, a blank takes that rest and the entry starts the next segment. So a
+used segment always ends in a blank and at least 8 bytes always remain after an entry.
+
+An index unit is 32 bytes at ``index * 32``: magic i32, pos i64, size i32, index i64, term i64. It is derived from data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from struct import Struct
+from typing import Final
+
+from crc32c import crc32c
+
+from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.core.ports import AppendHook
+from dledger.errors import EntryTooLargeError, InvalidRequestError, invariant
+from dledger.types import Boundary, CheckedRun, Entry, EntryId, EntryRun, LogIndex, Magic, Position, Term
+
+HEADER: Final = Struct(">iiqqqiIIi")
+"""The header as it is stored."""
+CHAINED_HEADER: Final = Struct(">iiqqqiIi")
+"""The header without ``chainCrc``: what the chain covers."""
+UNIT: Final = Struct(">iqiqq")
+BLANK: Final = Struct(">ii")
+CHAIN_CRC: Final = Struct(">I")
+CHAIN_CRC_OFFSET: Final = 36
+BLANK_MAGIC: Final = -1
+NAME_DIGITS: Final = 20
+_VALID_MAGICS: Final = frozenset(int(magic) for magic in Magic)
+_SCAN_ENTRIES_MAX: Final = 1 << 30
+
+invariant(HEADER.size == ENTRY_HEADER_BYTES, "entry header", size=HEADER.size)
+invariant(UNIT.size == INDEX_UNIT_BYTES, "index unit", size=UNIT.size)
+invariant(BLANK.size == MIN_BLANK_BYTES, "blank", size=BLANK.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """An entry header, field by field."""
+
+    magic: int
+    size: int
+    index: int
+    term: int
+    position: int
+    channel: int
+    chain_crc: int
+    body_crc: int
+    body_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """An index unit, field by field."""
+
+    magic: int
+    position: int
+    size: int
+    index: int
+    term: int
+
+
+def segment_name(base: int) -> str:
+    """The file name of the segment that starts at ``base``."""
+    return f"{base:0{NAME_DIGITS}d}"
+
+
+def parse_segment_name(name: str) -> int | None:
+    """The base in a segment's file name; ``None`` for any other name."""
+    if len(name) == NAME_DIGITS and name.isascii() and name.isdigit():
+        return int(name)
+    return None
+
+
+def blank_head(length: int) -> bytes:
+    """The first 8 bytes of a blank of ``length`` bytes; the others are zero."""
+    return BLANK.pack(BLANK_MAGIC, length)
+
+
+def place(end: int, record_bytes: int, segment_bytes: int) -> int:
+    """Where a record goes that follows ``end``: there, or at the start of the next segment if it would not fit."""
+    remaining = segment_bytes - end % segment_bytes
+    return end if record_bytes + MIN_BLANK_BYTES <= remaining else end + remaining
+
+
+def check_batch(bodies: Sequence[bytes], entry_bytes_limit: int) -> None:
+    """Raise ``InvalidRequestError`` for an empty batch, ``EntryTooLargeError`` for one entry beyond the limit."""
+    if not bodies:
+        raise InvalidRequestError("the batch holds no entry: append at least one")
+    largest = max(map(len, bodies))
+    if largest + ENTRY_HEADER_BYTES > entry_bytes_limit:
+        raise EntryTooLargeError(
+            f"a body of {largest} bytes makes a record of {largest + ENTRY_HEADER_BYTES} bytes; "
+            f"at most {entry_bytes_limit} fit (max_entry_bytes, segment_bytes)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a batch that goes into one segment."""
+
+    position: int
+    bodies: Sequence[bytes]
+
+
+def split_batch(bodies: Sequence[bytes], end: int, segment_bytes: int) -> list[Piece]:
+    """Place a batch after ``end``, one piece per segment."""
+    total = sum(map(len, bodies)) + ENTRY_HEADER_BYTES * len(bodies)
+    if place(end, total, segment_bytes) == end:
+        return [Piece(end, bodies)]
+    pieces: list[Piece] = []
+    position = start = place(end, len(bodies[0]) + ENTRY_HEADER_BYTES, segment_bytes)
+    first = 0
+    for number, body in enumerate(bodies):
+        placed = place(position, len(body) + ENTRY_HEADER_BYTES, segment_bytes)
+        if placed != position:
+            pieces.append(Piece(start, bodies[first:number]))
+            start, first = placed, number
+        position = placed + len(body) + ENTRY_HEADER_BYTES
+    pieces.append(Piece(start, bodies[first:]))
+    return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Contiguous records ready to be written, with their index units."""
+
+    records: bytes
+    units: bytes
+    positions: list[int]
+    chain_crc: int
+
+
+def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> Encoded:
+    """Encode one piece of a batch: the leader's hot loop."""
+    pack, pack_unit, pack_chain, crc = CHAINED_HEADER.pack, UNIT.pack, CHAIN_CRC.pack, crc32c
+    parts: list[bytes] = []
+    units: list[bytes] = []
+    positions: list[int] = []
+    position, index, chain = piece.position, first_index, chain_crc
+    add_unit, add_position = units.append, positions.append
+    for body in piece.bodies:
+        length = len(body)
+        size = length + 48
+        header = pack(magic, size, index, term, position, 0, crc(body), length)
+        chain = crc(header, chain)
+        parts += (header[:36], pack_chain(chain), header[36:], body)
+        add_unit(pack_unit(magic, position, size, index, term))
+        add_position(position)
+        position += size
+        index += 1
+    return Encoded(b"".join(parts), b"".join(units), positions, chain)
+
+
+def encode_record(
+    term: int, index: int, position: int, body: bytes, chain_crc: int, magic: int = 1
+) -> tuple[bytes, int]:
+    """One record and its chain CRC, given the previous entry's chain CRC."""
+    length = len(body)
+    header = CHAINED_HEADER.pack(magic, length + 48, index, term, position, 0, crc32c(body), length)
+    chain = crc32c(header, chain_crc)
+    return b"".join((header[:36], CHAIN_CRC.pack(chain), header[36:], body)), chain
+
+
+def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece: Piece) -> Piece:
+    """The piece with its bodies as the hooks leave them; whatever they do to a header is overwritten later."""
+    patched: list[bytes] = []
+    position = piece.position
+    for index, body in enumerate(piece.bodies, first_index):
+        record = bytearray(HEADER.pack(1, len(body) + 48, index, term, position, 0, 0, 0, len(body)) + body)
+        with memoryview(record) as view:
+            for hook in hooks:
+                hook(LogIndex(index), Term(term), Position(position), view)
+        patched.append(bytes(record[48:]))
+        position += len(record)
+    return Piece(piece.position, patched)
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """What the next record must continue: the entry before it (or a boundary)."""
+
+    index: int
+    term: int
+    chain_crc: int
+
+
+class StopKind(Enum):
+    """Why a scan of records stopped."""
+
+    LIMIT = "limit"
+    """All asked for was read."""
+    ZERO = "zero"
+    """The next header is all zero: nothing was ever written there, or it was wiped."""
+    BLANK = "blank"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The verified records from some offset on, up to where and why the scan stopped."""
+
+    count: int
+    end_offset: int
+    follow: Follow
+    units: bytes
+    stop: StopKind
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanWindow:
+    """Where to scan: ``view[offset:stop]``, whose offset 0 is absolute position ``base``."""
+
+    view: memoryview
+    base: int
+    offset: int
+    stop: int
+    unchecked: bool = False
+    """Accept records whose both CRC fields are 0 (the Java line's)."""
+
+
+def scan_records(window: ScanWindow, follow: Follow, entries_max: int = _SCAN_ENTRIES_MAX) -> Scan:
+    """Verify records one after the other: headers, contiguity, terms, positions, both CRCs. The follower's hot loop."""
+    view, base, offset, stop = window.view, window.base, window.offset, window.stop
+    unpack, pack_unit, crc, valid = HEADER.unpack_from, UNIT.pack, crc32c, _VALID_MAGICS
+    units: list[bytes] = []
+    add_unit = units.append
+    next_index, last_term, chain = follow.index + 1, follow.term, follow.chain_crc
+    header_stop = stop - ENTRY_HEADER_BYTES
+    limit = next_index + entries_max
+    while offset <= header_stop and next_index < limit:
+        magic, size, index, term, position, _channel, chain_crc, body_crc, length = unpack(view, offset)
+        end = offset + size
+        if (
+            index != next_index
+            or position != base + offset
+            or size != length + 48
+            or length < 0
+            or end > stop
+            or term < last_term
+            or magic not in valid
+        ):
+            break
+        computed = crc(view[offset + 40 : offset + 48], crc(view[offset : offset + 36], chain))
+        if computed != chain_crc or crc(view[offset + 48 : end]) != body_crc:
+            if not (window.unchecked and chain_crc == 0 and body_crc == 0):
+                break
+            computed = 0
+        chain, last_term = computed, term
+        add_unit(pack_unit(magic, position, size, index, term))
+        next_index += 1
+        offset = end
+    kind, reason = (StopKind.LIMIT, "")
+    if next_index < limit and offset < stop:
+        kind, reason = _why_stopped(window, offset, Follow(next_index - 1, last_term, chain))
+    return Scan(len(units), offset, Follow(next_index - 1, last_term, chain), b"".join(units), kind, reason)
+
+
+def _why_stopped(window: ScanWindow, offset: int, follow: Follow) -> tuple[StopKind, str]:
+    """Name what is wrong with the bytes at ``offset`` (slow, once per scan)."""
+    view, rest = window.view, window.stop - offset
+    if rest < ENTRY_HEADER_BYTES:
+        return _why_stopped_short(view, offset, rest)
+    if not any(view[offset : offset + ENTRY_HEADER_BYTES]):
+        return StopKind.ZERO, "no record starts here"
+    header = Header(*HEADER.unpack_from(view, offset))
+    if header.magic == BLANK_MAGIC:
+        return StopKind.BLANK, f"a blank of {header.size} bytes"
+    problem = header_problem(header, window.base + offset, follow)
+    if not problem and offset + header.size > window.stop:
+        problem = f"a record of {header.size} bytes does not fit the {rest} bytes left"
+    if not problem and crc32c(view[offset + 48 : offset + header.size]) != header.body_crc:
+        problem = f"bodyCrc of entry {header.index} does not match its body"
+    return StopKind.BAD, problem or f"chainCrc of entry {header.index} does not continue entry {follow.index}"
+
+
+def _why_stopped_short(view: memoryview, offset: int, rest: int) -> tuple[StopKind, str]:
+    if not any(view[offset : offset + rest]):
+        return StopKind.ZERO, "no record starts here"
+    if rest >= MIN_BLANK_BYTES and BLANK.unpack_from(view, offset)[0] == BLANK_MAGIC:
+        return StopKind.BLANK, f"a blank of {BLANK.unpack_from(view, offset)[1]} bytes"
+    return StopKind.BAD, f"{rest} bytes are left, less than an entry header"
+
+
+def header_problem(header: Header, position: int, follow: Follow) -> str:
+    """What is wrong with a header at ``position`` after ``follow``, as a clause; empty when nothing is."""
+    if header.magic not in _VALID_MAGICS:
+        return f"magic {header.magic} is not an entry's"
+    if header.body_length < 0 or header.size != header.body_length + ENTRY_HEADER_BYTES:
+        return f"size {header.size} and bodyLength {header.body_length} do not fit together"
+    if header.index != follow.index + 1:
+        return f"index {header.index} found where {follow.index + 1} is due"
+    if header.term < follow.term:
+        return f"term {header.term} after term {follow.term}"
+    if header.position != position:
+        return f"pos {header.position} found at position {position}"
+    return ""
+
+
+def check_run(run: EntryRun, *, unchecked: bool = False) -> CheckedRun:
+    """Verify a received run by itself (``Log.check_run``)."""
+    follow = Follow(run.previous.index, run.previous.term, run.previous_chain_crc)
+    window = ScanWindow(memoryview(run.data), run.position, 0, len(run.data), unchecked)
+    count = run.last_index - run.first_index + 1
+    if run.first_index != run.previous.index + 1 or count < 1:
+        raise InvalidRequestError(
+            f"a run of entries {run.first_index} to {run.last_index} cannot follow entry {run.previous.index}"
+        )
+    scan = scan_records(window, follow)
+    if scan.end_offset != len(run.data):
+        raise InvalidRequestError(
+            f"entry {scan.follow.index + 1} of the run (its byte {scan.end_offset}) is wrong: {scan.reason}"
+        )
+    if scan.count != count:
+        raise InvalidRequestError(f"the run holds {scan.count} entries from {run.first_index} on, not {count}")
+    last = EntryId(Term(scan.follow.term), LogIndex(scan.follow.index))
+    return CheckedRun(run, last, scan.follow.chain_crc, scan.units)
+
+
+def decode_run(run: EntryRun, *, unchecked: bool = False) -> list[Entry] | str:
+    """The entries of a run that was read from disk, both CRCs verified; or what is wrong with it."""
+    follow = Follow(run.previous.index, run.previous.term, run.previous_chain_crc)
+    window = ScanWindow(memoryview(run.data), run.position, 0, len(run.data), unchecked)
+    scan = scan_records(window, follow)
+    if scan.end_offset != len(run.data) or scan.follow.index != run.last_index:
+        return scan.reason or f"{scan.count} entries found from {run.first_index} to {run.last_index}"
+    entries: list[Entry] = []
+    offset = 0
+    for _ in range(scan.count):
+        entry = decode_entry(run.data, offset)
+        entries.append(entry)
+        offset += len(entry.body) + ENTRY_HEADER_BYTES
+    return entries
+
+
+def decode_entry(records: bytes, offset: int = 0) -> Entry:
+    """The entry whose verified record starts at ``offset``."""
+    header = Header(*HEADER.unpack_from(records, offset))
+    return Entry(
+        index=LogIndex(header.index),
+        term=Term(header.term),
+        position=Position(header.position),
+        body=records[offset + 48 : offset + header.size],
+        magic=Magic(header.magic),
+        channel=header.channel,
+        body_crc=header.body_crc,
+        chain_crc=header.chain_crc,
+    )
+
+
+def run_problem(checked: CheckedRun, from_index: int, last: EntryId, chain_crc: int) -> str:
+    """Why a run's entries from ``from_index`` on do not continue a log in index, term or chain; empty if they do."""
+    run = checked.run
+    if from_index != last.index + 1 or not run.first_index <= from_index <= run.last_index:
+        return (
+            f"entries {run.first_index} to {run.last_index} cannot be appended from {from_index} on after {last.index}"
+        )
+    first = from_index == run.first_index
+    before_term = run.previous.term if first else checked.term_of(LogIndex(from_index - 1))
+    before_chain = run.previous_chain_crc if first else checked.chain_crc_of(LogIndex(from_index - 1))
+    if before_term != last.term:
+        return f"entry {last.index} has term {last.term} here and {before_term} in the run"
+    if before_chain != chain_crc:
+        return f"entry {last.index} has chainCrc {chain_crc:#010x} here and {before_chain:#010x} in the run"
+    return ""
+
+
+def run_place_problem(position: int, size: int, end: int, segment_bytes: int) -> str:
+    """Why a run of ``size`` bytes cannot be stored at ``position`` in a log ending at ``end``; empty if it can."""
+    next_segment = end - end % segment_bytes + segment_bytes
+    if position != end and (position != next_segment or end % segment_bytes == 0):
+        return f"the run starts at position {position}, but the log ends at {end}"
+    if position % segment_bytes + size + MIN_BLANK_BYTES > segment_bytes:
+        return f"a run of {size} bytes at position {position} does not fit its segment of {segment_bytes} bytes"
+    return ""
+
+
+def after(boundary: Boundary) -> Follow:
+    """What the first entry after a boundary must continue."""
+    return Follow(boundary.index, boundary.term, boundary.chain_crc)

@@ -1,0 +1,148 @@
+"""The few file system calls that change something, behind a port, so that tests can record them and make them fail.
+
+Reading (list, stat, map, pread) is not part of it: it cannot lose data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+TMP_SUFFIX: Final = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """How full a path's file system is, in bytes; ``available`` is what an ordinary process may still use."""
+
+    total_bytes: int
+    available_bytes: int
+    used_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Used share of what ordinary processes can use, as ``df`` shows it."""
+        usable = self.used_bytes + self.available_bytes
+        return self.used_bytes / usable if usable else 1.0
+
+
+class FileSystem(Protocol):
+    """What the store does to a disk. Every method raises ``OSError``."""
+
+    def create(self, path: Path) -> int:
+        """Create or empty a file and open it for reading and writing."""
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        """Open an existing file."""
+
+    def close(self, fd: int) -> None:
+        """Close a file."""
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        """Write all of ``data`` at ``offset``."""
+
+    def sync(self, fd: int) -> None:
+        """Make a file's data durable (``fdatasync``)."""
+
+    def allocate(self, fd: int, length: int) -> None:
+        """Give a file real blocks for ``length`` bytes, all zero."""
+
+    def sync_dir(self, path: Path) -> None:
+        """Make a directory's entries durable."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move a file or directory, replacing a file."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+
+    def make_dir(self, path: Path) -> None:
+        """Create one directory; no error if it is there."""
+
+    def usage(self, path: Path) -> DiskUsage:
+        """How full the path's file system is."""
+
+
+class RealFileSystem:
+    """The machine's file system."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        written = os.pwrite(fd, data, offset)
+        if written != len(data):
+            rest = memoryview(data)
+            while written < len(data):
+                written += os.pwrite(fd, rest[written:], offset + written)
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def allocate(self, fd: int, length: int) -> None:
+        os.posix_fallocate(fd, 0, length)
+
+    def sync_dir(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def make_dir(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+
+    def usage(self, path: Path) -> DiskUsage:
+        stat = os.statvfs(path)
+        return DiskUsage(
+            total_bytes=stat.f_blocks * stat.f_frsize,
+            available_bytes=stat.f_bavail * stat.f_frsize,
+            used_bytes=(stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+        )
+
+
+def create_durably(fs: FileSystem, path: Path, fill: Callable[[int], None]) -> None:
+    """Create or replace ``path`` so that a crash leaves nothing new or all of it: ``fill`` gets the open file."""
+    temporary = path.with_name(path.name + TMP_SUFFIX)
+    try:
+        fd = fs.create(temporary)
+        try:
+            fill(fd)
+            fs.sync(fd)
+        finally:
+            fs.close(fd)
+        fs.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # give the blocks back at once: the disk may be full
+        raise
+    fs.sync_dir(path.parent)
+
+
+def replace_durably(fs: FileSystem, path: Path, content: bytes) -> None:
+    """Write a small file whole."""
+    create_durably(fs, path, lambda fd: fs.write(fd, content, 0))
+
+
+def make_dirs_durably(fs: FileSystem, path: Path) -> None:
+    """Create a directory and its missing ancestors, each made durable in its parent."""
+    missing = [path]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for directory in reversed(missing):
+        fs.make_dir(directory)
+        fs.sync_dir(directory.parent)

@@ -1,0 +1,107 @@
+"""Term and vote, durable before they are spoken of.
+
+A slot file of two slots. ``save`` writes one, syncs, writes the other, syncs: at any moment at most one slot is being
+changed, and once ``save`` has returned, either slot alone tells the truth (so one rotten slot cannot bring back an
+older vote). A file with no readable slot refuses to load; defaults would be a forgotten vote.
+
+``currterm`` is a mirror in DLedger's format for people and Java tools. Nothing here reads it, and a mirror that cannot
+be written (a full disk) does not stop elections.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from dledger.errors import CorruptLogError, DiskError, invariant
+from dledger.store.fs import FileSystem, replace_durably
+from dledger.store.slots import PAYLOAD_BYTES_MAX, SlotFile, create_slots, read_slots
+from dledger.types import HardState, NodeId, Term
+
+HARD_STATE_FILE: Final = "hard_state"
+MIRROR_FILE: Final = "currterm"
+_SLOTS: Final = 2
+_HEAD: Final = Struct(">q?h")
+_ADVICE: Final = (
+    "A vote cast earlier may be forgotten, so this node must not vote: `dledger serve --repair` sets its log aside and "
+    "lets it rejoin without a vote until it has caught up"
+)
+
+
+def encode_hard_state(state: HardState) -> bytes:
+    """The slot's payload: term, voter, length of the vote (-1 for none), vote."""
+    vote = state.vote.encode() if state.vote is not None else b""
+    invariant(len(vote) <= PAYLOAD_BYTES_MAX - _HEAD.size, "node id too long to be stored", vote=state.vote)
+    return _HEAD.pack(state.term, state.voter, len(vote) if state.vote is not None else -1) + vote
+
+
+def decode_hard_state(payload: bytes) -> HardState:
+    """Read a slot's payload."""
+    term, voter, length = _HEAD.unpack_from(payload)
+    vote = NodeId(payload[_HEAD.size : _HEAD.size + length].decode()) if length >= 0 else None
+    return HardState(Term(term), vote, voter)
+
+
+def create_hard_state(fs: FileSystem, directory: Path, state: HardState) -> None:
+    """Create or replace the file durably with both slots holding ``state``."""
+    create_slots(fs, directory / HARD_STATE_FILE, _SLOTS, encode_hard_state(state))
+
+
+def read_hard_state(directory: Path) -> HardState:
+    """The saved state. Raises ``CorruptLogError`` if no slot is readable."""
+    path = directory / HARD_STATE_FILE
+    if not path.exists():
+        raise CorruptLogError(path, 0, "the file that holds term and vote is missing", _ADVICE)
+    slots = read_slots(path, _SLOTS)
+    if not slots:
+        raise CorruptLogError(path, 0, "neither slot of term and vote is readable", _ADVICE)
+    return decode_hard_state(slots[0].payload)
+
+
+class FileHardState:
+    """``HardStateStore`` on disk; ``_lock`` guards all of it."""
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._state = read_hard_state(directory)
+        self._sequence = read_slots(directory / HARD_STATE_FILE, _SLOTS)[0].sequence
+        self._file = SlotFile(fs, directory / HARD_STATE_FILE)
+        self._poison: str | None = None
+
+    def load(self) -> HardState:
+        """The state saved last."""
+        return self._state
+
+    def save(self, state: HardState) -> None:
+        """Return only when ``state`` is durable in both slots. Raises ``DiskError``, for ever after one failure."""
+        with self._lock:
+            if self._poison:
+                raise DiskError(self._poison)
+            newest = {slot.number for slot in read_slots(self._directory / HARD_STATE_FILE, _SLOTS)[:1]}
+            first = 1 if 0 in newest else 0
+            try:
+                for number in (first, 1 - first):
+                    self._sequence += 1
+                    self._file.write(number, self._sequence, encode_hard_state(state))
+                    self._file.sync()
+            except OSError as error:
+                self._poison = f"term and vote could not be saved in {self._directory}: {error}"
+                raise DiskError(self._poison) from error
+            self._state = state
+            with suppress(OSError):
+                self._mirror(state)
+
+    def _mirror(self, state: HardState) -> None:
+        text = f"voteLeader={state.vote or ''}\ncurrTerm={state.term}\n"
+        replace_durably(self._fs, self._directory / MIRROR_FILE, text.encode())
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with self._lock:
+            self._poison = self._poison or "the store is closed"
+            self._file.close()

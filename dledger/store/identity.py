@@ -1,0 +1,81 @@
+"""Whose directory this is, and that only one process has it open."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import CorruptLogError, DirectoryLockedError, IdentityError
+from dledger.store.fs import FileSystem, replace_durably
+
+FORMAT_VERSION: Final = 1
+IDENTITY_FILE: Final = "identity"
+LOCK_FILE: Final = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What must agree between a directory and the node that opens it."""
+
+    cluster_id: str
+    group: str
+    node_id: str
+    segment_bytes: int
+    index_segment_bytes: int
+    format_version: int = FORMAT_VERSION
+
+
+def read_identity(directory: Path) -> Identity | None:
+    """The directory's identity; ``None`` if it has none yet. Raises ``CorruptLogError`` if it is unreadable."""
+    path = directory / IDENTITY_FILE
+    if not path.exists():
+        return None
+    try:
+        return Identity(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        advice = "Write it again as `dledger inspect` of another member shows it, with this node's id"
+        raise CorruptLogError(path, 0, f"the identity is unreadable ({error})", advice) from error
+
+
+def write_identity(fs: FileSystem, directory: Path, identity: Identity) -> None:
+    """Record the identity durably."""
+    text = json.dumps(asdict(identity), indent=2) + "\n"
+    replace_durably(fs, directory / IDENTITY_FILE, text.encode())
+
+
+def check_identity(directory: Path, found: Identity, wanted: Identity) -> None:
+    """Raise ``IdentityError`` naming every field in which the directory and the configuration differ."""
+    there, here = asdict(found), asdict(wanted)
+    differences = [
+        f"{name} is {there[name]!r} there and {here[name]!r} here" for name in here if there[name] != here[name]
+    ]
+    if differences:
+        raise IdentityError(
+            f"{directory} belongs to another node or was made with other settings: " + "; ".join(differences)
+        )
+
+
+class DirectoryLock:
+    """An exclusive ``flock`` on a directory's lock file, held until ``release`` or the end of the process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise DirectoryLockedError(f"{directory} is in use by process {holder}: stop it first") from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        self._held = True
+
+    def release(self) -> None:
+        """Let another process open the directory; idempotent."""
+        if self._held:
+            self._held = False
+            os.close(self._fd)

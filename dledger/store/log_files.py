@@ -1,0 +1,148 @@
+"""The data and index segments together: bytes at positions, units at indexes. No idea of where the log ends.
+
+Write order: data, then index units; the index is derived and never needed for what was acknowledged to survive.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from dledger.config import INDEX_UNIT_BYTES
+from dledger.errors import CorruptLogError, IndexBeforeBeginError
+from dledger.store.format import CHAIN_CRC, CHAIN_CRC_OFFSET, UNIT, Unit, blank_head
+from dledger.store.mmap_file import MappedFile
+from dledger.store.mmap_file_list import MappedFileList
+from dledger.types import LogIndex
+
+Write = tuple[int, bytes]
+"""An absolute position and what goes there, inside one segment."""
+Touched = tuple[list[MappedFile], list[MappedFile]]
+"""Data and index files."""
+
+
+class LogFiles:
+    """Both lists. Reading needs no lock; writing needs the node's."""
+
+    def __init__(self, data: MappedFileList, index: MappedFileList) -> None:
+        self.data = data
+        self.index = index
+        self.segment_bytes = data.segment_bytes
+
+    def unit(self, index: int) -> Unit:
+        """An entry's index unit. Raises ``IndexBeforeBeginError`` if its segment is gone, ``CorruptLogError``."""
+        position = index * INDEX_UNIT_BYTES
+        file = self.index.find(position)
+        if file is None:
+            raise IndexBeforeBeginError(f"entry {index} is no longer kept here")
+        unit = Unit(*UNIT.unpack_from(file.map, position - file.base))
+        if unit.index != index:
+            advice = "The index is derived from data: stop the node, delete the file, and start again to rebuild it"
+            raise CorruptLogError(file.path, position - file.base, f"no index unit of entry {index}", advice)
+        return unit
+
+    def chain_crc(self, index: int) -> int:
+        """The chain CRC stored in an entry's record."""
+        position = self.unit(index).position
+        return int(CHAIN_CRC.unpack(self.read(position + CHAIN_CRC_OFFSET, CHAIN_CRC.size))[0])
+
+    def read(self, position: int, length: int) -> bytes:
+        """Bytes inside one data segment. Raises ``IndexBeforeBeginError`` if it is gone."""
+        file = self.data.find(position)
+        if file is None:
+            raise IndexBeforeBeginError(f"position {position} is no longer kept here")
+        offset = position - file.base
+        return file.map[offset : offset + length]
+
+    def slice_end(self, first: int, last: int, max_bytes: int) -> int:
+        """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``."""
+        start = self.unit(first).position
+        stop = min(start + max_bytes, self.data.base_of(start) + self.segment_bytes)
+        if last > first and self._end(last) <= stop:
+            return last
+        past = bisect.bisect_right(range(first, last + 1), stop, key=self._end)
+        return max(first, first + past - 1)
+
+    def _end(self, index: int) -> int:
+        unit = self.unit(index)
+        return unit.position + unit.size
+
+    def first_index_at(self, position: int, first: int, last: int) -> int:
+        """The first index in ``[first, last]`` whose record starts at or after ``position``; ``last + 1`` if none."""
+        return first + bisect.bisect_left(range(first, last + 1), position, key=lambda one: self.unit(one).position)
+
+    def first_index_of_term(self, term: int, first: int, last: int) -> int:
+        """The first index in ``[first, last]`` whose term is at least ``term``; ``last + 1`` if there is none."""
+        return first + bisect.bisect_left(range(first, last + 1), term, key=lambda one: self.unit(one).term)
+
+    def ensure(self, writes: Iterable[Write], first_index: int, units_length: int) -> None:
+        """Create every segment that a change needs, before the first byte of it is written. Raises ``OSError``."""
+        for position, _ in writes:
+            self.data.ensure(position)
+        step, start = self.index.segment_bytes, first_index * INDEX_UNIT_BYTES
+        for position in range(self.index.base_of(start), start + units_length, step):
+            self.index.ensure(position)
+
+    def write(
+        self, writes: Iterable[Write], first_index: int, units: bytes
+    ) -> tuple[list[MappedFile], list[MappedFile]]:
+        """Write data and units into existing segments; returns the touched data and index files. Raises ``OSError``."""
+        touched: list[MappedFile] = []
+        for position, data in writes:
+            file = self.data.ensure(position)
+            file.write(position - file.base, data)
+            touched.append(file)
+        return touched, self.write_units(first_index, units)
+
+    def write_units(self, first_index: int, units: bytes) -> list[MappedFile]:
+        """Write index units, creating segments as needed; returns the touched files. Raises ``OSError``."""
+        touched: list[MappedFile] = []
+        position, written = first_index * INDEX_UNIT_BYTES, 0
+        while written < len(units):
+            file = self.index.ensure(position)
+            offset = position - file.base
+            part = (
+                units[written : written + file.size - offset] if written or len(units) > file.size - offset else units
+            )
+            file.write(offset, part)
+            touched.append(file)
+            written += len(part)
+            position += len(part)
+        return touched
+
+    def cut_data(self, position: int, zero_end: Callable[[MappedFile, int], int]) -> list[MappedFile]:
+        """Drop the data from ``position`` on: later files removed, the rest of this one zeroed up to ``zero_end``."""
+        return _cut(self.data, position, zero_end)
+
+    def cut_index(self, index: int, zero_end: Callable[[MappedFile, int], int]) -> list[MappedFile]:
+        """Drop the units from ``index`` on, likewise."""
+        return _cut(self.index, index * INDEX_UNIT_BYTES, zero_end)
+
+    def tail_blank(self, end: int) -> Write:
+        """The blank that fills the segment from ``end`` on (its zeros are there already)."""
+        return end, blank_head(self.segment_bytes - end % self.segment_bytes)
+
+    def drop_below(self, position: int, first_index: LogIndex) -> list[Path]:
+        """Remove the segments that hold nothing from ``position`` and ``first_index`` on; returns their paths."""
+        return self.data.drop_below(position) + self.index.drop_below(first_index * INDEX_UNIT_BYTES)
+
+    def sync_dirs(self) -> None:
+        """Make removals durable. Raises ``OSError``."""
+        self.data.sync_dirs()
+        self.index.sync_dirs()
+
+    def clear(self) -> None:
+        """Let go of all files."""
+        self.data.clear()
+        self.index.clear()
+
+
+def _cut(files: MappedFileList, position: int, zero_end: Callable[[MappedFile, int], int]) -> list[MappedFile]:
+    files.drop_from(files.base_of(position) + files.segment_bytes)
+    file = files.find(position)
+    if file is None:
+        return []
+    offset = position - file.base
+    file.zero(offset, zero_end(file, offset))
+    return [file]

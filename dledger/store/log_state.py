@@ -1,0 +1,158 @@
+"""What of the log is published: its ends, its marks, what is dirty. No I/O.
+
+``lock`` guards every field while it is changed; readers may look at single fields without it. An append publishes
+``last`` after its bytes are written; whoever changes bytes below ``last`` lowers what may be read, then bumps
+``generation``, then changes bytes. So a reader that sees the same generation before and after its copy has copied whole
+entries.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from dledger.errors import (
+    DiskError,
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    ShutdownError,
+)
+from dledger.store.checkpoint import Checkpoint, Mark, mark_of
+from dledger.store.mmap_file import MappedFile
+from dledger.types import Boundary, EntryId, FlushMark, LogIndex
+
+
+class LogState:
+    """The published state of one open log."""
+
+    def __init__(self, recovered: Checkpoint, last: EntryId) -> None:
+        self.lock = threading.Lock()
+        self.generation = 0
+        self.begin = recovered.begin
+        self.last = last
+        self.end = recovered.flushed.position
+        self.chain_crc = recovered.flushed.chain_crc
+        self.sequence = 0
+        self.committed = recovered.committed
+        self.flushed = recovered.flushed
+        self.flushed_sequence = 0
+        self.indexed = int(recovered.indexed)
+        self.dirty_data: set[MappedFile] = set()
+        self.dirty_index: set[MappedFile] = set()
+        self.poison: str | None = None
+        self.closed = False
+        self._flushing = self.flushed
+        """What the flush under way will publish; a truncation meanwhile lowers it."""
+        self._indexing = self.indexed
+
+    def check_usable(self) -> None:
+        """Raise ``ShutdownError`` after ``close`` and ``DiskError`` after a failure."""
+        if self.poison:
+            raise DiskError(self.poison)
+        if self.closed:
+            raise ShutdownError("the store is closed")
+
+    def check_index(self, index: int) -> None:
+        """Raise unless ``index`` lies in ``[begin.index, last.index]``."""
+        if self.closed:
+            raise ShutdownError("the store is closed")
+        if index > self.last.index or index < -1:
+            raise IndexOutOfRangeError(f"entry {index} does not exist: the last one is {self.last.index}")
+        if index < self.begin.index:
+            raise IndexBeforeBeginError(
+                f"entry {index} is no longer kept here: the first one kept is {self.begin.index + 1}"
+            )
+
+    def poisoned(self, what: str, error: OSError) -> DiskError:
+        """Poison the store; returns the error to raise."""
+        with self.lock:
+            self.poison = self.poison or f"{what} failed ({error}); the store takes no more writes: restart the node"
+            return DiskError(self.poison)
+
+    def publish(self, last: EntryId, end: Mark, data: Iterable[MappedFile], index: Iterable[MappedFile]) -> None:
+        """Show an append that has been written."""
+        with self.lock:
+            self.dirty_data.update(data)
+            self.dirty_index.update(index)
+            self.end = end.position
+            self.chain_crc = end.chain_crc
+            self.sequence += 1
+            self.last = last
+
+    def lower(self, last: EntryId, end: Mark) -> bool:
+        """Hide what follows ``last`` before it is dropped; returns whether it was marked as flushed."""
+        with self.lock:
+            self.last, self.end, self.chain_crc = last, end.position, end.chain_crc
+            self.generation += 1
+            self._flushing = min(self._flushing, end)
+            self._indexing = min(self._indexing, end.index)
+            self.indexed = min(self.indexed, end.index)
+            was_flushed = self.flushed.index > end.index
+            self.flushed = min(self.flushed, end)
+            return was_flushed
+
+    def restart_at(self, begin: Boundary) -> None:
+        """Show an empty log after ``begin``."""
+        with self.lock:
+            self.begin, self.last = begin, EntryId(begin.term, begin.index)
+            self.end, self.chain_crc = begin.position, begin.chain_crc
+            self.generation += 1
+            self.flushed = self._flushing = mark_of(begin)
+            self.indexed = self._indexing = begin.index
+            self.committed = begin.index
+
+    def raise_begin(self, begin: Boundary) -> None:
+        """Hide what retention is about to remove."""
+        with self.lock:
+            self.begin = begin
+            self.generation += 1
+
+    def changed(self, data: Iterable[MappedFile], index: Iterable[MappedFile]) -> None:
+        """Count a truncation or reset whose bytes have been written."""
+        with self.lock:
+            self.dirty_data.update(data)
+            self.dirty_index.update(index)
+            self.sequence += 1
+
+    def begin_flush(self) -> tuple[set[MappedFile], int] | None:
+        """Take the dirty data files and the sequence number that flushing them reaches; ``None`` if there are none."""
+        with self.lock:
+            if self.flushed_sequence == self.sequence:
+                return None
+            dirty, self.dirty_data = self.dirty_data, set()
+            self._flushing = Mark(self.last.index, self.end, self.chain_crc)
+            return dirty, self.sequence
+
+    def end_flush(self, sequence: int) -> FlushMark:
+        """Publish what was flushed."""
+        with self.lock:
+            self.flushed = self._flushing
+            self.flushed_sequence = sequence
+            return self.flush_mark()
+
+    def begin_index_sync(self) -> set[MappedFile]:
+        """Take the dirty index files."""
+        with self.lock:
+            dirty, self.dirty_index = self.dirty_index, set()
+            self._indexing = self.last.index
+            return dirty
+
+    def end_index_sync(self) -> None:
+        """Publish what the index durably names."""
+        with self.lock:
+            self.indexed = self._indexing
+
+    def flush_mark(self) -> FlushMark:
+        """The mark as the port has it."""
+        return FlushMark(LogIndex(self.flushed.index), self.flushed_sequence)
+
+    def checkpoint(self, *, clean_stop: bool = False) -> Checkpoint:
+        """The facts to record. Commit counts only as far as flushed: async flushing may be behind it."""
+        with self.lock:
+            return Checkpoint(
+                flushed=self.flushed,
+                indexed=LogIndex(min(self.indexed, self.flushed.index)),
+                committed=LogIndex(min(self.committed, self.flushed.index)),
+                begin=self.begin,
+                clean_stop=clean_stop,
+            )

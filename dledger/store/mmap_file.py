@@ -1,0 +1,110 @@
+"""One segment file: fixed length, real blocks, written with ``pwrite`` and read through a read-only mapping of it.
+
+Writes and the mapping share the page cache, so a reader sees a write as soon as it returned. ``fdatasync`` (never
+``mmap.flush``, which holds the GIL) makes it durable.
+
+A file that leaves the log is merely dropped: its mapping and descriptor live as long as someone still reads or flushes
+it. Reads return ``bytes`` and export nothing.
+
+Invariant: what lies beyond the log's end is zero. The warmer relies on it and helps it: it writes zeros ahead of the
+end so that blocks are converted and pages are present. ``warmed`` separates the two parties: below it only appends
+write; above it appends and the warmer write under ``_warm_lock``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import DiskError
+from dledger.store.fs import FileSystem
+
+_ZERO_CHUNK: Final = bytes(512 * 1024)
+
+
+class MappedFile:
+    """A segment: ``size`` bytes of the log from absolute offset ``base`` on. Offsets of its methods are its own."""
+
+    __slots__ = ("__weakref__", "_fd", "_fs", "_warm_lock", "base", "map", "path", "size", "warmed", "writable")
+
+    def __init__(self, fs: FileSystem, path: Path, base: int, size: int, *, writable: bool) -> None:
+        self.path = path
+        self.base = base
+        self.size = size
+        self.writable = writable
+        self.warmed = 0
+        self._fs = fs
+        self._warm_lock = threading.Lock()
+        self._fd = fs.open(path, writable=writable)
+        weakref.finalize(self, fs.close, self._fd)
+        self.map = mmap.mmap(self._fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Copy ``length`` bytes out."""
+        return self.map[offset : offset + length]
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write ``data``, which must lie inside. Raises ``OSError``."""
+        end = offset + len(data)
+        self._check(offset, end)
+        if end <= self.warmed:
+            self._fs.write(self._fd, data, offset)
+            return
+        with self._warm_lock:
+            self._fs.write(self._fd, data, offset)
+            self.warmed = max(self.warmed, end)
+
+    def zero(self, offset: int, end: int) -> None:
+        """Write zeros over ``[offset, end)``. Raises ``OSError``."""
+        while offset < end:
+            length = min(end - offset, len(_ZERO_CHUNK))
+            self.write(offset, _ZERO_CHUNK[:length])
+            offset += length
+
+    def warm(self, end: int, target: int) -> bool:
+        """Write one chunk of zeros ahead of ``end``, towards ``target``; returns whether there is more to do."""
+        with self._warm_lock:
+            start = max(self.warmed, end)
+            length = min(target - start, len(_ZERO_CHUNK))
+            if length <= 0 or not self.writable:
+                return False
+            self._fs.write(self._fd, _ZERO_CHUNK[:length], start)
+            self.warmed = start + length
+            return self.warmed < target
+
+    def sync(self) -> None:
+        """Make everything written so far durable. Raises ``OSError``."""
+        self._fs.sync(self._fd)
+
+    def non_zero_end(self, offset: int) -> int:
+        """The end of the last 4 KiB step from ``offset`` on that holds a byte other than 0; ``offset`` if none does.
+
+        Skips holes and blocks never written, so it costs what was written there, not the file's length.
+        """
+        found = offset
+        while offset < self.size:
+            try:
+                start = max(offset, os.lseek(self._fd, offset, os.SEEK_DATA))
+            except OSError:  # ENXIO: no data from here on
+                break
+            offset = os.lseek(self._fd, start, os.SEEK_HOLE)
+            found = max(found, self._last_non_zero(start, min(offset, self.size)))
+        return found
+
+    def _last_non_zero(self, start: int, end: int) -> int:
+        step, found = 1 << 20, 0
+        for at in range(start, end, step):
+            chunk = self.map[at : min(at + step, end)]
+            if chunk.count(0) != len(chunk):
+                found = at + len(chunk.rstrip(b"\0"))
+        return found
+
+    def _check(self, offset: int, end: int) -> None:
+        if not self.writable:
+            raise DiskError(f"{self.path} lies in a read-only data directory and cannot be changed")
+        if not 0 <= offset <= end <= self.size:
+            raise DiskError(f"bytes {offset} to {end} do not lie inside {self.path} of {self.size} bytes")

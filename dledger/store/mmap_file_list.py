@@ -1,0 +1,162 @@
+"""The segment files of one kind (data or index): equal sizes, named by their base, contiguous from first to last.
+
+A file beyond the end is a prepared one: all zero, taken into use without further ado. Lookups need no lock; changes to
+the set of files are made under ``_lock`` (guards ``_files`` and ``_unsynced_dirs``), which also keeps the warmer and an
+append from creating the same file twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dledger.store.format import parse_segment_name, segment_name
+from dledger.store.fs import TMP_SUFFIX, FileSystem, create_durably
+from dledger.store.mmap_file import MappedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which directories hold the segments of a list and which of them takes a new one."""
+
+    writable: tuple[Path, ...]
+    read_only: tuple[Path, ...] = ()
+    is_full: Callable[[Path], bool] = lambda _path: False
+
+    def directory_for(self, number: int) -> Path:
+        """Where segment ``number`` goes: round robin over the directories with room, or over all when none has."""
+        paths = sorted(path for path in self.writable if path not in self.read_only)
+        with_room = [path for path in paths if not self.is_full(path)] if len(paths) > 1 else paths
+        choice = with_room or paths
+        return choice[number % len(choice)]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A segment file found in a directory, whatever its length."""
+
+    path: Path
+    base: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What directories hold: segments by base, left-overs of unfinished creations, and what is not ours."""
+
+    segments: tuple[FoundFile, ...]
+    temporary: tuple[Path, ...]
+    foreign: tuple[Path, ...]
+
+
+def list_segments(directories: Iterable[Path], segment_bytes: int) -> Found:
+    """Look through directories; a name that is no multiple of the segment's size is foreign."""
+    segments: list[FoundFile] = []
+    temporary: list[Path] = []
+    foreign: list[Path] = []
+    for path in (path for directory in directories for path in sorted(directory.iterdir())):
+        base = parse_segment_name(path.name.removesuffix(TMP_SUFFIX))
+        if base is None or base % segment_bytes or not path.is_file():
+            if path.name != "lock":
+                foreign.append(path)
+        elif path.name.endswith(TMP_SUFFIX):
+            temporary.append(path)
+        else:
+            segments.append(FoundFile(path, base, path.stat().st_size))
+    return Found(tuple(sorted(segments, key=lambda one: one.base)), tuple(temporary), tuple(foreign))
+
+
+class MappedFileList:
+    """All segments of one kind."""
+
+    def __init__(self, fs: FileSystem, placement: Placement, segment_bytes: int) -> None:
+        self.segment_bytes = segment_bytes
+        self.placement = placement
+        self._fs = fs
+        self._lock = threading.Lock()
+        self._files: dict[int, MappedFile] = {}
+        self._unsynced_dirs: set[Path] = set()
+
+    def adopt(self, found: FoundFile) -> None:
+        """Map an existing file of the right size; of two with one base, the one given first."""
+        if found.base in self._files:
+            return
+        writable = found.path.parent not in self.placement.read_only
+        file = MappedFile(self._fs, found.path, found.base, self.segment_bytes, writable=writable)
+        with self._lock:
+            self._files[found.base] = file
+
+    def base_of(self, position: int) -> int:
+        """The base of the segment that ``position`` lies in."""
+        return position - position % self.segment_bytes
+
+    def find(self, position: int) -> MappedFile | None:
+        """The file that ``position`` lies in, if there is one."""
+        return self._files.get(position - position % self.segment_bytes)
+
+    def files(self) -> list[MappedFile]:
+        """All files, oldest first."""
+        with self._lock:
+            return [self._files[base] for base in sorted(self._files)]
+
+    def ensure(self, position: int) -> MappedFile:
+        """The file that ``position`` lies in, created durably if it is not there. Raises ``OSError``."""
+        base = self.base_of(position)
+        file = self._files.get(base)
+        if file is not None:
+            return file
+        with self._lock:
+            return self._files.get(base) or self._create(base)
+
+    def prepare(self, position: int, still_wanted: Callable[[], bool]) -> bool:
+        """Create the file for ``position`` ahead of need; ``still_wanted`` is asked once no drop can interfere."""
+        base = self.base_of(position)
+        with self._lock:
+            if base in self._files or not still_wanted():
+                return False
+            self._create(base)
+            return True
+
+    def _create(self, base: int) -> MappedFile:
+        size = self.segment_bytes
+        path = self.placement.directory_for(base // size) / segment_name(base)
+        create_durably(self._fs, path, lambda fd: self._fs.allocate(fd, size))
+        file = MappedFile(self._fs, path, base, size, writable=True)
+        self._files[base] = file
+        return file
+
+    def drop_from(self, base: int) -> None:
+        """Remove the files that start at or after ``base``, newest first. Raises ``OSError``."""
+        self._drop(lambda one: one >= base, newest_first=True)
+
+    def drop_below(self, position: int) -> list[Path]:
+        """Remove the files that end at or before ``position``, oldest first. Raises ``OSError``."""
+        return self._drop(lambda one: one + self.segment_bytes <= position, newest_first=False)
+
+    def _drop(self, doomed: Callable[[int], bool], *, newest_first: bool) -> list[Path]:
+        dropped: list[Path] = []
+        with self._lock:
+            for base in sorted(filter(doomed, self._files), reverse=newest_first):
+                file = self._files[base]
+                if file.writable:
+                    self._fs.unlink(file.path)
+                    self._unsynced_dirs.add(file.path.parent)
+                    dropped.append(file.path)
+                del self._files[base]
+        return dropped
+
+    def sync_dirs(self) -> None:
+        """Make removals durable. Raises ``OSError``."""
+        if not self._unsynced_dirs:
+            return
+        with self._lock:
+            directories, self._unsynced_dirs = sorted(self._unsynced_dirs), set()
+        for directory in directories:
+            self._fs.sync_dir(directory)
+
+    def clear(self) -> None:
+        """Let go of all files."""
+        with self._lock:
+            self._files.clear()

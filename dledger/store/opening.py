@@ -1,0 +1,280 @@
+"""Opening a directory: lock, identity, left-overs, recovery. Ends with a whole, durable log, marked as in use."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dledger.clock import Clock
+from dledger.config import INDEX_UNIT_BYTES, StoreConfig
+from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, IdentityError
+from dledger.store.checkpoint import (
+    REPAIR_ADVICE,
+    Checkpoint,
+    CheckpointFile,
+    Mark,
+    create_checkpoint,
+    mark_of,
+    read_checkpoint,
+)
+from dledger.store.fs import FileSystem, make_dirs_durably
+from dledger.store.hard_state import FileHardState, create_hard_state
+from dledger.store.identity import DirectoryLock, Identity, check_identity, read_identity, write_identity
+from dledger.store.log_files import LogFiles
+from dledger.store.mmap_file import MappedFile
+from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
+from dledger.store.recovery import Cut, Plan, Refuse, plan
+from dledger.store.scan import ScanOutcome, ScanSettings, Walk, scan_log, walk
+from dledger.types import EntryId, HardState, LogIndex, Term
+
+CHECKPOINT_FILE = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What opening found and did, for the log line."""
+
+    clean_stop: bool
+    last_index: int
+    verified_from: int
+    verified_entries: int
+    cut_at: int | None = None
+    """The position from which unflushed remains were dropped."""
+    cut_reason: str = ""
+    index_rewritten_from: int | None = None
+    removed: tuple[Path, ...] = ()
+    duration_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a node's files are."""
+
+    directory: Path
+    data: tuple[Path, ...]
+    read_only: tuple[Path, ...]
+    index: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint file."""
+        return self.directory / CHECKPOINT_FILE
+
+
+def layout_of(config: StoreConfig, node_id: str) -> Layout:
+    """The paths of a configuration. Raises ``ConfigError`` if no data directory is writable."""
+    directory = config.base_dir / f"dledger-{node_id}"
+    data = config.data_dirs or (directory / "data",)
+    if not set(data) - set(config.read_only_data_dirs):
+        raise ConfigError(["every data directory is read-only: name at least one writable one in data_dirs"])
+    return Layout(directory, data, config.read_only_data_dirs, directory / "index")
+
+
+@dataclass(slots=True)
+class Opened:
+    """Everything an open store holds."""
+
+    layout: Layout
+    locks: list[DirectoryLock]
+    files: LogFiles
+    checkpoint_file: CheckpointFile
+    checkpoint: Checkpoint
+    last: EntryId
+    hard_state: FileHardState
+    report: RecoveryReport
+    foreign_files: tuple[Path, ...] = field(default=())
+
+
+def open_directory(config: StoreConfig, identity: Identity, clock: Clock, fs: FileSystem) -> Opened:
+    """Open or create a node's directory. Raises what ``FileStore.open`` documents."""
+    started_ms = clock.monotonic_ms()
+    layout = layout_of(config, identity.node_id)
+    locks: list[DirectoryLock] = []
+    try:
+        writable = sorted(set(layout.data) - set(layout.read_only))
+        for directory in (layout.directory, layout.index, *writable):
+            make_dirs_durably(fs, directory)
+        shared = [path for path in writable if path.parent != layout.directory]
+        for directory in (layout.directory, *shared):
+            locks.append(DirectoryLock(directory))  # noqa: PERF401 - those taken must be known if one fails
+        opened = _Opener(config, identity, fs, layout, locks).open()
+    except OSError as error:
+        _release(locks)
+        kind = DiskFullError if error.errno == errno.ENOSPC else DiskError
+        raise kind(f"cannot open {layout.directory}: {error}") from error
+    except BaseException:
+        _release(locks)
+        raise
+    opened.report = replace(opened.report, duration_ms=clock.monotonic_ms() - started_ms)
+    return opened
+
+
+def _release(locks: list[DirectoryLock]) -> None:
+    for lock in locks:
+        lock.release()
+
+
+class _Opener:
+    """One opening under way; the directory is locked."""
+
+    def __init__(
+        self, config: StoreConfig, identity: Identity, fs: FileSystem, layout: Layout, locks: list[DirectoryLock]
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._fs = fs
+        self._layout = layout
+        self._locks = locks
+        self._removed: list[Path] = []
+
+    def open(self) -> Opened:
+        """Do all of it."""
+        layout, config = self._layout, self._config
+        data = list_segments([*layout.data, *layout.read_only], config.segment_bytes)
+        index = list_segments([layout.index], config.index_segment_bytes)
+        imported = self._settle_identity(has_segments=bool(data.segments))
+        checkpoint = read_checkpoint(layout.checkpoint)
+        files = self._files()
+        misshapen = self._adopt(files, data, index, checkpoint)
+        settings = ScanSettings(config.recovery_verify_bytes, config.import_unchecked, layout.data[0])
+        outcome = scan_log(files, misshapen, checkpoint, settings)
+        decision = plan(outcome.facts)
+        if isinstance(decision, Refuse):
+            damage = decision.damage
+            raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
+        self._remove([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
+        self._remove([one.path for one in index.segments if one.size != config.index_segment_bytes])
+        end = self._carry_out(files, outcome, decision)
+        self._check_last_is_writable(files, end)
+        recovered = self._mark_in_use(checkpoint, end)
+        last = _entry_at(files, recovered)
+        hard_state = FileHardState(self._fs, layout.directory)
+        if imported and hard_state.load().term < last.term:
+            hard_state.save(HardState(term=last.term))
+        report = self._report(outcome, decision, checkpoint, end)
+        foreign = (*data.foreign, *index.foreign)
+        file = CheckpointFile(self._fs, layout.checkpoint)
+        return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign)
+
+    def _settle_identity(self, *, has_segments: bool) -> bool:
+        """Check the identity, or give one to a new directory; returns whether a foreign log is being imported."""
+        directory = self._layout.directory
+        found = read_identity(directory)
+        if found is not None:
+            check_identity(directory, found, self._identity)
+            return False
+        if has_segments and not self._config.import_unchecked:
+            raise IdentityError(
+                f"{directory} holds segments but no identity: restore the file {directory / 'identity'}, or open a log "
+                f"of the Java line with import_unchecked"
+            )
+        # The identity is written last: without it nothing here was ever used, and a crash simply starts over.
+        create_hard_state(self._fs, directory, HardState())
+        create_checkpoint(self._fs, self._layout.checkpoint, Checkpoint())
+        write_identity(self._fs, directory, self._identity)
+        return has_segments
+
+    def _files(self) -> LogFiles:
+        config = self._config
+
+        def is_full(path: Path) -> bool:
+            return self._fs.usage(path).ratio > config.disk_clean_ratio
+
+        data = Placement(self._layout.data, self._layout.read_only, is_full)
+        return LogFiles(
+            MappedFileList(self._fs, data, config.segment_bytes),
+            MappedFileList(self._fs, Placement((self._layout.index,)), config.index_segment_bytes),
+        )
+
+    def _adopt(self, files: LogFiles, data: Found, index: Found, checkpoint: Checkpoint) -> tuple[FoundFile, ...]:
+        """Map what has the right size and is not below the begin; returns data files of a wrong size."""
+        begin = checkpoint.begin
+        misshapen: list[FoundFile] = []
+        for one in data.segments:
+            if one.base + files.segment_bytes <= begin.position:
+                self._removed.append(one.path)
+            elif one.size == files.segment_bytes:
+                files.data.adopt(one)
+            else:
+                misshapen.append(one)
+        for one in index.segments:
+            if one.base + one.size <= (begin.index + 1) * INDEX_UNIT_BYTES:
+                self._removed.append(one.path)
+            elif one.size == files.index.segment_bytes:
+                files.index.adopt(one)
+        return tuple(misshapen)
+
+    def _remove(self, paths: list[Path]) -> None:
+        """Remove left-overs of cleaning, of resets and of unfinished creations."""
+        doomed = [path for path in (*self._removed, *paths) if path.parent not in self._layout.read_only]
+        for path in doomed:
+            self._fs.unlink(path)
+        for directory in sorted({path.parent for path in doomed}):
+            self._fs.sync_dir(directory)
+        self._removed = doomed
+
+    def _carry_out(self, files: LogFiles, outcome: ScanOutcome, decision: Plan) -> Mark:
+        """Drop what the plan drops and mend the index; afterwards everything kept is durable."""
+        end = decision.end if isinstance(decision, Cut) else outcome.facts.end
+        clean = outcome.facts.checkpoint.clean_stop and not isinstance(decision, Cut)
+        if isinstance(decision, Cut):
+            files.cut_data(end.position, MappedFile.non_zero_end)
+        if outcome.index_wrong_from is not None:
+            self._rewrite_index(files, outcome, end)
+        if clean and outcome.index_wrong_from is None:
+            return end
+        files.cut_index(end.index + 1, MappedFile.non_zero_end)
+        for file in files.data.files():
+            if file.base + file.size > outcome.start.stop_position and file.writable:
+                file.sync()
+        for file in files.index.files():
+            file.sync()
+        files.sync_dirs()
+        return end
+
+    def _rewrite_index(self, files: LogFiles, outcome: ScanOutcome, end: Mark) -> None:
+        start = Walk(outcome.start.follow, outcome.start.end, outcome.start.stop_position)
+        for first, scan in walk(files, start, end.index, unchecked=self._config.import_unchecked):
+            if first > end.index:
+                return
+            files.write_units(first, scan.units)
+
+    def _check_last_is_writable(self, files: LogFiles, end: Mark) -> None:
+        file = files.data.find(end.position)
+        if file is not None and not file.writable:
+            raise ConfigError([f"{file.path} is still being written: it must lie in a writable data directory"])
+
+    def _mark_in_use(self, checkpoint: Checkpoint, end: Mark) -> Checkpoint:
+        """Record the recovered state durably, the clean stop taken back, before anything new is written."""
+        begin = checkpoint.begin
+        if end.index == begin.index:
+            end = mark_of(begin)
+        committed = LogIndex(max(checkpoint.committed, begin.index))
+        recovered = Checkpoint(end, LogIndex(end.index), committed, begin, clean_stop=False)
+        file = CheckpointFile(self._fs, self._layout.checkpoint)
+        try:
+            file.write_durably(lambda: recovered)
+        finally:
+            file.close()
+        return recovered
+
+    def _report(self, outcome: ScanOutcome, decision: Plan, checkpoint: Checkpoint, end: Mark) -> RecoveryReport:
+        cut = decision if isinstance(decision, Cut) else None
+        return RecoveryReport(
+            clean_stop=checkpoint.clean_stop,
+            last_index=end.index,
+            verified_from=outcome.start.stop_position,
+            verified_entries=outcome.entries,
+            cut_at=cut.end.position if cut else None,
+            cut_reason=cut.reason if cut else "",
+            index_rewritten_from=outcome.index_wrong_from,
+            removed=tuple(self._removed),
+        )
+
+
+def _entry_at(files: LogFiles, recovered: Checkpoint) -> EntryId:
+    index = recovered.flushed.index
+    if index == recovered.begin.index:
+        return EntryId(recovered.begin.term, recovered.begin.index)
+    return EntryId(Term(files.unit(index).term), LogIndex(index))

@@ -1,0 +1,156 @@
+"""Reading entries without a lock, beside writers (see ``log_state`` for why that is safe)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from dledger.errors import (
+    CorruptLogError,
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    InvalidRequestError,
+)
+from dledger.store.checkpoint import REPAIR_ADVICE
+from dledger.store.format import HEADER, Header, decode_run
+from dledger.store.log_files import LogFiles
+from dledger.store.log_state import LogState
+from dledger.types import Entry, EntryId, EntryRun, LogIndex, Position, Term
+
+_Result = TypeVar("_Result")
+
+
+class LogReader:
+    """The read half of a file store."""
+
+    def __init__(self, files: LogFiles, state: LogState, *, unchecked: bool) -> None:
+        self._files = files
+        self._state = state
+        self._unchecked = unchecked
+
+    def _stable(self, read: Callable[[], _Result]) -> _Result:
+        """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real."""
+        state = self._state
+        while True:
+            generation = state.generation
+            try:
+                result = read()
+            except (CorruptLogError, IndexBeforeBeginError):
+                if generation == state.generation and not state.closed:
+                    raise
+                state.check_index(state.last.index)
+                continue
+            if generation == state.generation:
+                return result
+
+    def term_at(self, index: LogIndex) -> Term:
+        return self._stable(lambda: self._term_at(index))
+
+    def chain_crc_at(self, index: LogIndex) -> int:
+        return self._stable(lambda: self._chain_crc_at(index))
+
+    def _term_at(self, index: int) -> Term:
+        state = self._state
+        state.check_index(index)
+        if index == state.begin.index:
+            return state.begin.term
+        return state.last.term if index == state.last.index else Term(self._files.unit(index).term)
+
+    def _chain_crc_at(self, index: int) -> int:
+        state = self._state
+        state.check_index(index)
+        return state.begin.chain_crc if index == state.begin.index else self._files.chain_crc(index)
+
+    def first_index_of_term(self, term: Term) -> LogIndex:
+        state, files = self._state, self._files
+        return self._stable(lambda: LogIndex(files.first_index_of_term(term, state.begin.index + 1, state.last.index)))
+
+    def slice_run(self, first_index: LogIndex, max_bytes: int) -> LogIndex:
+        return self._stable(lambda: self._slice_run(first_index, self._state.last.index, max_bytes))
+
+    def _slice_run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> LogIndex:
+        self._check_entry(first)
+        return LogIndex(self._files.slice_end(first, last, max_bytes))
+
+    def _check_entry(self, index: int) -> None:
+        self._state.check_index(index)
+        if index == self._state.begin.index:
+            raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first one kept is {index + 1}")
+
+    def read_run(self, first_index: LogIndex, last_index: LogIndex) -> EntryRun:
+        return self._stable(lambda: self._read_run(first_index, last_index))
+
+    def _read_run(self, first: LogIndex, last: LogIndex) -> EntryRun:
+        self._check_entry(first)
+        self._check_entry(last)
+        files = self._files
+        start, stop = files.unit(first), files.unit(last)
+        length = stop.position + stop.size - start.position
+        if last < first or files.data.base_of(start.position) != files.data.base_of(stop.position):
+            raise InvalidRequestError(f"entries {first} to {last} are no run within one segment")
+        previous = LogIndex(first - 1)
+        return EntryRun(
+            previous=EntryId(self._term_at(previous), previous),
+            previous_chain_crc=self._chain_crc_at(previous),
+            first_index=first,
+            last_index=last,
+            position=Position(start.position),
+            data=files.read(start.position, length),
+        )
+
+    def read_range(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        if last_index < first_index:
+            raise IndexOutOfRangeError(f"no entry lies between {first_index} and {last_index}")
+        entries = self._read_slice(first_index, last_index, max_bytes)
+        used = sum(len(entry.body) + HEADER.size for entry in entries)
+        while entries[-1].index < min(last_index, self._state.last.index) and used < max_bytes:
+            # The next entry starts another segment or does not fit; only the former goes on.
+            following = LogIndex(entries[-1].index + 1)
+            if self._stable(lambda index=following: self._size_of(index)) > max_bytes - used:  # type: ignore[misc]
+                break
+            more = self._read_slice(following, last_index, max_bytes - used)
+            used += sum(len(entry.body) + HEADER.size for entry in more)
+            entries += more
+        return entries
+
+    def _size_of(self, index: LogIndex) -> int:
+        self._check_entry(index)
+        return self._files.unit(index).size
+
+    def _read_slice(self, first: LogIndex, last: LogIndex, max_bytes: int) -> list[Entry]:
+        def read() -> list[Entry]:
+            self._check_entry(first)
+            stop = self._slice_run(first, LogIndex(min(last, self._state.last.index)), max_bytes)
+            run = self._read_run(first, stop)
+            entries = decode_run(run, unchecked=self._unchecked)
+            if isinstance(entries, str):
+                raise self._corrupt(run.position, entries)
+            return entries
+
+        return self._stable(read)
+
+    def _corrupt(self, position: int, reason: str) -> CorruptLogError:
+        file = self._files.data.find(position)
+        if file is None:
+            raise IndexBeforeBeginError(f"position {position} is no longer kept here")
+        return CorruptLogError(file.path, position - file.base, reason, REPAIR_ADVICE)
+
+    def read_at(self, position: Position) -> Entry:
+        index = self._stable(lambda: self._index_at(position))
+        return self._read_slice(index, index, 0)[0]
+
+    def _index_at(self, position: int) -> LogIndex:
+        state, files = self._state, self._files
+        state.check_index(state.last.index)
+        if 0 <= position < state.begin.position:
+            raise IndexBeforeBeginError(
+                f"position {position} is no longer kept here: the log begins at {state.begin.position}"
+            )
+        nothing = IndexOutOfRangeError(f"no entry starts at position {position}")
+        file = files.data.find(position) if 0 <= position < state.end else None
+        if file is None or position - file.base + HEADER.size > file.size:
+            raise nothing
+        index = Header(*HEADER.unpack_from(file.map, position - file.base)).index
+        if not state.begin.index < index <= state.last.index or files.unit(index).position != position:
+            raise nothing
+        return LogIndex(index)

@@ -1,0 +1,135 @@
+"""Recovery's decision: a pure function from what a scan found to what must be done.
+
+The evidence is the checkpoint's flushed mark: everything up to it was durable once, nothing above it was ever
+acknowledged. (It may be a little old after a power cut and is exact after a kill; it is lowered durably before a
+truncation touches what it covers.) The cases, first match wins:
+
+    | what was found                                                   | plan                              |
+    |------------------------------------------------------------------|-----------------------------------|
+    | a file of a wrong length, and a later segment                    | Refuse, naming the file           |
+    | a missing or misshapen file that starts below the mark           | Refuse, naming the file           |
+    | a segment below the scan whose first record is bad               | Refuse, at its offset 0           |
+    | the scan stopped (bad record, zeros, no file) below the mark     | Refuse, where it stopped          |
+    | the entry at the mark is not the one that was flushed            | Refuse, at the mark               |
+    | the log ends below the recorded commit index                     | Refuse, where it stopped          |
+    | clean stop, and records follow the mark                          | Cut at the mark                   |
+    | a bad record above the mark                                      | Cut where it starts               |
+    | zeros or no file above the mark, something behind                | Cut there                         |
+    | zeros or the end of the files above or at the mark, nothing left | Keep                              |
+
+A gap above the mark is no damage: removals of a truncation may reach the disk in any order. A file of a wrong length
+is, because files appear under their name only when complete; the last one alone is taken for a remnant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dledger.store.checkpoint import Checkpoint, Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something wrong at one place of one file; ``position`` is where that is in the log."""
+
+    path: Path
+    offset: int
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFacts:
+    """What recovery knows after looking, before changing anything."""
+
+    checkpoint: Checkpoint
+    end: Mark
+    """The last verified entry (or the boundary), its end and its chain CRC."""
+    stop: Damage
+    """Where the scan stopped and why."""
+    stopped_at_bad: bool
+    """Whether the bytes at the stop are something other than zeros or the end of the files."""
+    rest_in_use: bool
+    """Whether any byte after the stop, in this segment or a later one, is not zero."""
+    mark_agrees: bool
+    """Whether the entry at the flushed mark has the recorded end and chain CRC."""
+    bad_files: tuple[Damage, ...] = ()
+    """Segments missing, of a wrong length, or whose first record is bad, oldest first."""
+    misshapen_middle: Damage | None = None
+    """The first file of a wrong length that is followed by another segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The log is whole; nothing lies behind its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Drop everything from ``end`` on: it was never flushed, so never acknowledged."""
+
+    end: Mark
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Do not open: flushed bytes are damaged."""
+
+    damage: Damage
+
+
+Plan = Keep | Cut | Refuse
+
+
+def plan(facts: ScanFacts) -> Plan:
+    """Decide (see the table above)."""
+    mark = facts.checkpoint.flushed
+    for refusal in (_bad_file, _below_mark, _wrong_mark, _below_commit):
+        damage = refusal(facts)
+        if damage:
+            return Refuse(damage)
+    if facts.checkpoint.clean_stop and facts.end.index > mark.index:
+        return Cut(mark, f"{facts.end.index - mark.index} entries behind the end of a log that was stopped cleanly")
+    if facts.stopped_at_bad:
+        return Cut(facts.end, facts.stop.reason)
+    if facts.rest_in_use or facts.bad_files:
+        return Cut(facts.end, "unflushed remains behind the last whole entry")
+    return Keep()
+
+
+Refusal = Callable[[ScanFacts], Damage | None]
+
+
+def _bad_file(facts: ScanFacts) -> Damage | None:
+    if facts.misshapen_middle:
+        return facts.misshapen_middle
+    flushed = facts.checkpoint.flushed
+    return next((damage for damage in facts.bad_files if damage.position < flushed.position), None)
+
+
+def _below_mark(facts: ScanFacts) -> Damage | None:
+    mark = facts.checkpoint.flushed
+    if facts.end.index >= mark.index:
+        return None
+    return _told(facts.stop, f"entries up to {mark.index} were flushed, but the log ends at {facts.end.index}")
+
+
+def _wrong_mark(facts: ScanFacts) -> Damage | None:
+    mark = facts.checkpoint.flushed
+    if facts.mark_agrees:
+        return None
+    return _told(facts.stop, f"entry {mark.index} is not the one that was flushed (end or chainCrc differ)")
+
+
+def _below_commit(facts: ScanFacts) -> Damage | None:
+    committed = facts.checkpoint.committed
+    if facts.end.index >= committed:
+        return None
+    return _told(facts.stop, f"entries up to {committed} were committed, but the log ends at {facts.end.index}")
+
+
+def _told(stop: Damage, what: str) -> Damage:
+    return Damage(stop.path, stop.offset, stop.position, f"{what}: {stop.reason}")

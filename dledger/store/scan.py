@@ -1,0 +1,255 @@
+"""Looking through a log at start: collects the facts that ``recovery.plan`` decides on. Changes nothing.
+
+It starts ``recovery_verify_bytes`` below the flushed mark, at an entry that the index names and the data confirm, and
+verifies every record from there to the end. Of the segments before, only the first record is looked at. If the index
+cannot be trusted for that, the scan starts at the log's begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.errors import CorruptLogError
+from dledger.store.checkpoint import Checkpoint, Mark
+from dledger.store.format import (
+    BLANK,
+    BLANK_MAGIC,
+    HEADER,
+    Follow,
+    Header,
+    Scan,
+    ScanWindow,
+    StopKind,
+    Unit,
+    after,
+    header_problem,
+    scan_records,
+    segment_name,
+)
+from dledger.store.log_files import LogFiles
+from dledger.store.mmap_file import MappedFile
+from dledger.store.mmap_file_list import FoundFile
+from dledger.store.recovery import Damage, ScanFacts
+
+_CHUNK_ENTRIES = 16 * 1024
+
+
+@dataclass(slots=True)
+class Walk:
+    """The state of one pass over the records: what was verified last and where it ended."""
+
+    follow: Follow
+    end: int
+    stop_position: int
+    kind: StopKind = StopKind.ZERO
+    reason: str = "the segment is missing"
+
+    @property
+    def mark(self) -> Mark:
+        """The last verified entry, its end and chain."""
+        return Mark(self.follow.index, self.end, self.follow.chain_crc)
+
+
+def walk(files: LogFiles, state: Walk, pause_at: int, *, unchecked: bool) -> Iterator[tuple[int, Scan]]:
+    """Verify records from ``state`` on over all segments; yields (first index, scan); a chunk ends at ``pause_at``."""
+    while (file := files.data.find(state.stop_position)) is not None:
+        offset = state.stop_position - file.base
+        room = pause_at - state.follow.index
+        entries_max = min(_CHUNK_ENTRIES, room) if room > 0 else _CHUNK_ENTRIES
+        with memoryview(file.map) as view:
+            window = ScanWindow(view, file.base, offset, file.size - MIN_BLANK_BYTES, unchecked)
+            scan = scan_records(window, state.follow, entries_max)
+        first = state.follow.index + 1
+        state.follow, state.kind, state.reason = scan.follow, scan.stop, scan.reason
+        state.stop_position = file.base + scan.end_offset
+        if scan.count:
+            state.end = state.stop_position
+            yield first, scan
+        if scan.count == entries_max:
+            continue
+        if not scan.end_offset or not _blank_to_the_end(file, scan.end_offset):
+            return
+        state.stop_position = file.base + file.size
+        state.kind, state.reason = StopKind.ZERO, "the segment is missing"
+
+
+def _blank_to_the_end(file: MappedFile, offset: int) -> bool:
+    magic, length = BLANK.unpack_from(file.map, offset)
+    return bool(magic == BLANK_MAGIC and length == file.size - offset)
+
+
+@dataclass(slots=True)
+class ScanOutcome:
+    """Facts for the plan, and what carrying it out needs."""
+
+    facts: ScanFacts
+    start: Walk
+    last: Follow
+    entries: int
+    index_wrong_from: int | None
+    """The first entry whose index unit is missing or wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSettings:
+    """How to scan."""
+
+    verify_bytes: int
+    unchecked: bool
+    directory: Path
+    """Named when a segment that should be there is not."""
+
+
+def scan_log(
+    files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: Checkpoint, settings: ScanSettings
+) -> ScanOutcome:
+    """Look through the log."""
+    bad_files = _misshapen_or_missing(files, misshapen, checkpoint, settings)
+    heads_bad, index_agrees = _check_heads(files, checkpoint)
+    from_index = _start_from_index(files, checkpoint, settings) if index_agrees else None
+    state = from_index or _start_at_begin(checkpoint)
+    start = Walk(state.follow, state.end, state.stop_position)
+    mark, wrong_from, count = checkpoint.flushed, None, 0
+    mark_agrees = state.follow.index != mark.index or state.mark == mark
+    for first, scan in walk(files, state, mark.index, unchecked=settings.unchecked):
+        count += scan.count
+        if wrong_from is None and not _units_agree(files, first, scan):
+            wrong_from = first
+        if state.follow.index == mark.index:
+            mark_agrees = state.mark == mark
+    facts = ScanFacts(
+        checkpoint=checkpoint,
+        end=state.mark,
+        stop=_stop(files, state, settings),
+        stopped_at_bad=state.kind in (StopKind.BAD, StopKind.BLANK),
+        rest_in_use=not checkpoint.clean_stop and _in_use_from(files, state.end),
+        mark_agrees=mark_agrees,
+        bad_files=tuple(sorted((*bad_files, *heads_bad), key=lambda one: one.position)),
+        misshapen_middle=_middle(files, misshapen),
+    )
+    return ScanOutcome(facts, start, state.follow, count, wrong_from)
+
+
+def _start_at_begin(checkpoint: Checkpoint) -> Walk:
+    begin = checkpoint.begin
+    return Walk(after(begin), begin.position, begin.position)
+
+
+def _start_from_index(files: LogFiles, checkpoint: Checkpoint, settings: ScanSettings) -> Walk | None:
+    """The state before the first entry to verify, or ``None`` to start at the begin."""
+    begin, last = checkpoint.begin, min(checkpoint.flushed.index, checkpoint.indexed)
+    target = checkpoint.flushed.position - settings.verify_bytes
+    if target <= begin.position or last <= begin.index + 1 or not _units_present(files, begin.index + 1, last):
+        return None
+    try:
+        previous = files.first_index_at(target, begin.index + 1, last) - 1
+        header = _confirmed_header(files, files.unit(previous)) if previous > begin.index else None
+    except CorruptLogError:  # only the index: it is rebuilt
+        return None
+    if header is None:
+        return None
+    end = header.position + header.size
+    return Walk(Follow(previous, header.term, header.chain_crc), end, end)
+
+
+def _units_present(files: LogFiles, first: int, last: int) -> bool:
+    step = files.index.segment_bytes
+    bases = range(files.index.base_of(first * INDEX_UNIT_BYTES), last * INDEX_UNIT_BYTES + 1, step)
+    return all(files.index.find(base) for base in bases)
+
+
+def _confirmed_header(files: LogFiles, unit: Unit) -> Header | None:
+    """The header that a unit points at, if the two agree."""
+    header = _header_at(files, unit.position)
+    return header if header is not None and _unit_of(header) == unit else None
+
+
+def _header_at(files: LogFiles, position: int) -> Header | None:
+    file = files.data.find(position) if position >= 0 else None
+    if file is None or position - file.base + ENTRY_HEADER_BYTES > file.size:
+        return None
+    return Header(*HEADER.unpack_from(file.map, position - file.base))
+
+
+def _unit_of(header: Header) -> Unit:
+    return Unit(header.magic, header.position, header.size, header.index, header.term)
+
+
+def _units_agree(files: LogFiles, first: int, scan: Scan) -> bool:
+    done, position = 0, first * INDEX_UNIT_BYTES
+    while done < len(scan.units):
+        file = files.index.find(position)
+        if file is None:
+            return False
+        part = scan.units[done : done + file.base + file.size - position]
+        if file.read(position - file.base, len(part)) != part:
+            return False
+        done += len(part)
+        position += len(part)
+    return True
+
+
+def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage], bool]:
+    """Look at the first record of every segment below the mark: (damage, whether the index agrees with all of them)."""
+    damage: list[Damage] = []
+    agrees = True
+    for file in files.data.files():
+        if not checkpoint.begin.position < file.base < checkpoint.flushed.position:
+            continue
+        header = Header(*HEADER.unpack_from(file.map, 0))
+        problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
+        if problem or header.index > checkpoint.flushed.index:
+            reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"
+            damage.append(Damage(file.path, 0, file.base, reason))
+        elif not _unit_agrees(files, header):
+            agrees = False
+    return damage, agrees
+
+
+def _unit_agrees(files: LogFiles, header: Header) -> bool:
+    try:
+        return _units_present(files, header.index, header.index) and files.unit(header.index) == _unit_of(header)
+    except CorruptLogError:
+        return False
+
+
+def _misshapen_or_missing(
+    files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: Checkpoint, settings: ScanSettings
+) -> list[Damage]:
+    size = files.segment_bytes
+    damage = [_misshapen(files, one) for one in misshapen]
+    present = {one.base for one in misshapen}
+    first, last = files.data.base_of(checkpoint.begin.position), checkpoint.flushed.position - 1
+    for base in range(first, last + 1, size):
+        if base not in present and files.data.find(base) is None and checkpoint.begin.position <= last:
+            path = settings.directory / segment_name(base)
+            damage.append(Damage(path, 0, base, "the segment is missing"))
+    return damage
+
+
+def _misshapen(files: LogFiles, found: FoundFile) -> Damage:
+    reason = f"the segment has {found.size} bytes instead of {files.segment_bytes}"
+    return Damage(found.path, min(found.size, files.segment_bytes), found.base, reason)
+
+
+def _middle(files: LogFiles, misshapen: tuple[FoundFile, ...]) -> Damage | None:
+    bases = [file.base for file in files.data.files()] + [one.base for one in misshapen]
+    return next((_misshapen(files, one) for one in misshapen if one.base < max(bases)), None)
+
+
+def _in_use_from(files: LogFiles, position: int) -> bool:
+    for file in files.data.files():
+        offset = max(0, position - file.base)
+        if offset < file.size and file.non_zero_end(offset) > offset:
+            return True
+    return False
+
+
+def _stop(files: LogFiles, state: Walk, settings: ScanSettings) -> Damage:
+    file = files.data.find(state.stop_position)
+    base = files.data.base_of(state.stop_position)
+    path = file.path if file else settings.directory / segment_name(base)
+    return Damage(path, state.stop_position - base, state.stop_position, state.reason)

@@ -1,0 +1,41 @@
+"""Getting disk space ready ahead of appends: one bounded step at a time, called without the node's lock.
+
+A cold page costs an append three times as much as a warm one, and a new segment milliseconds. So a window ahead of the
+end is written with zeros, and the next segment is created once half of the current one is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dledger.config import INDEX_UNIT_BYTES
+from dledger.store.log_files import LogFiles
+from dledger.store.log_state import LogState
+from dledger.store.mmap_file_list import MappedFileList
+
+INDEX_SHARE = 16
+"""The index window is this many times smaller than the data window."""
+
+
+def step(files: LogFiles, state: LogState, warm_bytes: int) -> bool:
+    """Prepare or warm a little; returns whether there is more to do. Raises ``OSError``."""
+    more = _step_list(files.data, lambda: state.end, warm_bytes)
+    return _step_list(files.index, lambda: (state.last.index + 1) * INDEX_UNIT_BYTES, warm_bytes // INDEX_SHARE) or more
+
+
+def _step_list(files: MappedFileList, end: Callable[[], int], warm_bytes: int) -> bool:
+    position = end()
+    file = files.find(position)
+    if file is None:
+        return files.prepare(position, lambda: files.base_of(end()) == files.base_of(position))
+    offset = position - file.base
+    if file.warm(offset, min(offset + warm_bytes, file.size)):
+        return True
+    if offset < file.size // 2:
+        return False
+    following = file.base + file.size
+    if files.prepare(following, lambda: files.base_of(end()) == file.base):
+        return True
+    next_file = files.find(following)
+    target = min(warm_bytes - (file.size - offset), file.size)
+    return next_file is not None and next_file.warm(0, target)

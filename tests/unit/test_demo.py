@@ -1,0 +1,171 @@
+"""The demo's proof must fail when something is wrong, and its writer must neither lose nor double a line."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import pytest
+
+from cluster import demo
+from cluster.local_group import LocalGroupError
+from dledger.errors import DiskFullError, DLedgerError, QuorumAckTimeoutError, UnavailableError
+from dledger.types import Entry, LogIndex, Magic, Position, Term
+
+
+def entry(index: int, body: bytes, magic: Magic = Magic.NORMAL, term: int = 1) -> Entry:
+    """One entry; positions do not matter here."""
+    return Entry(LogIndex(index), Term(term), Position(0), body, magic)
+
+
+def indexes(*numbers: int) -> list[LogIndex]:
+    """Indexes, typed."""
+    return [LogIndex(number) for number in numbers]
+
+
+GOOD = (entry(0, b"", Magic.NOOP), entry(1, b"a"), entry(2, b"b"), entry(3, b"", Magic.NOOP), entry(4, b"c"))
+LINES = (b"a", b"b", b"c")
+
+
+def test_the_proof_accepts_exactly_the_lines() -> None:
+    """NOOPs in between are the new leaders'."""
+    assert demo.check_entries(GOOD, LINES, indexes(1, 2, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (GOOD[:-1], "1 lines are not where they were acknowledged, the first is line 3"),
+        ((*GOOD, entry(5, b"c")), "4 lines that are not the 3 lines"),
+        ((*GOOD[:2], entry(2, b"x"), *GOOD[3:]), "the first is line 2"),
+        ((*GOOD[:1], entry(1, b"b"), entry(2, b"a"), *GOOD[3:]), "2 lines are not where"),
+        ((*GOOD[:3], *GOOD[4:]), "gaps"),
+    ],
+)
+def test_the_proof_rejects_lost_doubled_changed_swapped_and_missing_entries(
+    entries: Sequence[Entry], words: str
+) -> None:
+    """Each kind of loss is named."""
+    assert any(words in problem for problem in demo.check_entries(entries, LINES, indexes(1, 2, 4)))
+
+
+def test_the_digest_covers_the_log_over_all_segments_and_nothing_else(tmp_path: Path) -> None:
+    """From begin to end position; other files and what lies behind the end do not count."""
+    (tmp_path / "00000000000000000000").write_bytes(b"0123456789")
+    (tmp_path / "00000000000000000010").write_bytes(b"abcdefghij")
+    (tmp_path / "00000000000000000020").write_bytes(b"\0" * 10)
+    (tmp_path / "notes.txt").write_bytes(b"?")
+
+    assert demo.digest_of(tmp_path, 0, 15) == hashlib.sha256(b"0123456789abcde").hexdigest()
+    assert demo.digest_of(tmp_path, 13, 15) == hashlib.sha256(b"de").hexdigest()
+    with pytest.raises(LocalGroupError, match="end at 30, the log at 31"):
+        demo.digest_of(tmp_path, 0, 31)
+
+
+def test_the_generated_text_is_long_and_the_same_each_time() -> None:
+    """At least 10,000 lines of real text."""
+    lines = demo.generated_lines()
+
+    assert len(lines) == demo.GENERATED_LINES >= 10_000
+    assert lines == demo.generated_lines()
+    assert any(b"import" in line for line in lines)
+
+
+def test_lines_lose_only_their_ends(tmp_path: Path) -> None:
+    """Empty lines are lines."""
+    file = tmp_path / "text"
+    file.write_bytes(b"a\r\n\n b \nc")
+
+    assert demo.read_lines(file) == [b"a", b"", b" b ", b"c"]
+
+
+@dataclass(frozen=True)
+class Appended:
+    index: LogIndex
+    term: Term
+
+
+@dataclass
+class StubbornClient:
+    """A log that takes ``survivors[n]`` lines of the n-th failing batch before it fails with ``errors[n]``."""
+
+    errors: dict[int, DLedgerError]
+    survivors: dict[int, int] = field(default_factory=dict)
+    unreadable: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    batches: int = 0
+
+    def append_many(self, bodies: Sequence[bytes]) -> list[Appended]:
+        number, self.batches = self.batches, self.batches + 1
+        taken = bodies[: self.survivors.get(number, 0)] if number in self.errors else bodies
+        term = 1 + sum(failed < number for failed in self.errors)
+        results = []
+        for body in taken:
+            self.entries.append(entry(len(self.entries), body, term=term))
+            results.append(Appended(self.entries[-1].index, Term(term)))
+        if number in self.errors:
+            self.entries.append(entry(len(self.entries), b"", Magic.NOOP, term=term + 1))
+            raise self.errors[number]
+        return results
+
+    def read(self, first_index: int, **_options: object) -> list[Entry]:
+        if self.unreadable:
+            self.unreadable -= 1
+            raise UnavailableError("no leader yet")
+        return self.entries[first_index : first_index + 7]
+
+
+def write(client: StubbornClient, lines: Sequence[bytes]) -> demo.Writer:
+    """Let the demo's writer write them all."""
+    moved: list[int] = []
+    writer = demo.Writer(client, lines, moved.append)  # type: ignore[arg-type] # a stand-in with the same methods
+    writer.watch_for_term_after(Term(1))
+    writer.write_until(len(lines))
+    assert sum(moved) == len(lines)
+    return writer
+
+
+@pytest.mark.parametrize("survivors", [0, 1, 30, demo.BATCH_LINES])
+def test_an_unknown_batch_is_looked_up_before_it_is_repeated(survivors: int) -> None:
+    """Whatever part of it survived, each line is in the log once and in order."""
+    lines = [b"%d" % number for number in range(4 * demo.BATCH_LINES + 3)]
+    client = StubbornClient({1: QuorumAckTimeoutError("late")}, {1: survivors}, unreadable=2)
+
+    writer = write(client, lines)
+
+    assert demo.check_entries(client.entries, lines, writer.indexes) == []
+    assert (writer.unknown_batches, writer.lines_found) == (1, survivors)
+    assert writer.lines_repeated == demo.BATCH_LINES - survivors
+    assert writer.new_leader_acknowledged_at > 0
+
+
+def test_a_refused_batch_is_repeated_without_looking() -> None:
+    """``not_applied`` is safe to repeat; the very first batch may fail too."""
+    lines = [b"%d" % number for number in range(2 * demo.BATCH_LINES)]
+    client = StubbornClient({0: UnavailableError("nobody"), 1: QuorumAckTimeoutError("late")}, {1: 3})
+
+    writer = write(client, lines)
+
+    assert demo.check_entries(client.entries, lines, writer.indexes) == []
+    assert writer.unknown_batches == 1
+
+
+def test_the_writer_gives_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that stays is raised."""
+    monkeypatch.setattr(demo, "GIVE_UP_S", 0.0)
+    client = StubbornClient(dict.fromkeys(range(1000), DiskFullError("no room")))
+
+    with pytest.raises(DiskFullError):
+        write(client, [b"x"] * 200)
+
+
+def test_a_short_text_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """There must be a middle in which to kill."""
+    file = tmp_path / "short"
+    file.write_text("one line\n")
+
+    with pytest.raises(click.UsageError, match="the text has 1 lines"):
+        demo.run(file, keep=False)
