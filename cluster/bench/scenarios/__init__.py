@@ -5,5 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.bench.registry import Scenario
+from cluster.bench.scenarios import store
 
-ALL: Final[tuple[Scenario, ...]] = ()
+ALL: Final[tuple[Scenario, ...]] = (store.SCENARIO,)
