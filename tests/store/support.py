@@ -53,7 +53,7 @@ def open_store(config: StoreConfig, fs: FileSystem | None = None, clock: FakeClo
 
 def abandon(store: FileStore) -> None:
     """Leave a store as a kill would: nothing flushed or recorded, only the directory let go."""
-    store._state.poison = "abandoned"  # noqa: SLF001
+    store._state.poison = "abandoned"
     store.close()
 
 

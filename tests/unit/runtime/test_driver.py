@@ -1,0 +1,224 @@
+"""The driver keeps the order of effects: hard state first, then messages, then completions."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from dledger.clock import SystemClock
+from dledger.config import ElectionConfig, ServerConfig, parse_members
+from dledger.core.messages import Message, PushAppend, PushCompare, VoteRequest
+from dledger.core.node import Node
+from dledger.core.outbox import RoleChange
+from dledger.errors import DiskError, DLedgerError, ShutdownError
+from dledger.runtime.driver import NodeDriver
+from dledger.runtime.supervisor import NodeFailedError, Supervisor
+from dledger.store.memory_store import MemoryStore
+from dledger.types import AppendedBatch, HardState, NodeId, Role, Term
+from tests.support.waiting import wait_until
+
+SOLO = "n0-127.0.0.1:20911"
+TRIO = "n0-127.0.0.1:20911;n1-127.0.0.1:20912;n2-127.0.0.1:20913"
+
+
+class _HardStates:
+    """Records what was saved; ``fail`` makes the next save raise."""
+
+    def __init__(self, events: list[object]) -> None:
+        self.events = events
+        self.fail = False
+        self.saved = HardState(voter=True)
+
+    def load(self) -> HardState:
+        return self.saved
+
+    def save(self, state: HardState) -> None:
+        if self.fail:
+            raise DiskError("the vote could not be written")
+        self.events.append(state)
+        self.saved = state
+
+
+class _Bench:
+    """One node with its driver; messages and saves go into one list of events."""
+
+    def __init__(self, members: str = TRIO, hard_state: HardState | None = None) -> None:
+        election = ElectionConfig(heartbeat_interval_ms=10, election_timeout_ms_min=30, election_timeout_ms_max=60)
+        self.config = ServerConfig(node_id=NodeId("n0"), members=parse_members(members), election=election)
+        self.events: list[object] = []
+        self.failures: list[BaseException] = []
+        self.log = MemoryStore()
+        self.hard_states = _HardStates(self.events)
+        self.supervisor = Supervisor(self.failures.append)
+        clock = SystemClock()
+        self.node = Node(
+            self.config,
+            log=self.log,
+            hard_state=hard_state or HardState(voter=True),
+            random=random.Random(1),
+            boot_id=1,
+            now_ms=clock.monotonic_ms(),
+        )
+        self.driver = NodeDriver(self.config, self.node, self.log, self.hard_states, clock, self.supervisor, self._send)
+        self.roles: list[RoleChange] = []
+        self.driver.on_role_change = self.roles.append
+
+    def _send(self, target: NodeId, message: Message) -> None:
+        self.events.append((target, message))
+
+
+def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:
+    """Votes and terms survive a crash because they are saved before anybody hears of them (Raft figure 2)."""
+    bench = _Bench()
+
+    bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
+    bench.driver.call(
+        lambda _now: bench.node.state.outbox.messages.append((NodeId("n1"), VoteRequest(Term(1), bench.log.last)))
+    )
+
+    saved, sent = bench.events
+    assert saved == HardState(Term(1), NodeId("n0"), voter=True)
+    assert isinstance(sent, tuple)
+
+
+def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
+    """A failed save of the vote silences the node (reliability trap 1)."""
+    bench = _Bench()
+    bench.hard_states.fail = True
+
+    def campaign(now: int) -> None:
+        bench.node.state.become_candidate(now, pre_vote=False)
+        bench.node.state.outbox.messages.append((NodeId("n1"), VoteRequest(Term(1), bench.log.last)))
+
+    with pytest.raises(DiskError):
+        bench.driver.call(campaign)
+
+    assert bench.events == []
+
+
+def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
+    """Two threads: the second one's message depends on the first one's vote and must not overtake its save."""
+    bench = _Bench()
+    saving, go_on = threading.Event(), threading.Event()
+    plain_save = bench.hard_states.save
+
+    def slow_save(state: HardState) -> None:
+        saving.set()
+        assert go_on.wait(5)
+        plain_save(state)
+
+    bench.hard_states.save = slow_save  # type: ignore[method-assign]  # a slower disk
+    compare = PushCompare(Term(1), 1, bench.log.last, 0)
+    first = threading.Thread(
+        target=bench.driver.call, args=(lambda now: bench.node.state.become_candidate(now, pre_vote=False),)
+    )
+    second = threading.Thread(
+        target=bench.driver.call,
+        args=(lambda _now: bench.node.state.outbox.messages.append((NodeId("n1"), compare)),),
+    )
+
+    first.start()
+    assert saving.wait(5)
+    second.start()
+    second.join(0.05)
+    sent_before_save = list(bench.events)
+    go_on.set()
+    first.join(5)
+    second.join(5)
+
+    assert sent_before_save == []
+    assert bench.events == [HardState(Term(1), NodeId("n0"), voter=True), (NodeId("n1"), compare)]
+
+
+def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> None:
+    """Group of one: quorum is itself, and only durable entries count (design decision 4)."""
+    bench = _Bench(SOLO)
+    bench.driver.start()
+    wait_until(lambda: bench.node.state.role_name is Role.LEADER, "leadership")
+    results: list[AppendedBatch | DLedgerError] = []
+    flushed_when_done: list[int] = []
+
+    def done(result: AppendedBatch | DLedgerError) -> None:
+        flushed_when_done.append(bench.log.flushed.index)
+        results.append(result)
+
+    bench.driver.call(lambda now: bench.node.append([b"one", b"two"], now, done))
+    wait_until(lambda: bool(results), "an acknowledgement")
+    bench.driver.stop()
+
+    assert isinstance(results[0], AppendedBatch)
+    assert (results[0].first_index, results[0].last_index) == (1, 2)
+    assert flushed_when_done[0] >= 2
+    assert bench.failures == []
+    assert [change.role for change in bench.roles][-1] is Role.LEADER
+
+
+def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() -> None:
+    """Bytes read after the term ended may be another leader's: they must not be sent as ours."""
+    bench = _Bench()
+    node = bench.node
+
+    def lead(now: int) -> None:
+        node.state.become_candidate(now, pre_vote=False)
+        batch = bench.log.append_as_leader(node.state.term, [b"x"])
+        node.state.become_leader(batch.first_index, now)
+
+    bench.driver.call(lead)
+    plain_read = bench.log.read_run
+    deposed = replace(node.state.hard_state, term=Term(9), vote=None)
+
+    def read_while_deposed(first: object, last: object) -> object:
+        run = plain_read(first, last)  # type: ignore[arg-type]  # passed through
+        node.state.save_hard_state(deposed)
+        return run
+
+    bench.driver.call(lambda now: node.dispatchers[NodeId("n1")].step(now))
+    term = node.state.term
+    from dledger.core.messages import LoadRun
+
+    load = LoadRun(term, 1, bench.log.committed_index, bench.log.last.index, bench.log.last.index)
+    bench.driver.call(lambda _now: node.state.outbox.messages.append((NodeId("n1"), load)))
+    sent = [event for event in bench.events if isinstance(event, tuple) and isinstance(event[1], PushAppend)]
+    assert len(sent) == 1
+
+    bench.log.read_run = read_while_deposed  # type: ignore[assignment, method-assign]  # the term ends meanwhile
+    bench.driver.call(lambda _now: node.state.outbox.messages.append((NodeId("n1"), load)))
+
+    sent = [event for event in bench.events if isinstance(event, tuple) and isinstance(event[1], PushAppend)]
+    assert len(sent) == 1
+
+
+def test_calls_after_stop_and_after_a_failure_are_refused() -> None:
+    """A stopped or failed node acknowledges nothing more."""
+    stopped, failed = _Bench(), _Bench()
+    stopped.driver.stop()
+    failed.supervisor.report(DiskError("flush failed"))
+
+    with pytest.raises(ShutdownError):
+        stopped.driver.call(lambda _now: None)
+    with pytest.raises(NodeFailedError) as caught:
+        failed.driver.call(lambda _now: None)
+
+    assert caught.value.outcome == "unknown"
+
+
+def test_a_failed_flush_stops_the_node_without_an_acknowledgement() -> None:
+    """A failed flush poisons the node; it is never retried (reliability trap 3)."""
+    bench = _Bench(SOLO)
+    bench.driver.start()
+    wait_until(lambda: bench.log.flushed.index >= 0, "the no-op to be flushed")
+
+    def broken() -> None:
+        raise DiskError("flush failed")
+
+    bench.log.flush = broken  # type: ignore[assignment, method-assign]  # the disk dies
+    results: list[AppendedBatch | DLedgerError] = []
+    bench.driver.call(lambda now: bench.node.append([b"lost"], now, results.append))
+    wait_until(lambda: bool(bench.failures), "the failure to be reported")
+    bench.driver.stop()
+
+    assert not any(isinstance(result, AppendedBatch) for result in results)
+    assert isinstance(bench.failures[0], DiskError)
