@@ -17,7 +17,7 @@ from dledger.store.file_store import FileStore
 from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Term
 from tests.store.crash_fs import RecordingFs, crash_states
-from tests.store.support import UnsyncedFs, abandon, fill, open_store, small_config
+from tests.store.support import FakeClock, UnsyncedFs, abandon, fill, open_store, small_config
 
 
 @dataclass
@@ -115,6 +115,17 @@ def _truncation_then_roll(run: Recorder) -> None:
     run.flush()
 
 
+def _truncation_back_to_a_recorded_mark(run: Recorder) -> None:
+    run.fill(3)
+    run.store.sync_checkpoint()
+    run.fill(2)
+    run.flush()
+    run.truncate(3)
+    run.flush()
+    run.fill(1, term=2)
+    run.flush()
+
+
 def _reset(run: Recorder) -> None:
     run.fill(9)
     run.flush()
@@ -173,7 +184,17 @@ def _check(found: FileStore, run: Recorder, at: int) -> str:
     return ""
 
 
-_SCENARIOS = [_appends, _truncations, _same_again_after_truncation, _truncation_then_roll, _reset, _clean, _warm, _stop]
+_SCENARIOS = [
+    _appends,
+    _truncations,
+    _same_again_after_truncation,
+    _truncation_then_roll,
+    _truncation_back_to_a_recorded_mark,
+    _reset,
+    _clean,
+    _warm,
+    _stop,
+]
 
 
 @pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda one: one.__name__.strip("_"))
@@ -182,7 +203,7 @@ def test_every_crash_leaves_a_log_that_keeps_its_promises(scenario: Callable[[Re
     base, retention = tmp_path / "run", {"disk_check_ratio": 1e-9, "retention_hours": 0} if scenario is _clean else {}
     sizes = {"segment_bytes": 512, "index_segment_bytes": 128, "warm_bytes": 128, **retention}
     fs = RecordingFs()
-    store = open_store(small_config(base, **sizes), fs)
+    store = open_store(small_config(base, **sizes), fs, FakeClock(4_000_000_000_000))
     run = Recorder(store, fs)
     start = len(fs.changes)
     run.note()
