@@ -53,7 +53,7 @@ def test_every_record_blank_and_unit_is_shown(directory: Path) -> None:
     [
         (148 * 3 + 50, b"!", "bodyCrc of entry 30"),
         (148 * 3 + 36, b"!", "chainCrc of entry 30"),
-        (148 * 3, bytes(48), "index does not agree|no record|ends"),
+        (148 * 3, bytes(48), "zeros, although 00000000000000008192 holds more"),
         (0, b"!", "magic"),
         (27 * 148 + 4, b"\x7f", "blank of"),
     ],
@@ -68,7 +68,7 @@ def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes
     bad = [item for item in items if isinstance(item, ProblemItem | EndItem) and item.path == path]
     assert [item.offset for item in bad] == [offset - offset % 148 if offset < 27 * 148 else 27 * 148]
     if isinstance(bad[0], ProblemItem):
-        assert any(part in bad[0].reason for part in reason.split("|"))
+        assert reason in bad[0].reason
     assert isinstance(items[-2], RecordItem)
     assert items[-2].header.index == 59
 
