@@ -81,7 +81,8 @@ class ReadIndexQueue:
         if not pending:
             return None
         state = self._state
-        leads = isinstance(state.role, Leader)
+        leader = state.role
+        leads = isinstance(leader, Leader)
         while pending and not (leads and pending[0].term == state.term):
             error = NotLeaderError("leadership was lost before the read was confirmed", leader=hint(state.leader_id))
             self._finish(pending.popleft().done, error)
@@ -91,7 +92,8 @@ class ReadIndexQueue:
             self._finish(read.done, read.index)
         while pending and pending[0].due_ms <= now_ms:
             self._finish(pending.popleft().done, QuorumAckTimeoutError("no quorum confirmed the leader in time"))
-        leader.reads_waiting = bool(pending)
+        if isinstance(leader, Leader):
+            leader.reads_waiting = bool(pending)
         return pending[0].due_ms if pending else None
 
     def _confirmed_round(self) -> int:
