@@ -186,7 +186,8 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        self.log.clean(self._driver.look(_protected_index))
+        # Under the node's lock: the log's begin must not move between two looks that the core takes at it.
+        self._driver.call(lambda _now_ms: self.log.clean(_protected_index(self._node)))
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------
