@@ -61,8 +61,9 @@ format: $(STAMP) ## Format the sources and fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-sim: $(STAMP) ## The deterministic simulation (SEEDS=2000; SEED=7 replays one)
-	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays one, TRACE=1 with every event)
+	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
+		$(if $(FROM),--from $(FROM)) $(if $(EVENTS),--events $(EVENTS)) $(if $(PLANT),--plant $(PLANT))
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
 	$(BIN)/dledger bench $(if $(BENCH),--name $(BENCH)) --output build/bench.json

@@ -107,6 +107,8 @@ class LogService:
             self._check_group(request.group)
             last_index = await self._readable_index(request.mode)
             first_index = request.first_index
+            if first_index == last_index + 1:  # where the next entry will be: nothing yet, but no mistake either
+                return self._read_answer([])
             if not 0 <= first_index <= last_index:
                 raise IndexOutOfRangeError(
                     f"index {first_index} is not readable: the last readable index is {last_index}"

@@ -162,7 +162,10 @@ class PeerLink:
             self._abandon_queue()
             if self._stopping.is_set():
                 return
-            self._receiver.connection_lost(self.peer)
+            try:
+                self._receiver.connection_lost(self.peer)
+            except DLedgerError as error:  # the node has stopped itself; its transport is closed next
+                self._log_once(str(error))
             self._stopping.wait(self._backoff_ms / 1000)
             self._backoff_ms = min(2 * self._backoff_ms, options.RECONNECT_MS_MAX)
 

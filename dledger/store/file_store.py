@@ -162,7 +162,7 @@ class FileStore:
         for piece in pieces:
             if self._hooks and magic is Magic.NORMAL:
                 piece = records.apply_hooks(self._hooks, index, term, piece)
-            encoded = records.encode_piece(magic, term, index, piece, chain)
+            encoded = records.encode_piece(int(magic), term, index, piece, chain)
             if piece.position != end:
                 writes.append(self._files.tail_blank(end))
             writes.append((piece.position, encoded.records))
