@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 import rich
-from dledger.client import DLedgerClient, ReadMode
 from rich.console import Console
 
 from cluster import console
 from cluster.local_group import LocalGroup, LocalGroupError
+from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
 
