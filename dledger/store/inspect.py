@@ -99,17 +99,26 @@ def segment_paths(directory: Path) -> list[Path]:
 def inspect_data(paths: list[Path], begin: Boundary = GENESIS) -> Iterator[DataItem]:
     """Everything in data segments (oldest first), which belong to a log that starts after ``begin``."""
     follow: Follow | None = None
+    end: EndItem | None = None
     for path in paths:
         file = _Mapped(path)
         offset = 0
         if file.base <= begin.position < file.base + file.size:
             offset, follow = begin.position - file.base, after(begin)
-        for item in _inspect_segment(file, offset, follow):
-            yield item
+        for item in _inspect_segment(file, offset, None if end else follow):
+            if end and not isinstance(item, EndItem):
+                yield ProblemItem(end.path, end.offset, f"zeros, although {path.name} holds more")
+                end = None
             if isinstance(item, RecordItem):
                 follow = Follow(item.header.index, item.header.term, item.header.chain_crc)
             elif isinstance(item, ProblemItem):
                 follow = None
+            elif isinstance(item, EndItem):
+                end = end or item
+                continue
+            yield item
+    if end:
+        yield end
 
 
 class _Mapped:
@@ -159,7 +168,7 @@ def _item_at(file: _Mapped, offset: int, follow: Follow | None) -> DataItem:
 def _chained_problem(file: _Mapped, offset: int, follow: Follow) -> str:
     with memoryview(file.map) as view:
         # Records of the Java line (both CRC fields 0) are shown, not reported: nothing vouches for them.
-        scan = scan_records(ScanWindow(view, file.base, offset, file.size - MIN_BLANK_BYTES, unchecked=True), follow, 1)
+        scan = scan_records(ScanWindow(view, file.base, offset, file.size, unchecked=True), follow, 1)
     return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no record starts here"
 
 

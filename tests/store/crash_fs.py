@@ -136,7 +136,7 @@ class FailingFs(RealFileSystem):
     def __init__(self, fails: Callable[[str, str], int | None] = lambda _call, _path: None) -> None:
         self.fails = fails
         self.calls: list[tuple[str, str]] = []
-        self.disk = DiskUsage(1000, 900, 100)
+        self.disk = DiskUsage(1_000_000, 900_000, 100_000)
 
     def _ask(self, call: str, path: str) -> None:
         self.calls.append((call, path))

@@ -115,6 +115,17 @@ def _truncation_then_roll(run: Recorder) -> None:
     run.flush()
 
 
+def _truncation_back_to_a_recorded_mark(run: Recorder) -> None:
+    run.fill(3)
+    run.store.sync_checkpoint()
+    run.fill(2)
+    run.flush()
+    run.truncate(3)
+    run.flush()
+    run.fill(1, term=2)
+    run.flush()
+
+
 def _reset(run: Recorder) -> None:
     run.fill(9)
     run.flush()
@@ -173,7 +184,17 @@ def _check(found: FileStore, run: Recorder, at: int) -> str:
     return ""
 
 
-_SCENARIOS = [_appends, _truncations, _same_again_after_truncation, _truncation_then_roll, _reset, _clean, _warm, _stop]
+_SCENARIOS = [
+    _appends,
+    _truncations,
+    _same_again_after_truncation,
+    _truncation_then_roll,
+    _truncation_back_to_a_recorded_mark,
+    _reset,
+    _clean,
+    _warm,
+    _stop,
+]
 
 
 @pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda one: one.__name__.strip("_"))

@@ -119,7 +119,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self._open()
         assert self.store.recovery_report.clean_stop
         assert self.store.recovery_report.cut_at is None
-        self.model.crash(1 << 30)
+        self.model.flush()
+        self.model.crash()
         self._after_restart()
 
     @rule()
@@ -162,5 +163,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
