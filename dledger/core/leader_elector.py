@@ -240,8 +240,10 @@ class LeaderElector:
     def on_heartbeat_request(self, sender: NodeId, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
         """Follow the leader of a current or later term; an older one learns the current term from the answer."""
         state = self._state
-        state.follow(sender, request.term, now_ms)
-        return HeartbeatResponse(state.term, request.read_sequence, state.log.disk_full, self.client_address)
+        followed = state.follow(sender, request.term, now_ms)
+        # A late request of an earlier term confirms nothing: its number may be of the leader's former process.
+        read_sequence = request.read_sequence if followed else 0
+        return HeartbeatResponse(state.term, read_sequence, state.log.disk_full, self.client_address)
 
     def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
         """Note the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""

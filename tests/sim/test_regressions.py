@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from dledger.config import Member, ServerConfig
+from dledger.core.messages import HeartbeatRequest, HeartbeatResponse
 from dledger.core.node import Node
 from dledger.types import HardState, NodeId, Role, Term
 from tests.sim.sim_log import SimLog
@@ -45,3 +46,13 @@ def test_single_member_with_a_full_disk_campaigns_at_election_pace() -> None:
     log.disk_full = False
     node.elector.step(due_ms)
     assert node.state.role_name is Role.LEADER
+
+
+def test_heartbeat_of_an_earlier_term_confirms_no_read() -> None:
+    """A late heartbeat of the leader's former process must not count for a round of its present one (seed 272)."""
+    node = node_of(3, SimLog(1 << 20), HardState(Term(15), voter=True))
+    node.answer(NodeId("n1"), HeartbeatRequest(Term(15), read_sequence=3), 0)
+
+    late = node.answer(NodeId("n1"), HeartbeatRequest(Term(14), read_sequence=65), 1)
+
+    assert late == HeartbeatResponse(Term(15), read_sequence=0)
