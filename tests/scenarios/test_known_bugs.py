@@ -14,6 +14,7 @@ from dledger.core.messages import (
     PushKind,
     PushResponse,
     PushTruncate,
+    ReceivedPush,
 )
 from dledger.errors import InvariantError, PendingFullError, QuorumAckTimeoutError, ResponseCode
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Role, Term
@@ -144,7 +145,12 @@ def test_f1_no_order_of_late_pushes_removes_what_the_present_leader_wrote(order:
     new = Source(3, 1, 1, 1, 3)
     solo.push(N2, new.compare(2))
     solo.push(N2, new.append(3, commit=2))
-    late = [old.compare(0), _truncate(old, 1), old.append(1), PushCommit(Term(2), old.epoch, LogIndex(2))]
+    late: list[ReceivedPush | PushAppend] = [
+        old.compare(0),
+        _truncate(old, 1),
+        old.append(1),
+        PushCommit(Term(2), old.epoch, LogIndex(2)),
+    ]
 
     for number in order:
         (answer,) = solo.push(N1, late[number])
