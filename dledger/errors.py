@@ -192,6 +192,18 @@ class EntryTooLargeError(InvalidRequestError):
     """Raised when an entry is larger than the configured maximum."""
 
 
+class EmptyBatchError(InvalidRequestError):
+    """Raised when an append holds no entry."""
+
+    code = ResponseCode.REQUEST_WITH_EMPTY_BODYS
+
+
+class EarlierRequestFailedError(DLedgerError):
+    """Raised for an ordered append after a failed one of its stream; open a new stream and repeat in order."""
+
+    code = ResponseCode.INCONSISTENT_STATE
+
+
 class IndexOutOfRangeError(DLedgerError):
     """Raised when an index is negative or beyond what may be read."""
 

@@ -45,6 +45,8 @@ class Leader:
     contact_ms: dict[NodeId, int]
     disk_full: dict[NodeId, bool]
     transferring: bool = False
+    reads_waiting: bool = False
+    """Whether linearizable reads wait for a round or for the commit index."""
 
 
 RoleState = Follower | Candidate | Leader

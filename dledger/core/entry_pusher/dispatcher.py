@@ -220,7 +220,8 @@ class EntryDispatcher:
             self._on_success(response)
         else:
             self._on_refusal(leader, response, now_ms)
-        state.outbox.wake |= Wake.DISPATCHERS
+        if self.state is not DispatcherState.APPEND or self.next_index <= state.log.last.index:
+            state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
         """A restarted follower may have lost what its earlier process had acknowledged: forget its watermark.

@@ -121,10 +121,11 @@ def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
         bench.node.state.become_candidate(now, pre_vote=False)
         bench.node.state.outbox.messages.append((NodeId("n1"), VoteRequest(Term(1), bench.log.last)))
 
-    with pytest.raises(DiskError):
+    with pytest.raises(NodeFailedError):
         bench.driver.call(campaign)
 
     assert bench.events == []
+    assert isinstance(bench.supervisor.fatal, DiskError)
 
 
 def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:

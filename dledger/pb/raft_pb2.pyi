@@ -1,0 +1,219 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Header(_message.Message):
+    __slots__ = ("cluster_id", "group", "sender", "target")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group: str
+    sender: str
+    target: str
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., sender: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class EntryId(_message.Message):
+    __slots__ = ("term", "index")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    index: int
+    def __init__(self, term: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class VoteRequest(_message.Message):
+    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    term: int
+    last: EntryId
+    pre_vote: bool
+    transfer: bool
+    fresh: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ...) -> None: ...
+
+class VoteResponse(_message.Message):
+    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    term: int
+    granted: bool
+    pre_vote: bool
+    result: int
+    fresh: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("header", "term", "read_sequence", "client_address")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    term: int
+    read_sequence: int
+    client_address: str
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("header", "term", "read_sequence", "disk_full", "client_address")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DISK_FULL_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    term: int
+    read_sequence: int
+    disk_full: bool
+    client_address: str
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ...) -> None: ...
+
+class TakeLeadershipRequest(_message.Message):
+    __slots__ = ("header", "term")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    term: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+
+class TakeLeadershipResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Compare(_message.Message):
+    __slots__ = ("previous", "previous_chain_crc")
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    previous: EntryId
+    previous_chain_crc: int
+    def __init__(self, previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ...) -> None: ...
+
+class Truncate(_message.Message):
+    __slots__ = ("conflict", "chain_crc")
+    CONFLICT_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    conflict: EntryId
+    chain_crc: int
+    def __init__(self, conflict: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ...) -> None: ...
+
+class Append(_message.Message):
+    __slots__ = ("commit_index", "previous", "previous_chain_crc", "first_index", "last_index", "position", "data")
+    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    commit_index: int
+    previous: EntryId
+    previous_chain_crc: int
+    first_index: int
+    last_index: int
+    position: int
+    data: bytes
+    def __init__(self, commit_index: _Optional[int] = ..., previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("commit_index",)
+    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    commit_index: int
+    def __init__(self, commit_index: _Optional[int] = ...) -> None: ...
+
+class Install(_message.Message):
+    __slots__ = ("before_begin", "chain_crc", "position")
+    BEFORE_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    before_begin: EntryId
+    chain_crc: int
+    position: int
+    def __init__(self, before_begin: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("header", "term", "epoch", "compare", "truncate", "append", "commit", "install")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMPARE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    INSTALL_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    term: int
+    epoch: int
+    compare: Compare
+    truncate: Truncate
+    append: Append
+    commit: Commit
+    install: Install
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ...) -> None: ...
+
+class PushResponse(_message.Message):
+    __slots__ = ("header", "term", "epoch", "kind", "code", "verified_index", "flushed_index", "end_index", "conflict", "boot_id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FLUSHED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CONFLICT_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    term: int
+    epoch: int
+    kind: int
+    code: int
+    verified_index: int
+    flushed_index: int
+    end_index: int
+    conflict: EntryId
+    boot_id: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ...) -> None: ...
+
+class HandshakeRequest(_message.Message):
+    __slots__ = ("header", "protocol_version", "members", "segment_bytes", "max_entry_bytes", "client_address")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    protocol_version: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    segment_bytes: int
+    max_entry_bytes: int
+    client_address: str
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., protocol_version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., segment_bytes: _Optional[int] = ..., max_entry_bytes: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...
+
+class HandshakeResponse(_message.Message):
+    __slots__ = ("code", "reason", "protocol_version", "client_address")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    protocol_version: int
+    client_address: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., protocol_version: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...

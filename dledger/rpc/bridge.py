@@ -1,0 +1,138 @@
+"""How other threads reach the client service's event loop: one wake-up per burst, however many things happen."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+from dledger.rpc.ports import CommitEvent, LogNode, NodeEvent, RoleEvent
+from dledger.types import NO_INDEX, LogIndex
+
+_T = TypeVar("_T")
+
+ROLE_EVENTS_MAX: Final = 256
+"""Role changes that a slow watcher may have unsent; older ones are dropped."""
+
+
+class LoopBridge:
+    """Runs callbacks on the loop, in order. ``post`` is thread-safe and cheap; create it on the loop's own thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` on the loop soon; at once when called there (which keeps a synchronous refusal in order)."""
+        if threading.get_ident() == self._thread_id and not self._posted:
+            callback()
+            return
+        self._posted.append(callback)
+        # Two threads may both see False: one wake-up too many. None can be lost: the drain clears the flag first, so
+        # whoever saw True put its callback where that drain still finds it.
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                self._posted.clear()
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        while self._posted:
+            self._posted.popleft()()
+
+
+class Outcome(Generic[_T]):
+    """A thread-safe ``done`` callback and the future that it resolves."""
+
+    def __init__(self, bridge: LoopBridge) -> None:
+        self.future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._bridge = bridge
+
+    def done(self, value: _T) -> None:
+        """Resolve the future; on any thread."""
+        self._bridge.post(partial(self._resolve, value))
+
+    def _resolve(self, value: _T) -> None:
+        if not self.future.done():  # the client may have gone
+            self.future.set_result(value)
+
+
+class EventHub:
+    """One subscription to the node, shared by all follow and watch streams. Lives on the loop."""
+
+    def __init__(self, node: LogNode, bridge: LoopBridge) -> None:
+        self.committed_index: LogIndex = NO_INDEX
+        self._bridge = bridge
+        self._followers: set[asyncio.Event] = set()
+        self._watchers: set[RoleWatch] = set()
+        self._unsubscribe = node.subscribe(self._on_event)
+        self.committed_index = max(self.committed_index, node.status().committed_index)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._unsubscribe()
+
+    def follow(self) -> asyncio.Event:
+        """An event that is set whenever ``committed_index`` has grown; give it back to ``unfollow``."""
+        follower = asyncio.Event()
+        self._followers.add(follower)
+        return follower
+
+    def unfollow(self, follower: asyncio.Event) -> None:
+        """End a ``follow``."""
+        self._followers.discard(follower)
+
+    def watch(self) -> RoleWatch:
+        """The role changes from now on; give it back to ``unwatch``."""
+        watcher = RoleWatch()
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: RoleWatch) -> None:
+        """End a ``watch``."""
+        self._watchers.discard(watcher)
+
+    def _on_event(self, event: NodeEvent) -> None:  # on any thread
+        match event:
+            case CommitEvent(committed_index):
+                # Events come in order and one at a time, so this needs no lock; the loop only reads it.
+                self.committed_index = max(self.committed_index, committed_index)
+                if self._followers:
+                    self._bridge.post(self._wake_followers)
+            case RoleEvent():
+                self._bridge.post(lambda: self._tell_watchers(event))
+
+    def _wake_followers(self) -> None:
+        for follower in tuple(self._followers):
+            follower.set()
+
+    def _tell_watchers(self, event: RoleEvent) -> None:
+        for watcher in tuple(self._watchers):
+            watcher.put(event)
+
+
+class RoleWatch:
+    """A bounded queue of role events: a slow watcher misses intermediate ones, never the last."""
+
+    def __init__(self) -> None:
+        self._events: deque[RoleEvent] = deque(maxlen=ROLE_EVENTS_MAX)
+        self._ready = asyncio.Event()
+
+    def put(self, event: RoleEvent) -> None:
+        """Add an event."""
+        self._events.append(event)
+        self._ready.set()
+
+    async def get(self) -> RoleEvent:
+        """The next event."""
+        while not self._events:
+            self._ready.clear()
+            await self._ready.wait()
+        return self._events.popleft()

@@ -1,0 +1,111 @@
+"""The server that clients talk to: LogService, health and reflection on one event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
+from dledger.errors import ConfigError, InvariantError
+from dledger.rpc import options
+from dledger.rpc.log_service import LogService
+from dledger.rpc.ports import LogNode
+
+
+class ClientServer:
+    """Listens on the client address from ``start`` to ``close``."""
+
+    def __init__(self, config: ServerConfig, node: LogNode) -> None:
+        self._config = config
+        self._node = node
+        self._port = 0
+        self._ready = threading.Event()
+        self._failure: ConfigError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
+
+    @property
+    def port(self) -> int:
+        """The port listened on, once started."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """What clients shall connect to: the advertised address, or the one listened on."""
+        if self._config.advertised_client_address:
+            return self._config.advertised_client_address
+        host = self._host
+        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+    def start(self) -> None:
+        """Return once clients are served. Raises ``ConfigError`` if the address cannot be had."""
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    def close(self) -> None:
+        """Cancel what is under way and join every thread. Idempotent."""
+        if self._thread.ident is None:
+            return
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop may just have ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    @property
+    def _host(self) -> str:
+        return self._config.client_host or self._config.self_member.host
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except ConfigError as error:
+            self._failure = error
+        finally:
+            if not self._ready.is_set() and self._failure is None:
+                self._failure = ConfigError(["the client server did not start: see the traceback above"])
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        config = self._config
+        service = LogService(config, self._node)
+        try:
+            server = grpc.aio.server(
+                options=options.client_server_options(config),
+                maximum_concurrent_rpcs=2 * config.replication.pending_entries_max + config.client_streams_max,
+            )
+            server.add_generic_rpc_handlers((service.handlers(),))
+            statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
+            health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+            for name in ("", options.LOG_SERVICE):
+                await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
+            names = (options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+            self._port = options.bind(server, self._host, self._wanted_port(), "client")
+            await server.start()
+            try:
+                self._ready.set()
+                await self._stop.wait()
+                await statuses.enter_graceful_shutdown()
+            finally:
+                await server.stop(None)
+        finally:
+            service.close()
+
+    def _wanted_port(self) -> int:
+        if self._config.client_port is not None:
+            return self._config.client_port
+        port = self._config.self_member.port + CLIENT_PORT_OFFSET
+        if port > 65535:
+            raise InvariantError("the configuration was not checked")
+        return port

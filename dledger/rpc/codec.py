@@ -1,0 +1,401 @@
+"""What members say to each other, as bytes: ``dledger.core.messages`` <-> ``proto/dledger/v1/raft.proto``.
+
+Decoding is strict, because a forged or damaged number must not reach the protocol: anything that no correct peer
+sends raises ``InvalidRequestError``. Whether a message is *for us* is not decided here (``dledger.rpc.identity``), and
+the log bytes of an append are not looked at (``Log.check_run`` verifies them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtoMessage
+
+from dledger.core.messages import (
+    CheckedAppend,
+    Envelope,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LoadRun,
+    Message,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushRequest,
+    PushResponse,
+    PushTruncate,
+    TakeLeadership,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
+from dledger.pb import raft_pb2 as pb
+from dledger.types import EntryId, EntryRun, LogIndex, NodeId, Position, Term
+
+PROTOCOL_VERSION: Final = 1
+NUMBER_LIMIT: Final = 1 << 62
+"""Terms, indexes and positions at or above this are forged or damaged: no log gets there."""
+NAME_BYTES_MAX: Final = 1024
+"""Longest cluster id, group, node id or address that is taken from the wire."""
+MEMBERS_MAX: Final = 1024
+
+_ProtoT = TypeVar("_ProtoT", bound=ProtoMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The addresses of a message; what an ``Envelope`` has besides its message."""
+
+    cluster_id: str
+    group: str
+    sender: NodeId
+    target: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """The facts that must agree before two nodes replicate. ``members`` holds the sorted ids."""
+
+    header: Header
+    protocol_version: int
+    members: tuple[str, ...]
+    segment_bytes: int
+    max_entry_bytes: int
+    client_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeAnswer:
+    """``SUCCESS``, or why the peer refuses to talk."""
+
+    code: ResponseCode
+    reason: str = ""
+    protocol_version: int = PROTOCOL_VERSION
+    client_address: str = ""
+
+
+# --- encoding -------------------------------------------------------------------------------------------------------
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The bytes of an envelope; which RPC they belong to follows from the message's type."""
+    header = pb.Header(
+        cluster_id=envelope.cluster_id, group=envelope.group, sender=envelope.sender, target=envelope.target
+    )
+    return _to_proto(header, envelope.message).SerializeToString()
+
+
+def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
+    match message:
+        case PushCompare() | PushTruncate() | PushAppend() | PushCommit() | PushInstall():
+            return _push_to_proto(header, message)
+        case PushResponse():
+            return _push_response_to_proto(header, message)
+        case VoteRequest():
+            return pb.VoteRequest(
+                header=header,
+                term=message.term,
+                last=_entry_id_to_proto(message.last),
+                pre_vote=message.pre_vote,
+                transfer=message.transfer,
+                fresh=message.fresh,
+            )
+        case VoteResponse():
+            return pb.VoteResponse(
+                header=header,
+                term=message.term,
+                granted=message.granted,
+                pre_vote=message.pre_vote,
+                result=message.result,
+                fresh=message.fresh,
+            )
+        case HeartbeatRequest():
+            return pb.HeartbeatRequest(
+                header=header,
+                term=message.term,
+                read_sequence=message.read_sequence,
+                client_address=message.client_address,
+            )
+        case HeartbeatResponse():
+            return pb.HeartbeatResponse(
+                header=header,
+                term=message.term,
+                read_sequence=message.read_sequence,
+                disk_full=message.disk_full,
+                client_address=message.client_address,
+            )
+        case TakeLeadership():
+            return pb.TakeLeadershipRequest(header=header, term=message.term)
+        case LoadRun() | CheckedAppend():
+            raise InvariantError(f"{type(message).__name__} never goes on the wire")
+
+
+def _push_to_proto(header: pb.Header, push: PushRequest) -> pb.PushRequest:
+    request = pb.PushRequest(header=header, term=push.term, epoch=push.epoch)
+    match push:
+        case PushAppend(run=run):
+            request.append.commit_index = push.commit_index
+            request.append.previous.term = run.previous.term
+            request.append.previous.index = run.previous.index
+            request.append.previous_chain_crc = run.previous_chain_crc
+            request.append.first_index = run.first_index
+            request.append.last_index = run.last_index
+            request.append.position = run.position
+            request.append.data = run.data
+        case PushCommit():
+            request.commit.commit_index = push.commit_index
+        case PushCompare():
+            request.compare.previous.CopyFrom(_entry_id_to_proto(push.previous))
+            request.compare.previous_chain_crc = push.previous_chain_crc
+        case PushTruncate():
+            request.truncate.conflict.CopyFrom(_entry_id_to_proto(push.conflict))
+            request.truncate.chain_crc = push.chain_crc
+        case PushInstall():
+            request.install.before_begin.CopyFrom(_entry_id_to_proto(push.before_begin))
+            request.install.chain_crc = push.chain_crc
+            request.install.position = push.position
+    return request
+
+
+def _push_response_to_proto(header: pb.Header, message: PushResponse) -> pb.PushResponse:
+    return pb.PushResponse(
+        header=header,
+        term=message.term,
+        epoch=message.epoch,
+        kind=message.kind,
+        code=message.code,
+        verified_index=message.verified_index,
+        flushed_index=message.flushed_index,
+        end_index=message.end_index,
+        conflict=_entry_id_to_proto(message.conflict),
+        boot_id=message.boot_id,
+    )
+
+
+def _entry_id_to_proto(entry_id: EntryId) -> pb.EntryId:
+    return pb.EntryId(term=entry_id.term, index=entry_id.index)
+
+
+def encode_handshake(handshake: Handshake) -> bytes:
+    """The bytes of a ``Handshake`` request."""
+    header = handshake.header
+    return pb.HandshakeRequest(
+        header=pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target),
+        protocol_version=handshake.protocol_version,
+        members=handshake.members,
+        segment_bytes=handshake.segment_bytes,
+        max_entry_bytes=handshake.max_entry_bytes,
+        client_address=handshake.client_address,
+    ).SerializeToString()
+
+
+def encode_handshake_answer(answer: HandshakeAnswer) -> bytes:
+    """The bytes of a ``Handshake`` response."""
+    return pb.HandshakeResponse(
+        code=answer.code,
+        reason=answer.reason,
+        protocol_version=answer.protocol_version,
+        client_address=answer.client_address,
+    ).SerializeToString()
+
+
+def encode_take_leadership_answer() -> bytes:
+    """The bytes of the (empty) answer to ``TakeLeadership``."""
+    return pb.TakeLeadershipResponse().SerializeToString()
+
+
+# --- decoding -------------------------------------------------------------------------------------------------------
+
+
+def decode_vote_request(data: bytes) -> Envelope:
+    """Raises ``InvalidRequestError``, as every ``decode_*`` does."""
+    wire = parse(pb.VoteRequest, data)
+    message = VoteRequest(
+        term=_term(wire.term),
+        last=_entry_id(wire.last, wire.HasField("last"), "last"),
+        pre_vote=wire.pre_vote,
+        transfer=wire.transfer,
+        fresh=wire.fresh,
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_vote_response(data: bytes) -> Envelope:
+    """The answer to a vote request."""
+    wire = parse(pb.VoteResponse, data)
+    try:
+        result = VoteResult(wire.result)
+    except ValueError as error:
+        raise InvalidRequestError(f"vote result {wire.result} is unknown") from error
+    message = VoteResponse(_term(wire.term), wire.granted, wire.pre_vote, result, wire.fresh)
+    return _envelope(wire.header, message)
+
+
+def decode_heartbeat_request(data: bytes) -> Envelope:
+    """A leader's heartbeat."""
+    wire = parse(pb.HeartbeatRequest, data)
+    message = HeartbeatRequest(
+        _term(wire.term), _count(wire.read_sequence, "read_sequence"), name(wire.client_address, "client_address")
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_heartbeat_response(data: bytes) -> Envelope:
+    """The answer to a heartbeat."""
+    wire = parse(pb.HeartbeatResponse, data)
+    message = HeartbeatResponse(
+        _term(wire.term),
+        _count(wire.read_sequence, "read_sequence"),
+        wire.disk_full,
+        name(wire.client_address, "client_address"),
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_take_leadership(data: bytes) -> Envelope:
+    """The leader's request to campaign at once."""
+    wire = parse(pb.TakeLeadershipRequest, data)
+    return _envelope(wire.header, TakeLeadership(_term(wire.term)))
+
+
+def decode_push_request(data: bytes) -> Envelope:
+    """One message of a push stream."""
+    wire = parse(pb.PushRequest, data)
+    term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
+    push: PushRequest
+    match wire.WhichOneof("push"):
+        case "append":
+            push = PushAppend(term, epoch, index(wire.append.commit_index, "commit_index"), _run(wire.append))
+        case "commit":
+            push = PushCommit(term, epoch, index(wire.commit.commit_index, "commit_index"))
+        case "compare":
+            compare = wire.compare
+            previous = _entry_id(compare.previous, compare.HasField("previous"), "previous")
+            push = PushCompare(term, epoch, previous, compare.previous_chain_crc)
+        case "truncate":
+            truncate = wire.truncate
+            conflict = _entry_id(truncate.conflict, truncate.HasField("conflict"), "conflict")
+            push = PushTruncate(term, epoch, conflict, truncate.chain_crc)
+        case "install":
+            install = wire.install
+            before = _entry_id(install.before_begin, install.HasField("before_begin"), "before_begin")
+            position = Position(_count(install.position, "position"))
+            push = PushInstall(term, epoch, before, install.chain_crc, position)
+        case _:
+            raise InvalidRequestError("push request holds no push")
+    return _envelope(wire.header, push)
+
+
+def decode_push_response(data: bytes) -> Envelope:
+    """One answer of a push stream."""
+    wire = parse(pb.PushResponse, data)
+    try:
+        kind = PushKind(wire.kind)
+    except ValueError as error:
+        raise InvalidRequestError(f"push kind {wire.kind} is unknown") from error
+    message = PushResponse(
+        term=_term(wire.term),
+        epoch=_count(wire.epoch, "epoch"),
+        kind=kind,
+        code=ResponseCode(wire.code),
+        verified_index=index(wire.verified_index, "verified_index"),
+        flushed_index=index(wire.flushed_index, "flushed_index"),
+        end_index=index(wire.end_index, "end_index"),
+        conflict=_entry_id(wire.conflict, wire.HasField("conflict"), "conflict"),
+        boot_id=wire.boot_id,
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_handshake(data: bytes) -> Handshake:
+    """What a peer says of itself before its first push."""
+    wire = parse(pb.HandshakeRequest, data)
+    if len(wire.members) > MEMBERS_MAX:
+        raise InvalidRequestError(f"handshake names {len(wire.members)} members; at most {MEMBERS_MAX} are possible")
+    return Handshake(
+        header=_header(wire.header),
+        protocol_version=wire.protocol_version,
+        members=tuple(name(member, "member") for member in wire.members),
+        segment_bytes=_count(wire.segment_bytes, "segment_bytes"),
+        max_entry_bytes=_count(wire.max_entry_bytes, "max_entry_bytes"),
+        client_address=name(wire.client_address, "client_address"),
+    )
+
+
+def decode_handshake_answer(data: bytes) -> HandshakeAnswer:
+    """The peer's verdict."""
+    wire = parse(pb.HandshakeResponse, data)
+    return HandshakeAnswer(
+        ResponseCode(wire.code), wire.reason, wire.protocol_version, name(wire.client_address, "client_address")
+    )
+
+
+def parse(kind: type[_ProtoT], data: bytes) -> _ProtoT:
+    """Parse protobuf bytes. Raises ``InvalidRequestError`` for what is not a ``kind``."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequestError(f"{len(data)} bytes are not a {kind.DESCRIPTOR.name}") from error
+
+
+def index(value: int, field: str) -> LogIndex:
+    """An entry index or -1."""
+    if not -1 <= value < NUMBER_LIMIT:
+        raise InvalidRequestError(f"{field}={value} is no index")
+    return LogIndex(value)
+
+
+def name(value: str, field: str) -> str:
+    """An identifier or address of a sane length."""
+    if len(value) > NAME_BYTES_MAX:
+        raise InvalidRequestError(f"{field} has {len(value)} characters; at most {NAME_BYTES_MAX} are allowed")
+    return value
+
+
+def _run(append: pb.Append) -> EntryRun:
+    first, last = index(append.first_index, "first_index"), index(append.last_index, "last_index")
+    previous = _entry_id(append.previous, append.HasField("previous"), "previous")
+    if first < 0 or last < first or previous.index != first - 1:
+        raise InvalidRequestError(f"append of entries {first}..{last} after {previous.index} is no contiguous run")
+    if not append.data:
+        raise InvalidRequestError(f"append of entries {first}..{last} carries no bytes")
+    position = Position(_count(append.position, "position"))
+    return EntryRun(previous, append.previous_chain_crc, first, last, position, append.data)
+
+
+def _envelope(header: pb.Header, message: Message) -> Envelope:
+    checked = _header(header)
+    return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message)
+
+
+def _header(wire: pb.Header) -> Header:
+    sender, target = name(wire.sender, "sender"), name(wire.target, "target")
+    if not sender or not target:
+        raise InvalidRequestError("message without a header: sender and target must be named")
+    return Header(name(wire.cluster_id, "cluster_id"), name(wire.group, "group"), NodeId(sender), NodeId(target))
+
+
+def _entry_id(wire: pb.EntryId, present: bool, field: str) -> EntryId:
+    # An absent EntryId would read as (0, 0), which names a real entry: whoever means "none" must say -1.
+    if not present:
+        raise InvalidRequestError(f"{field} is missing")
+    if not -1 <= wire.term < NUMBER_LIMIT:
+        raise InvalidRequestError(f"{field}.term={wire.term} is no term")
+    return EntryId(Term(wire.term), index(wire.index, f"{field}.index"))
+
+
+def _term(value: int) -> Term:
+    if not 0 <= value < NUMBER_LIMIT:
+        raise InvalidRequestError(f"term={value} is no term")
+    return Term(value)
+
+
+def _count(value: int, field: str) -> int:
+    if not 0 <= value < NUMBER_LIMIT:
+        raise InvalidRequestError(f"{field}={value} is out of range")
+    return value

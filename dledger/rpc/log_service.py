@@ -1,0 +1,258 @@
+"""What clients ask of a node, on an event loop: any number of appends may wait without a thread each.
+
+Errors of the domain travel in the answer's ``Status``; a gRPC status other than OK means garbage, a limit, or a node
+that is going away. Only ``LogNode.read`` may wait for a disk, so only it runs elsewhere, on a few threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from functools import wraps
+from typing import Final
+
+import grpc
+
+from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
+from dledger.errors import (
+    DLedgerError,
+    EmptyBatchError,
+    EntryTooLargeError,
+    IdentityError,
+    IndexOutOfRangeError,
+    InvalidRequestError,
+    LeaderHint,
+)
+from dledger.rpc import client_codec as codec
+from dledger.rpc import options
+from dledger.rpc.append_stream import AppendOutcome, AppendStream
+from dledger.rpc.bridge import EventHub, LoopBridge, Outcome
+from dledger.rpc.client_codec import ReadMode
+from dledger.rpc.ports import LogNode, RoleEvent
+from dledger.types import Entry, LogIndex
+
+READ_THREADS_MAX: Final = 4
+READ_BYTES_DEFAULT: Final = MIB
+READ_BYTES_MAX: Final = 8 * MIB
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class TooManyStreamsError(Exception):
+    """Raised when more long-lived streams are asked for than ``client_streams_max`` allows."""
+
+
+class LogService:
+    """The handlers. Create it on the event loop's thread; ``close`` after the server has stopped."""
+
+    def __init__(self, config: ServerConfig, node: LogNode) -> None:
+        self._config = config
+        self._node = node
+        self._bridge = LoopBridge()
+        self._hub = EventHub(node, self._bridge)
+        self._readers = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
+        self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
+        self._streams = 0
+
+    def close(self) -> None:
+        """Stop listening to the node and join the read threads."""
+        self._hub.close()
+        self._readers.shutdown(wait=True)
+
+    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """What a server needs to serve this."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        return grpc.method_handlers_generic_handler(
+            options.LOG_SERVICE,
+            {
+                "Append": unary(_answers(self._append)),
+                "AppendStream": grpc.stream_stream_rpc_method_handler(self._append_stream),
+                "Read": unary(_answers(self._read)),
+                "Follow": stream(_streams(self._follow)),
+                "Metadata": unary(_answers(self._metadata)),
+                "WatchRole": stream(_streams(self._watch_role)),
+                "TransferLeadership": unary(_answers(self._transfer)),
+            },
+        )
+
+    # Each handler below decodes first (raising InvalidRequestError: gRPC status), then answers (Status in the answer).
+
+    async def _append(self, data: bytes) -> bytes:
+        request = codec.decode_append(data)
+        outcome: Outcome[AppendOutcome] = Outcome(self._bridge)
+        self._submit(request, outcome.done)
+        return codec.encode_appended(request.request_id, await outcome.future)
+
+    async def _append_stream(self, _requests: object, context: Context) -> None:
+        try:
+            with self._long_lived():
+                await AppendStream(context, self._bridge, self._submit).run()
+        except (InvalidRequestError, TooManyStreamsError) as error:
+            await _abort(context, error)
+
+    def _submit(self, request: codec.Append, done: Callable[[AppendOutcome], None]) -> None:
+        try:
+            self._check_group(request.group)
+            self._check_bodies(request)
+        except DLedgerError as error:
+            done(error)
+        else:
+            self._node.submit_append(request.bodies, done)
+
+    async def _read(self, data: bytes) -> bytes:
+        request = codec.decode_read(data)
+        try:
+            self._check_group(request.group)
+            last_index = await self._readable_index(request.mode)
+            first_index = request.first_index
+            if first_index == last_index + 1:  # where the next entry will be: nothing yet, but no mistake either
+                return self._read_answer([])
+            if not 0 <= first_index <= last_index:
+                raise IndexOutOfRangeError(
+                    f"index {first_index} is not readable: the last readable index is {last_index}"
+                )
+            if request.count:
+                last_index = LogIndex(min(last_index, first_index + request.count - 1))
+            max_bytes = min(request.max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX)
+            return self._read_answer(await self._read_entries(first_index, last_index, max_bytes))
+        except DLedgerError as error:
+            return codec.encode_read_answer(error)
+
+    async def _readable_index(self, mode: ReadMode) -> LogIndex:
+        if mode is ReadMode.LOCAL:
+            return self._node.status().end_index
+        if mode is ReadMode.LINEARIZABLE:
+            outcome: Outcome[LogIndex | DLedgerError] = Outcome(self._bridge)
+            self._node.submit_read_index(outcome.done)
+            confirmed = await outcome.future
+            if isinstance(confirmed, DLedgerError):
+                raise confirmed
+            return LogIndex(max(confirmed, self._node.status().committed_index))
+        return self._node.status().committed_index
+
+    async def _read_entries(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._node.read, first_index, last_index, max_bytes)
+
+    def _read_answer(self, entries: list[Entry]) -> bytes:
+        status = self._node.status()
+        answer = codec.ReadAnswer(entries, status.committed_index, status.begin_index, status.end_index)
+        return codec.encode_read_answer(answer)
+
+    async def _follow(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        request = codec.decode_follow(data)
+        if request.mode is ReadMode.LOCAL:
+            raise InvalidRequestError("follow delivers committed entries only: LOCAL is for single reads")
+        follower = self._hub.follow()
+        try:
+            with self._long_lived():
+                self._check_group(request.group)
+                if request.first_index < 0:
+                    raise IndexOutOfRangeError(f"cannot follow from index {request.first_index}")
+                if request.mode is ReadMode.LINEARIZABLE:
+                    await self._readable_index(request.mode)
+                next_index = request.first_index
+                while True:
+                    follower.clear()
+                    last_index = self._hub.committed_index
+                    while next_index <= last_index:
+                        entries = await self._read_entries(next_index, last_index, READ_BYTES_DEFAULT)
+                        yield self._read_answer(entries)
+                        next_index = LogIndex(entries[-1].index + 1)
+                    await follower.wait()
+        except DLedgerError as error:
+            yield codec.encode_read_answer(error)
+        finally:
+            self._hub.unfollow(follower)
+
+    async def _metadata(self, data: bytes) -> bytes:
+        group = codec.decode_metadata_request(data)
+        try:
+            self._check_group(group or self._config.group)
+            return codec.encode_metadata(self._node.status())
+        except DLedgerError as error:
+            return codec.encode_metadata(error)
+
+    async def _watch_role(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        group = codec.decode_watch_role(data)
+        if group and group != self._config.group:
+            raise InvalidRequestError(f"this node serves group {self._config.group!r}, not {group!r}")
+        watcher = self._hub.watch()  # before the present state is read, so that no change falls between
+        try:
+            with self._long_lived():
+                status = self._node.status()
+                event = RoleEvent(status.node_id, status.role, status.term, status.leader)
+                yield codec.encode_role_event(event)
+                while True:
+                    previous, event = event, await watcher.get()
+                    if event != previous:
+                        yield codec.encode_role_event(event)
+        finally:
+            self._hub.unwatch(watcher)
+
+    async def _transfer(self, data: bytes) -> bytes:
+        group, target = codec.decode_transfer(data)
+        try:
+            self._check_group(group)
+            outcome: Outcome[LeaderHint | DLedgerError] = Outcome(self._bridge)
+            self._node.submit_transfer(target, outcome.done)
+            return codec.encode_transferred(await outcome.future, self._node.status().term)
+        except DLedgerError as error:
+            return codec.encode_transferred(error, self._node.status().term)
+
+    def _check_group(self, group: str) -> None:
+        if group != self._config.group:
+            raise IdentityError(f"this node serves group {self._config.group!r}, not {group!r}")
+
+    def _check_bodies(self, request: codec.Append) -> None:
+        if not request.bodies:
+            raise EmptyBatchError("an append needs at least one entry")
+        largest = max(map(len, request.bodies))
+        if largest > self._body_bytes_max:
+            raise EntryTooLargeError(
+                f"an entry of {largest} bytes is too large: at most {self._body_bytes_max} bytes are allowed "
+                f"(max_entry_bytes={self._config.store.max_entry_bytes}, {ENTRY_HEADER_BYTES} of them for the header)"
+            )
+
+    @contextmanager
+    def _long_lived(self) -> Iterator[None]:
+        if self._streams >= self._config.client_streams_max:
+            raise TooManyStreamsError(
+                f"too many open streams: at most {self._config.client_streams_max} are allowed (client_streams_max)"
+            )
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+
+def _answers(handler: Callable[[bytes], Awaitable[bytes]]) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    @wraps(handler)
+    async def answer(data: bytes, context: Context) -> bytes:
+        try:
+            return await handler(data)
+        except InvalidRequestError as error:
+            await _abort(context, error)
+            raise  # never reached: abort raises
+
+    return answer
+
+
+def _streams(handler: Callable[[bytes], AsyncGenerator[bytes, None]]) -> Callable[[bytes, Context], Awaitable[None]]:
+    async def stream(data: bytes, context: Context) -> None:
+        try:
+            async with aclosing(handler(data)) as answers:
+                async for answer in answers:
+                    await context.write(answer)
+        except (InvalidRequestError, TooManyStreamsError) as error:
+            await _abort(context, error)
+
+    return stream
+
+
+async def _abort(context: Context, error: InvalidRequestError | TooManyStreamsError) -> None:
+    limit = isinstance(error, TooManyStreamsError)
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if limit else grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -1,0 +1,117 @@
+"""gRPC's knobs in one place: the names of methods and services, and the options of channels and servers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from dledger.config import MIB, ServerConfig
+from dledger.errors import ConfigError
+
+RAFT_SERVICE: Final = "dledger.v1.RaftService"
+LOG_SERVICE: Final = "dledger.v1.LogService"
+
+Options = list[tuple[str, str | int]]
+
+FRAMING_BYTES: Final = 64 * 1024
+"""Room for what is not log bytes in a message."""
+REQUEST_BYTES_MAX: Final = 8 * MIB
+"""Largest request a client may send, unless a single entry may be larger."""
+RECONNECT_MS_MIN: Final = 50
+RECONNECT_MS_MAX: Final = 1000
+"""Also how long one attempt to connect may take: after a partition heals, the next attempt starts within that time."""
+
+# A black-holed peer answers no ping: it is noticed after time + timeout. The receiving side must tolerate pings that
+# often, or it would call them abuse and hang up.
+_PEER_PING_MS: Final = 2000
+_PEER_PING_TIMEOUT_MS: Final = 1500
+
+
+def method(service: str, name: str) -> str:
+    """A method's path as gRPC wants it."""
+    return f"/{service}/{name}"
+
+
+def peer_channel_options() -> Options:
+    """For a channel to a peer; each channel is a TCP connection of its own, so that bulk never delays a vote."""
+    return [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", 4 * MIB),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        ("grpc.keepalive_time_ms", _PEER_PING_MS),
+        ("grpc.keepalive_timeout_ms", _PEER_PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def peer_server_options(config: ServerConfig) -> Options:
+    """For the server that peers talk to."""
+    receive_bytes_max = config.replication.push_bytes_max + config.store.max_entry_bytes + FRAMING_BYTES
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", receive_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", _PEER_PING_MS),
+        ("grpc.keepalive_timeout_ms", _PEER_PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _PEER_PING_MS // 4),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def request_bytes_max(config: ServerConfig) -> int:
+    """Largest client request: several entries, or one of the largest allowed size."""
+    return max(REQUEST_BYTES_MAX, config.store.entry_bytes_limit) + FRAMING_BYTES
+
+
+def client_server_options(config: ServerConfig) -> Options:
+    """For the server that clients talk to. Clients that ping more often than every 5 s are hung up on."""
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", request_bytes_max(config)),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", config.replication.pending_entries_max + config.client_streams_max),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 3),
+    ]
+
+
+def client_channel_options() -> Options:
+    """For a client's channel. Answers to reads hold at least one entry, however large: no limit of their size here."""
+    return [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def bind(server: grpc.Server | grpc.aio.Server, host: str, port: int, whose: str) -> int:
+    """Listen on ``host:port`` and return the port. Raises ``ConfigError`` if that cannot be."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError([_bind_problem(address, whose)]) from error
+    if not bound:
+        raise ConfigError([_bind_problem(address, whose)])
+    return bound
+
+
+def _bind_problem(address: str, whose: str) -> str:
+    return f"cannot listen on the {whose} address {address}: the port is in use, or the host is not this machine's"
