@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, assert_never
 
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
@@ -85,6 +85,8 @@ class LeaderElector:
                     self._seek_leadership(now_ms)
                     return self._role_due_ms()
                 return due
+            case role:
+                assert_never(role)
 
     def _role_due_ms(self) -> int:
         match self._state.role:
@@ -92,6 +94,8 @@ class LeaderElector:
                 return self._heartbeat_due_ms
             case Follower(election_due_ms=due) | Candidate(election_due_ms=due):
                 return due
+            case role:
+                assert_never(role)
 
     def _step_leader(self, leader: Leader, now_ms: int) -> int:
         state = self._state

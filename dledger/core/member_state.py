@@ -8,6 +8,7 @@ message leaves (see ``dledger.core.outbox``).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from dledger.config import FlushMode, ServerConfig
 from dledger.core.outbox import Outbox, RoleChange, Wake
@@ -108,6 +109,8 @@ class MemberState:
                 return Role.CANDIDATE
             case Leader():
                 return Role.LEADER
+            case role:
+                assert_never(role)
 
     @property
     def leader_id(self) -> NodeId | None:
@@ -119,6 +122,8 @@ class MemberState:
                 return None
             case Leader():
                 return self.node_id
+            case role:
+                assert_never(role)
 
     @property
     def log_is_empty(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import assert_never
 
 from dledger.config import FlushMode, ReplicationConfig
 from dledger.core.member_state import Follower, MemberState
@@ -105,6 +106,8 @@ class EntryHandler:
                 self._answer(push.epoch, PushKind.COMMIT, ResponseCode.SUCCESS)
             case PushInstall():
                 self._install(push)
+            case _:
+                assert_never(push)
 
     def _begin_session(self, leader: NodeId) -> None:
         """A new leader or term: only what is committed is known to be in its log (leader completeness, §5.4)."""
@@ -320,3 +323,5 @@ def _kind_of(push: ReceivedPush) -> PushKind:
             return PushKind.COMMIT
         case PushInstall():
             return PushKind.INSTALL
+        case _:
+            assert_never(push)
