@@ -76,9 +76,17 @@ def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str, obje
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(options.method(options.LOG_SERVICE, "Append"), _raw, _raw)
         calls = [call.future(request, timeout=command["timeout_seconds"]) for _ in range(command["count"])]
-        outcomes = [client_codec.decode_appended(one.result())[1] for one in calls]
-    errors = [outcome for outcome in outcomes if isinstance(outcome, DLedgerError)]
-    return {"acknowledged": len(outcomes) - len(errors), "failed": len(errors), "first": repr(errors[:1])}
+        errors = [error for error in map(failure_of, calls) if error is not None]
+    return {"acknowledged": len(calls) - len(errors), "failed": len(errors), "first_failure": "".join(errors[:1])}
+
+
+def failure_of(call: grpc.Future[bytes]) -> str | None:
+    """Wait for one append; why it failed, or None."""
+    error = call.exception()
+    if error is not None:
+        return repr(error)
+    outcome = client_codec.decode_appended(call.result())[1]
+    return repr(outcome) if isinstance(outcome, DLedgerError) else None
 
 
 def _raw(message: bytes) -> bytes:
