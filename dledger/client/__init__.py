@@ -1,0 +1,8 @@
+"""Clients of a group: ``DLedgerClient`` for threads, ``AsyncDLedgerClient`` for asyncio."""
+
+from dledger.client.appender import Appender, AppendFuture
+from dledger.client.shared import AppendResult
+from dledger.client.sync import DLedgerClient
+from dledger.rpc.client_codec import ReadMode
+
+__all__ = ["AppendFuture", "AppendResult", "Appender", "DLedgerClient", "ReadMode"]

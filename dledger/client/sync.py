@@ -1,0 +1,431 @@
+"""The client for threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import grpc
+import tenacity
+
+from dledger.client.appender import Appender, AppenderOptions
+from dledger.client.pipe import AppendPipe
+from dledger.client.shared import (
+    DISCOVERY_TIMEOUT_S,
+    RETRY_WAIT_S_MAX,
+    RETRY_WAIT_S_MIN,
+    AppendResult,
+    Deadline,
+    Directory,
+    Search,
+    is_retried,
+    is_retried_read,
+    members_by_id,
+    parse_addresses,
+    partly_appended,
+    results_of,
+    retry_options,
+    rpc_failure,
+    split,
+)
+from dledger.config import MIB
+from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
+from dledger.rpc import client_codec as codec
+from dledger.rpc import options
+from dledger.rpc.client_codec import ReadMode
+from dledger.rpc.ports import NodeStatus, RoleEvent
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId
+
+_T = TypeVar("_T")
+_UNARY_METHODS: Final = ("Read", "Metadata", "TransferLeadership")
+if TYPE_CHECKING:  # these names exist only in the stubs, or are not generic at run time
+    _Answers = SimpleQueue[tuple[str, grpc.CallFuture[bytes]]]
+    _Unary = grpc.UnaryUnaryMultiCallable[bytes, bytes]
+
+
+class DLedgerClient:
+    """Talks to a group. Thread-safe; every call has a deadline (``timeout_s``), retries until then what is safe to.
+
+    ``addresses``: client addresses of one or more nodes; the others are learnt. Errors are ``DLedgerError`` subclasses;
+    their ``outcome`` says whether a failed append may still be in the log (``"unknown"``) or not (``"not_applied"``).
+    """
+
+    def __init__(self, addresses: Sequence[str] | str, *, group: str = "default", timeout_s: float = 5.0) -> None:
+        self.group = group
+        self.timeout_s = timeout_s
+        self._directory = Directory(parse_addresses(addresses))
+        self._lock = threading.Lock()  # guards the fields below
+        self._channels: dict[str, grpc.Channel] = {}
+        self._methods: dict[tuple[str, str], _Unary] = {}
+        self._pipes: dict[str, AppendPipe] = {}
+        self._opening: dict[str, threading.Lock] = {}  # one at a time opens a pipe to an address
+        self._closing = threading.Event()
+
+    def __enter__(self) -> DLedgerClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection; calls under way fail, open iterators end with an error. Idempotent."""
+        with self._lock:
+            self._closing.set()
+            pipes, self._pipes = self._pipes, {}
+            channels, self._channels = self._channels, {}
+            self._methods.clear()
+        for pipe in pipes.values():
+            pipe.close()
+        for channel in channels.values():
+            channel.close()
+
+    # --- append -----------------------------------------------------------------------------------------------------
+
+    def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
+        """Append one entry; returns when a quorum has stored it."""
+        batch = self._append_batch((body,), self._deadline(timeout_s))
+        return AppendResult(batch.first_index, batch.term, results_of(batch)[0].position)
+
+    def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
+        """Append entries in order, in requests of up to 1 MiB one after the other; each request is all or nothing.
+
+        When a request fails, those before it are in the log (the error then has ``outcome="unknown"`` and a note),
+        those after it were not sent.
+        """
+        if not bodies:
+            raise EmptyBatchError("an append needs at least one entry")
+        deadline = self._deadline(timeout_s)
+        results: list[AppendResult] = []
+        for part in split(bodies):
+            try:
+                results += results_of(self._append_batch(part, deadline))
+            except DLedgerError as error:
+                raise partly_appended(error, len(results)) from None
+        return results
+
+    def appender(
+        self,
+        *,
+        linger_ms: float = 2,
+        batch_bytes: int = MIB // 4,
+        batch_entries: int = 1024,
+        pending_bytes_max: int = 8 * MIB,
+        inflight_entries_max: int = 4096,
+        timeout_s: float | None = None,
+        retry_unknown: bool = False,
+    ) -> Appender:
+        """A pipelining appender: many cheap ``append`` calls, few requests, order kept. See ``Appender``."""
+        settings = AppenderOptions(
+            linger_s=linger_ms / 1000,
+            batch_bytes=batch_bytes,
+            batch_entries=batch_entries,
+            pending_bytes_max=pending_bytes_max,
+            inflight_entries_max=inflight_entries_max,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            retry_unknown=retry_unknown,
+        )
+        return Appender(self._open_leader_pipe, self._directory.note_failure, settings)
+
+    def _append_batch(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
+        return self._retry(deadline, lambda: self._append_once(bodies, deadline))
+
+    def _append_once(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
+        address = self._leader(deadline)
+        try:
+            return self._pipe(address, deadline).append(bodies, deadline)
+        except DLedgerError as error:
+            self._directory.note_failure(address, error)
+            raise
+
+    def _pipe(self, address: str, deadline: Deadline) -> AppendPipe:
+        pipe = self._pipes.get(address)
+        if pipe is not None and not pipe.broken:
+            return pipe
+        with self._lock:
+            opening = self._opening.setdefault(address, threading.Lock())
+        if not opening.acquire(timeout=deadline.remaining_s):
+            raise UnavailableError(f"{address} did not accept a stream within {deadline.timeout_s} s")
+        try:
+            pipe = self._pipes.get(address)
+            if pipe is None or pipe.broken:
+                stale, pipe = pipe, AppendPipe(self._channel(address), address, self.group, deadline)
+                if stale is not None:
+                    stale.close()
+                with self._lock:
+                    closed = self._closing.is_set()
+                    if not closed:
+                        self._pipes[address] = pipe
+                if closed:
+                    pipe.close()
+                    raise _closed_error()
+            return pipe
+        finally:
+            opening.release()
+
+    def _open_leader_pipe(self, deadline: Deadline) -> AppendPipe:
+        def attempt() -> AppendPipe:
+            address = self._leader(deadline)
+            try:
+                return AppendPipe(self._channel(address), address, self.group, deadline)
+            except DLedgerError as error:
+                self._directory.note_failure(address, error)
+                raise
+
+        return self._retry(deadline, attempt)
+
+    # --- read -------------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        first_index: int,
+        *,
+        count: int = 0,
+        max_bytes: int = 0,
+        mode: ReadMode = ReadMode.COMMITTED,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Entry]:
+        """Entries from ``first_index`` on: at least one, then as many as ``count`` and ``max_bytes`` (1 MiB) allow.
+
+        Empty when ``first_index`` is where the next entry will be. ``mode`` COMMITTED and LOCAL may be answered by any
+        node, LINEARIZABLE only by the leader; ``address`` picks one.
+        """
+        deadline = self._deadline(timeout_s)
+        request = codec.encode_read(codec.Read(self.group, LogIndex(first_index), count, max_bytes, mode))
+
+        def ask(node: str) -> list[Entry]:
+            return codec.decode_read_answer(self._call("Read", node, request, deadline)).entries
+
+        if address is not None:
+            return self._retry(deadline, lambda: ask(address), is_retried_read)
+        if mode is ReadMode.LINEARIZABLE:
+            return self._retry(deadline, lambda: self._ask_leader(deadline, ask), is_retried_read)
+        return self._retry(deadline, lambda: self._ask_any(ask), is_retried_read)
+
+    def follow(
+        self, first_index: int, *, mode: ReadMode = ReadMode.COMMITTED, address: str | None = None
+    ) -> Iterator[Entry]:
+        """Every committed entry from ``first_index`` on, for ever; goes on at another node when one is lost.
+
+        Raises ``UnavailableError`` when no node answers for ``timeout_s``. Close the iterator (or the client) to end.
+        """
+        next_index = LogIndex(first_index)
+        request = lambda: codec.encode_follow(codec.Read(self.group, next_index, mode=mode))  # noqa: E731
+        for data in self._stream("Follow", request, address):
+            for entry in codec.decode_read_answer(data).entries:
+                yield entry
+                next_index = LogIndex(entry.index + 1)
+
+    def _ask_leader(self, deadline: Deadline, ask: Callable[[str], _T]) -> _T:
+        address = self._leader(deadline)
+        try:
+            return ask(address)
+        except DLedgerError as error:
+            self._directory.note_failure(address, error)
+            raise
+
+    def _ask_any(self, ask: Callable[[str], _T]) -> _T:
+        failure: DLedgerError | None = None
+        for address in self._directory.candidates():
+            try:
+                return ask(address)
+            except DLedgerError as error:
+                self._directory.note_failure(address, error)
+                if not is_retried_read(error):
+                    raise
+                failure = error
+        raise failure or UnavailableError("no node is known")
+
+    # --- the group --------------------------------------------------------------------------------------------------
+
+    def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
+        """What a node says of itself: the one at ``address``, or the leader if it is known and answers, or any."""
+        deadline = self._deadline(timeout_s)
+
+        def ask(node: str) -> NodeStatus:
+            return self._status_of(node, min(deadline.remaining_s, self.timeout_s))
+
+        if address is not None:
+            return self._retry(deadline, lambda: ask(address), is_retried_read)
+        return self._retry(deadline, lambda: self._ask_any(ask), is_retried_read)
+
+    def members_status(self, *, timeout_s: float = DISCOVERY_TIMEOUT_S) -> Mapping[NodeId, NodeStatus | DLedgerError]:
+        """Every member's own word, or why there is none. Raises ``UnavailableError`` if nobody answers."""
+        deadline = self._deadline(timeout_s)
+        asked: set[str] = set()
+        statuses: list[NodeStatus] = []
+        failures: dict[str, DLedgerError] = {}
+        while addresses := [one for one in self._directory.addresses if one not in asked]:
+            asked.update(addresses)
+            for address, answer in self._ask_all(addresses, deadline):
+                if isinstance(answer, DLedgerError):
+                    failures[address] = answer
+                else:
+                    self._directory.learn(address, answer)
+                    statuses.append(answer)
+        if not statuses:
+            raise next(iter(failures.values()))
+        return members_by_id(statuses, failures)
+
+    def watch_role(self, address: str | None = None) -> Iterator[RoleEvent]:
+        """The present role of a node, then every change, for ever; without ``address`` goes on at another node."""
+        request = codec.encode_watch_role(self.group)
+        for data in self._stream("WatchRole", lambda: request, address):
+            yield codec.decode_role_event(data)
+
+    def transfer_leadership(self, target: NodeId | None = None, *, timeout_s: float | None = None) -> LeaderHint:
+        """Hand leadership to ``target``, or to the most caught-up member; returns the new leader."""
+        deadline = self._deadline(timeout_s)
+        request = codec.encode_transfer(self.group, target)
+
+        def ask(node: str) -> LeaderHint:
+            return codec.decode_transferred(self._call("TransferLeadership", node, request, deadline, changes=True))
+
+        leader = self._retry(deadline, lambda: self._ask_leader(deadline, ask))
+        if (address := self._directory.resolve(leader)) is not None:
+            self._directory.set_leader(address)
+        return leader
+
+    # --- machinery --------------------------------------------------------------------------------------------------
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+
+    def _retry(
+        self, deadline: Deadline, attempt: Callable[[], _T], retried: Callable[[BaseException], bool] = is_retried
+    ) -> _T:
+        try:
+            return attempt()  # the usual case pays nothing for the machinery below
+        except DLedgerError as error:
+            if self._closing.is_set() or deadline.expired or not retried(error):
+                raise
+            followed_hint = error.leader is not None and self._directory.leader is not None
+        if followed_hint:
+            try:
+                return attempt()
+            except DLedgerError as error:
+                if self._closing.is_set() or not retried(error):
+                    raise
+        return tenacity.Retrying(**retry_options(deadline, lambda e: not self._closing.is_set() and retried(e)))(
+            attempt
+        )
+
+    def _leader(self, deadline: Deadline) -> str:
+        leader = self._directory.leader
+        if leader is not None:
+            return leader
+        search = Search(self._directory)
+        round_deadline = Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s))
+        for address, answer in self._ask_all(self._directory.addresses, round_deadline):
+            if (found := search.take(address, answer)) is not None:
+                return found
+        return search.conclude()
+
+    def _ask_all(self, addresses: Sequence[str], deadline: Deadline) -> Iterator[tuple[str, NodeStatus | DLedgerError]]:
+        """Metadata of several nodes at once, answers as they come; the rest is cancelled when the caller stops."""
+        request = codec.encode_metadata_request(self.group)
+        answers: _Answers = SimpleQueue()
+        calls: dict[str, grpc.CallFuture[bytes]] = {}
+        try:
+            for address in addresses:
+                call = self._method("Metadata", address).future(request, timeout=deadline.remaining_s)
+                calls[address] = call
+                call.add_done_callback(partial(_put_answer, answers, address))
+            while calls:
+                try:
+                    address, call = answers.get(timeout=deadline.remaining_s + 0.1)
+                except Empty:
+                    for late in calls:
+                        yield late, RequestTimeoutError(f"no answer of {late} in time")
+                    return
+                del calls[address]
+                yield address, _status_or_error(address, call)
+        finally:
+            for call in calls.values():
+                call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+    def _status_of(self, address: str, timeout_s: float) -> NodeStatus:
+        request = codec.encode_metadata_request(self.group)
+        status = codec.decode_metadata(self._call("Metadata", address, request, Deadline(timeout_s)))
+        self._directory.learn(address, status)
+        return status
+
+    def _call(self, name: str, address: str, request: bytes, deadline: Deadline, *, changes: bool = False) -> bytes:
+        try:
+            answer: bytes = self._method(name, address)(request, timeout=max(deadline.remaining_s, 0.001))
+        except grpc.RpcError as error:
+            raise rpc_failure(error, address, sent=changes) from error
+        return answer
+
+    def _stream(self, name: str, request: Callable[[], bytes], address: str | None) -> Iterator[bytes]:
+        """The messages of a server stream, going on elsewhere (or at ``address`` again) when it breaks."""
+        broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+        while True:
+            # A unary call first: it has a deadline, which the wait for a stream's first message cannot have.
+            node = self.metadata(address, timeout_s=broken.remaining_s).node_id
+            chosen = address or self._directory.resolve(LeaderHint(node))
+            if chosen is None:
+                raise UnavailableError(f"the address of {node} is not known")
+            stream: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel(chosen).unary_stream(
+                options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
+            )
+            call = stream(request())
+            try:
+                for data in call:
+                    yield data
+                    broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+                failure: DLedgerError = UnavailableError(f"{chosen} ended the stream")
+            except grpc.RpcError as error:
+                failure = rpc_failure(error, chosen, sent=False)
+            finally:
+                call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+            self._directory.note_failure(chosen, failure)
+            if self._closing.is_set() or broken.expired or not is_retried_read(failure):
+                raise failure
+            self._closing.wait(min(backoff_s, broken.remaining_s))
+            backoff_s = min(2 * backoff_s, RETRY_WAIT_S_MAX)
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._lock:
+            if self._closing.is_set():
+                raise _closed_error()
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = grpc.insecure_channel(address, options.client_channel_options())
+                self._channels[address] = channel
+            return channel
+
+    def _method(self, name: str, address: str) -> _Unary:
+        method = self._methods.get((name, address))
+        if method is None:
+            method = self._channel(address).unary_unary(
+                options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
+            )
+            with self._lock:
+                self._methods[name, address] = method
+        return method
+
+
+def _put_answer(answers: _Answers, address: str, call: grpc.CallFuture[bytes]) -> None:
+    answers.put((address, call))
+
+
+def _status_or_error(address: str, call: grpc.CallFuture[bytes]) -> NodeStatus | DLedgerError:
+    try:
+        return codec.decode_metadata(call.result())
+    except grpc.RpcError as error:
+        return rpc_failure(error, address, sent=False)
+    except grpc.FutureCancelledError:
+        return UnavailableError(f"the request to {address} was cancelled")
+    except DLedgerError as error:
+        return error
+
+
+def _closed_error() -> UnavailableError:
+    return UnavailableError("the client is closed")

@@ -1,0 +1,152 @@
+"""A node without a group: keeps entries in a list and commits them when told to. For tests of services and clients."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dledger.config import ENTRY_HEADER_BYTES
+from dledger.errors import DLedgerError, IndexBeforeBeginError, LeaderHint, NotLeaderError
+from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, RoleEvent
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, Role, Term
+
+AppendDone = Callable[[AppendedBatch | DLedgerError], None]
+
+
+@dataclass(slots=True)
+class Held:
+    """An append that waits for ``FakeNode.release``."""
+
+    batch: AppendedBatch
+    done: AppendDone
+
+
+@dataclass
+class FakeNode:
+    """Implements ``LogNode``. Leads unless ``leader`` names somebody else."""
+
+    group: str = "default"
+    node_id: NodeId = NodeId("n0")  # noqa: RUF009  # a NewType is no call
+    term: Term = Term(1)  # noqa: RUF009
+    leader: LeaderHint | None = None
+    begin_index: int = 0
+    hold: bool = False
+    """Keep appends pending until ``release``."""
+    fail_appends: list[DLedgerError | None] = field(default_factory=list)
+    """What the next appends fail with, first one first; None lets one pass."""
+    members: tuple[MemberStatus, ...] = ()
+    entries: list[Entry] = field(default_factory=list)
+    committed: int = -1
+    held: list[Held] = field(default_factory=list)
+    batches: list[tuple[bytes, ...]] = field(default_factory=list)
+    read_index_error: DLedgerError | None = None
+    listeners: list[Callable[[NodeEvent], None]] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def submit_append(self, bodies: Sequence[bytes], done: AppendDone) -> None:
+        with self.lock:
+            error = self._refusal()
+            if error is None:
+                batch = self._store(bodies)
+                if self.hold:
+                    self.held.append(Held(batch, done))
+                    return
+                self.committed = batch.last_index
+        if error is not None:
+            done(error)
+            return
+        done(batch)
+        self.tell(CommitEvent(LogIndex(self.committed)))
+
+    def release(self, count: int | None = None, error: DLedgerError | None = None) -> None:
+        """Complete held appends, all of them by default."""
+        with self.lock:
+            ready, self.held = self.held[:count], self.held[len(self.held) if count is None else count :]
+            if ready and error is None:
+                self.committed = ready[-1].batch.last_index
+        for one in ready:
+            one.done(error or one.batch)
+        self.tell(CommitEvent(LogIndex(self.committed)))
+
+    def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
+        done(self.read_index_error or self._not_leader() or LogIndex(self.committed))
+
+    def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
+        done(self._not_leader() or LeaderHint(target or NodeId("n1")))
+
+    def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        if first_index < self.begin_index:
+            raise IndexBeforeBeginError(f"index {first_index} was removed: the log begins at {self.begin_index}")
+        found: list[Entry] = []
+        for entry in self.entries[first_index : last_index + 1]:
+            max_bytes -= len(entry.body) + ENTRY_HEADER_BYTES
+            if found and max_bytes < 0:
+                break
+            found.append(entry)
+        return found
+
+    def status(self) -> NodeStatus:
+        return NodeStatus(
+            cluster_id="c",
+            group=self.group,
+            node_id=self.node_id,
+            role=Role.FOLLOWER if self.leader else Role.LEADER,
+            term=self.term,
+            leader=self.leader or LeaderHint(self.node_id),
+            members=self.members,
+            begin_index=LogIndex(self.begin_index),
+            end_index=LogIndex(len(self.entries) - 1),
+            committed_index=LogIndex(self.committed),
+            flushed_index=LogIndex(len(self.entries) - 1),
+            begin_position=Position(0),
+            end_position=Position(self._end_position()),
+            flush_mode="sync",
+            disk_full=False,
+            voter=True,
+            pending_entries=len(self.held),
+            version="test",
+        )
+
+    def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def tell(self, event: NodeEvent) -> None:
+        """Publish an event."""
+        for listener in tuple(self.listeners):
+            listener(event)
+
+    def become(self, leader: LeaderHint | None) -> None:
+        """Lead (None) or follow ``leader``, in a new term."""
+        self.leader, self.term = leader, Term(self.term + 1)
+        status = self.status()
+        self.tell(RoleEvent(self.node_id, status.role, self.term, status.leader))
+
+    def bodies(self) -> list[bytes]:
+        """What was appended."""
+        return [entry.body for entry in self.entries]
+
+    def _refusal(self) -> DLedgerError | None:
+        if self.leader is not None:
+            return self._not_leader()
+        return self.fail_appends.pop(0) if self.fail_appends else None
+
+    def _not_leader(self) -> DLedgerError | None:
+        return NotLeaderError(f"{self.node_id} does not lead", leader=self.leader) if self.leader else None
+
+    def _store(self, bodies: Sequence[bytes]) -> AppendedBatch:
+        first, positions = len(self.entries), []
+        self.batches.append(tuple(bodies))
+        for body in bodies:
+            position = self._end_position()
+            positions.append(position)
+            self.entries.append(Entry(LogIndex(len(self.entries)), self.term, Position(position), body))
+        last = LogIndex(len(self.entries) - 1)
+        return AppendedBatch(self.term, LogIndex(first), last, tuple(positions))
+
+    def _end_position(self) -> int:
+        if not self.entries:
+            return 0
+        last = self.entries[-1]
+        return last.position + ENTRY_HEADER_BYTES + len(last.body)
