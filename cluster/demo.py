@@ -76,7 +76,7 @@ def generated_lines(count: int = GENERATED_LINES) -> list[bytes]:
     """A real text that every installation has: the sources of the packages that this one is built on."""
     lines: list[bytes] = []
     for package in (rich, click):
-        root = Path(package.__file__).parent
+        root = Path(package.__path__[0])
         for source in sorted(root.rglob("*.py")):
             lines += read_lines(source)
             if len(lines) >= count:

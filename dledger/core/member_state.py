@@ -74,7 +74,10 @@ class MemberState:
         self._hard_state = hard_state
         self._hard_state_version = 0
         self._random = random
-        self.role: RoleState = Follower(None, self.next_election_due_ms(now_ms))
+        self._adopt_term_of_log()
+        # A single member waits for nobody's silence.
+        first_due_ms = now_ms if self.quorum == 1 else self.next_election_due_ms(now_ms)
+        self.role: RoleState = Follower(None, first_due_ms)
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -201,10 +204,28 @@ class MemberState:
         self._hard_state = hard_state
         self._hard_state_version += 1
 
+    def _adopt_term_of_log(self) -> None:
+        """After a crash the log may be ahead of the hard state; then the term of its last entry is the present one.
+
+        1. A push of term 5 arrives at a member of term 4: it moves to term 5 and writes the entry.
+        2. The log is flushed, or the process is killed and the page cache survives, before the hard state is durable.
+        3. The member comes back in term 4 with an entry of term 5.
+
+        It has voted for nobody in term 5 as far as anybody knows, since no answer left before the save.
+        """
+        term = self.log.last.term
+        if term > self.term:
+            self.save_hard_state(replace(self._hard_state, term=term, vote=None))
+
     def allow_voting(self) -> None:
-        """From now on this member's vote counts (its log can no longer lack a committed entry)."""
+        """From now on this member's vote counts (its log can no longer lack a committed entry).
+
+        The vote of the present term belongs to its leader: before its disk was lost the member may have given it to
+        anybody, and nobody may get a second one.
+        """
         if not self._hard_state.voter:
-            self.save_hard_state(replace(self._hard_state, voter=True))
+            vote = self._hard_state.vote or self.leader_id
+            self.save_hard_state(replace(self._hard_state, vote=vote, voter=True))
 
     def advance_commit(self, index: LogIndex) -> None:
         """Move the commit index forward to ``index``, if that is forward."""
@@ -222,4 +243,4 @@ class MemberState:
         after = self._view()
         if after != before:
             self.outbox.role_changes.append(RoleChange(*after))
-            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK
+            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK | Wake.DISPATCHERS

@@ -81,11 +81,10 @@ class ReadIndexQueue:
         if not pending:
             return None
         state = self._state
-        if not isinstance(state.role, Leader) or pending[0].term != state.term:
+        leads = isinstance(state.role, Leader)
+        while pending and not (leads and pending[0].term == state.term):
             error = NotLeaderError("leadership was lost before the read was confirmed", leader=hint(state.leader_id))
-            while pending:
-                self._finish(pending.popleft().done, error)
-            return None
+            self._finish(pending.popleft().done, error)
         confirmed = self._confirmed_round()
         while pending and pending[0].round <= confirmed and pending[0].index <= state.commit_index:
             read = pending.popleft()

@@ -130,10 +130,11 @@ class PeerLink:
             self._queue.put(None)
             call = self._call
         _cancel(call)
-        if self._thread.is_alive():
-            self._thread.join()
+        # Closing the channels ends whatever the cancellation did not reach; only then is the thread sure to end.
         self._push_channel.close()
         self._control_channel.close()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _on_control_done(self, decode: Callable[[bytes], Envelope] | None, future: grpc.CallFuture[bytes]) -> None:
         with self._lock:

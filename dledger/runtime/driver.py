@@ -48,7 +48,7 @@ class NodeDriver:
         self._send = send
         self._lock = threading.Lock()  # guards node and log writes: the node's one lock
         self._persist_lock = threading.Lock()  # guards _durable_version and orders the saves; taken without _lock
-        self._durable_version = node.state.hard_state_version
+        self._durable_version = 0  # what the node was started with; it may have changed that already
         self._stopped = False
         self.on_role_change: Callable[[RoleChange], None] = lambda _change: None
         """Called under the lock, in order; must only queue."""
@@ -95,10 +95,10 @@ class NodeDriver:
             self._require_alive()
             result = action(self._clock.monotonic_ms())
             outbox = self._node.state.outbox
-            if not outbox:
-                return result
-            effects = outbox.take()
             hard_state, version = self._node.state.hard_state, self._node.state.hard_state_version
+            if not outbox and version == self._durable_version:
+                return result  # an answer depends on the hard state, too: without effects it may still have to wait
+            effects = outbox.take()
             for change in effects.role_changes:
                 self.on_role_change(change)
         self._carry_out(effects, hard_state, version)
