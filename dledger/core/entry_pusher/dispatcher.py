@@ -300,8 +300,8 @@ class EntryDispatcher:
             case ResponseCode.EXPIRED_TERM:
                 pass  # a late answer to an earlier term's push, whose epoch happens to be the same
             case _:
-                if response.verified_index != NO_INDEX:  # a full queue, say, tells nothing about the log
-                    held = max(response.verified_index, leader.match[self.peer])
+                held = max(response.verified_index, leader.match[self.peer])
+                if held != NO_INDEX:  # a full queue, say, tells nothing about the log
                     self.next_index = LogIndex(min(self.next_index, held + 1))
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
