@@ -125,7 +125,9 @@ class DLedgerServer:
         try:
             self._clients.start()
             self._node.elector.client_address = self.client_address
-            self._transport = GrpcTransport(self._config, client_address=self.client_address)
+            self._transport = GrpcTransport(
+                self._config, client_address=self.client_address, bridge=self._clients.bridge
+            )
             self._transport.start(self)
             self._roles.start()
             self._driver.start()
@@ -147,9 +149,9 @@ class DLedgerServer:
         with self._stop_lock:
             if graceful and self._supervisor.fatal is None and not self._stopped.is_set():
                 self._step_down()
-            self._clients.close()
             if self._transport is not None:
-                self._transport.close()
+                self._transport.close()  # before the clients' event loop, on which its pushes run
+            self._clients.close()
             self._driver.stop()
             for worker in self._workers:
                 worker.stop(JOIN_TIMEOUT_S)

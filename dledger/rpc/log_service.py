@@ -47,10 +47,10 @@ class TooManyStreamsError(Exception):
 class LogService:
     """The handlers. Create it on the event loop's thread; ``close`` after the server has stopped."""
 
-    def __init__(self, config: ServerConfig, node: LogNode) -> None:
+    def __init__(self, config: ServerConfig, node: LogNode, bridge: LoopBridge) -> None:
         self._config = config
         self._node = node
-        self._bridge = LoopBridge()
+        self._bridge = bridge
         self._hub = EventHub(node, self._bridge)
         self._readers = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
         self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
