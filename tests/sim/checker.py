@@ -56,7 +56,8 @@ class Checker:
         node.seen = invariants.check(core, node.seen)
         state = core.state
         log = node.log
-        if log.write_sequence != node.seen_sequence:
+        # A group of one writes before its term is durable; a crash may take back both, and nobody has seen either.
+        if log.write_sequence != node.seen_sequence and log.last.term <= node.hard.term:
             node.seen_sequence = log.write_sequence
             chain = self._entries.setdefault(log.last, log.last_chain_crc)
             require(chain == log.last_chain_crc, "log matching", node.name, log.last)
