@@ -10,7 +10,7 @@ SHELL := bash
 VENV ?= .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 
 SEEDS ?= 2000
 TESTS ?= tests
@@ -24,9 +24,13 @@ help: ## This list
 install: $(STAMP) ## The virtual environment .venv with everything in it
 
 $(STAMP): pyproject.toml
-	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 && exit; \
+	for python in $(PYTHON); do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "$$python -m venv $(VENV)"; exec $$python -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
@@ -43,28 +47,29 @@ test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS) 2>&1 \
 		| tee $(VENV)/pytest.out || status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report || true; \
-	tail -n 1 $(VENV)/pytest.out; \
+	grep -E '(passed|failed|error|no tests ran).* in [0-9.]+s' $(VENV)/pytest.out | tail -n 1 || true; \
 	exit $$status
 
 check: $(STAMP) ## What CI checks besides the tests: format, lint, types, imports, generated code
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-timings
-	PATH="$(abspath $(BIN)):$$PATH" proto/generate.sh --check
+	$(BIN)/lint-imports --no-logo
+	PYTHON=$(BIN)/python proto/generate.sh --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-sim: $(STAMP) ## The deterministic simulation (SEEDS=2000; SEED=7 replays one)
-	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays one, TRACE=1 with every event)
+	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
+		$(if $(FROM),--from $(FROM)) $(if $(EVENTS),--events $(EVENTS)) $(if $(PLANT),--plant $(PLANT))
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
 	$(BIN)/dledger bench $(if $(BENCH),--name $(BENCH)) --output build/bench.json
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
-	PATH="$(abspath $(BIN)):$$PATH" proto/generate.sh
+	PYTHON=$(BIN)/python proto/generate.sh
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,9 +5,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a writ
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from cluster.commands.group import status, transfer_leader
+from cluster.commands.inspection import inspect
 from cluster.commands.log import append, get, tail
 from cluster.commands.serve import serve
 from cluster.commands.tools import bench, demo
@@ -52,9 +55,11 @@ def main() -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
     """
+    # gRPC's C core otherwise tells people about every connection that a stopped node closes.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-for _command in (serve, append, get, tail, status, transfer_leader, bench, demo):
+for _command in (serve, append, get, tail, status, transfer_leader, inspect, bench, demo):
     main.add_command(_command)
 
 

@@ -61,6 +61,7 @@ class DLedgerServer:
 
     def __init__(self, config: ServerConfig, *, repair: bool = False, clock: Clock | None = None) -> None:
         self._config = config.check()
+        self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
         self._stop_lock = threading.Lock()  # one stop at a time
@@ -99,7 +100,7 @@ class DLedgerServer:
         self._driver.on_commit = self._publish_commit
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._log_role_change)
-        self._transport = GrpcTransport(config)
+        self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
         self._clients = ClientServer(config, self)
         name = config.node_id
         self._workers = [
@@ -124,6 +125,9 @@ class DLedgerServer:
         try:
             self._clients.start()
             self._node.elector.client_address = self.client_address
+            self._transport = GrpcTransport(
+                self._config, client_address=self.client_address, bridge=self._clients.bridge
+            )
             self._transport.start(self)
             self._roles.start()
             self._driver.start()
@@ -145,8 +149,9 @@ class DLedgerServer:
         with self._stop_lock:
             if graceful and self._supervisor.fatal is None and not self._stopped.is_set():
                 self._step_down()
+            if self._transport is not None:
+                self._transport.close()  # before the clients' event loop, on which its pushes run
             self._clients.close()
-            self._transport.close()
             self._driver.stop()
             for worker in self._workers:
                 worker.stop(JOIN_TIMEOUT_S)
@@ -183,7 +188,8 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        self.log.clean(self._driver.look(_protected_index))
+        # Under the node's lock: the log's begin must not move between two looks that the core takes at it.
+        self._driver.call(lambda _now_ms: self.log.clean(_protected_index(self._node)))
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------
@@ -213,7 +219,8 @@ class DLedgerServer:
 
     def _send(self, target: NodeId, message: Message) -> None:
         config = self._config
-        self._transport.send(Envelope(config.effective_cluster_id, config.group, config.node_id, target, message))
+        if self._transport is not None:
+            self._transport.send(Envelope(self._cluster_id, config.group, config.node_id, target, message))
 
     # -- LogNode: what clients ask -------------------------------------------------------------------------------
 
@@ -329,7 +336,7 @@ class DLedgerServer:
     def _client_address_of(self, node_id: NodeId) -> str:
         if node_id == self._config.node_id:
             return self.client_address
-        return self._transport.client_addresses.get(node_id, "")
+        return "" if self._transport is None else self._transport.client_addresses.get(node_id, "")
 
 
 _WARM_INTERVAL_MS = 20

@@ -9,8 +9,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from cluster import console
 from cluster.connection import Target, group_options
@@ -26,13 +27,14 @@ _STYLES = {Role.LEADER.value: "green", Role.CANDIDATE.value: "yellow", "unreacha
 
 
 @click.command(
+    short_help="Show every member.",
     epilog="""\b
 Examples:
   dledger status
   dledger status -b 10.0.0.1:30911,10.0.0.2:30911 --watch
   dledger status --json | jq '.nodes[] | select(.role == "LEADER").node_id'
 
-lag is how many entries a node is behind the leader's end. Exit code 1 when there is no leader."""
+lag is how many entries a node is behind the leader's end. Exit code 1 when there is no leader.""",
 )
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
@@ -64,8 +66,7 @@ def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
             never.wait(interval)
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
-            rows = status_rows(ask_members(client))
-            live.update(console.table(_COLUMNS, rows, _STYLES), refresh=True)
+            live.update(_rendered(status_rows(ask_members(client))), refresh=True)
             never.wait(interval)
 
 
@@ -79,9 +80,17 @@ def _show(answers: Mapping[NodeId, NodeStatus | DLedgerError], as_json: bool) ->
     if as_json:
         nodes = [_node_json(node_id, answer) for node_id, answer in sorted(answers.items())]
         console.print_json({"leader": leader.node_id if leader else None, "nodes": nodes})
+    elif console.on_terminal():
+        Console().print(_rendered(status_rows(answers)))
     else:
-        console.print_table(_COLUMNS, status_rows(answers), _STYLES)
+        click.echo(console.plain_table(_COLUMNS, status_rows(answers)))
     return leader is not None
+
+
+def _rendered(rows: Sequence[Sequence[str]]) -> RenderableType:
+    """For people: the notes below the table, where a line is long enough for them."""
+    notes = [Text(f"{row[0]}: {row[-1]}", style="bold yellow") for row in rows if row[-1]]
+    return Group(console.table(_COLUMNS[:-1], [row[:-1] for row in rows], _STYLES), *notes)
 
 
 def find_leader(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> NodeStatus | None:
@@ -135,6 +144,7 @@ def _notes(answer: NodeStatus) -> list[str]:
 
 @click.command(
     "transfer-leader",
+    short_help="Hand leadership over.",
     epilog="""\b
 Examples:
   dledger transfer-leader          to the most caught-up follower

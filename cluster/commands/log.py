@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from cluster import console
+from cluster.commands.group import find_leader
 from cluster.connection import Target, group_options
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic
 
 if TYPE_CHECKING:
-    from dledger.client import AppendFuture, AppendResult, DLedgerClient
+    from dledger.client import AppendFuture, AppendResult, DLedgerClient, ReadMode
 
 PIPELINE_MAX = 10_000
 """Appends in flight at once; the same bound as a leader's default for pending entries."""
@@ -29,6 +30,7 @@ READ_PAGE = 1000
 
 
 @click.command(
+    short_help="Write entries.",
     epilog="""\b
 Examples:
   dledger append hello world              two entries
@@ -36,7 +38,7 @@ Examples:
   dledger append --file access.log        one entry per line of a file
 
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
-outcome (they may be in the log or not): read the end of the log before repeating them."""
+outcome (they may be in the log or not): read the end of the log before repeating them.""",
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Append its lines.")
@@ -146,24 +148,30 @@ _READ_MODES = ("committed", "linearizable", "local")
 
 
 @click.command(
+    short_help="Read entries by index.",
     epilog="""\b
 Examples:
   dledger get 42
   dledger get 0 --count 100 --json
-  dledger get 42 --mode linearizable     ask the leader to confirm that it still leads
+  dledger get 42 --mode committed        also without a leader
 
-Without a terminal only the bodies are printed, one per line: dledger get 0 --count 10 > lines"""
+Without a terminal only the bodies are printed, one per line: dledger get 0 --count 10 > lines""",
 )
 @click.argument("index", type=click.IntRange(min=0))
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="How many entries.")
-@click.option("--mode", type=click.Choice(_READ_MODES), default="committed", show_default=True)
-@click.option("--node", metavar="HOST:PORT", help="Read from this node instead of the leader.")
+@click.option(
+    "--mode",
+    type=click.Choice(_READ_MODES),
+    help="linearizable: the leader confirms that it leads. committed: what the node knows to be committed, perhaps a "
+    "little old. local: whatever is stored. Default: linearizable, or committed with --node.",
+)
+@click.option("--node", metavar="HOST:PORT", help="Read from this node.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
 @group_options
 def get(
     index: int,
     count: int,
-    mode: str,
+    mode: str | None,
     node: str | None,
     as_json: bool,
     target: Target,
@@ -171,11 +179,12 @@ def get(
     """Print entries, starting at INDEX."""
     from dledger.client import ReadMode
 
+    read_mode = ReadMode[mode.upper()] if mode else ReadMode.COMMITTED if node else ReadMode.LINEARIZABLE
     with closing(target.connect()) as client:
         left = count
         while left > 0:
             entries = client.read(
-                LogIndex(index + count - left), count=min(left, READ_PAGE), mode=ReadMode[mode.upper()], address=node
+                LogIndex(index + count - left), count=min(left, READ_PAGE), mode=read_mode, address=node
             )
             _print_entries(entries, as_json)
             left -= len(entries)
@@ -184,11 +193,12 @@ def get(
 
 
 @click.command(
+    short_help="Read the end of the log, and follow it.",
     epilog="""\b
 Examples:
   dledger tail                 the last 10 entries
   dledger tail -f              and whatever comes, until Ctrl-C
-  dledger tail -f --from 0     the whole log, then whatever comes"""
+  dledger tail -f --from 0     the whole log, then whatever comes""",
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
 @click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")
@@ -203,8 +213,11 @@ def tail(
     target: Target,
 ) -> None:
     """Print the end of the log."""
+    from dledger.client import ReadMode
+
     with closing(target.connect()) as client:
-        status = client.metadata()
+        leader = find_leader(client.members_status())
+        status = leader or client.metadata()
         end = status.committed_index + 1
         start = max(end - lines, status.begin_index, 0) if first_index is None else first_index
         try:
@@ -213,14 +226,15 @@ def tail(
                     _print_entries([entry], as_json)
                     sys.stdout.flush()
             else:
-                _print_range(client, start, end, as_json)
+                # A follower may not have heard yet of what was just appended; without a leader it is all there is.
+                _print_range(client, start, end, as_json, ReadMode.LINEARIZABLE if leader else ReadMode.COMMITTED)
         except KeyboardInterrupt:
             return
 
 
-def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool) -> None:
+def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool, mode: ReadMode) -> None:
     while start < end:
-        entries = client.read(LogIndex(start), count=min(end - start, READ_PAGE))
+        entries = client.read(LogIndex(start), count=min(end - start, READ_PAGE), mode=mode)
         if not entries:
             return
         _print_entries(entries, as_json)

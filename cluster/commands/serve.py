@@ -20,6 +20,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command(
+    short_help="Run a node.",
     epilog="""\b
 Examples:
   dledger serve -s /var/lib/dledger                      one node on 127.0.0.1:20911, clients on 30911
@@ -28,7 +29,7 @@ Examples:
   dledger serve -c n0.conf --set segment_bytes=256m --set retention_hours=24
 
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_MEMBERS, DLEDGER_NODE_ID, …).
-Flags win over the environment, which wins over the file."""
+Flags win over the environment, which wins over the file.""",
 )
 @click.option(
     "-c",

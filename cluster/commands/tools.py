@@ -1,4 +1,4 @@
-"""``dledger inspect``, ``bench`` and ``demo``: what works without a running group of one's own."""
+"""``dledger bench`` and ``demo``: what works without a running group of one's own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import click
 
 
 @click.command(
+    short_help="Measure this machine.",
     epilog="""\b
 Examples:
   dledger bench                                 everything, then the table
-  dledger bench -n append_pipelined -n failover_p50"""
+  dledger bench -n append_pipelined -n failover_p50""",
 )
 @click.option("-n", "--name", "names", multiple=True, help="Run this one (may be repeated, may hold commas).")
 @click.option(
@@ -24,18 +25,19 @@ Examples:
 )
 def bench(names: tuple[str, ...], output: Path) -> None:
     """Measure this machine: figures beside baselines of the same run."""
-    from cluster.bench import main as bench_main
+    from cluster.bench.main import run
 
     chosen = [name.strip() for group in names for name in group.split(",") if name.strip()]
-    raise SystemExit(bench_main.run(chosen, output))
+    raise SystemExit(run(chosen, output))
 
 
 @click.command(
+    short_help="See a group lose its leader and nothing else.",
     epilog="""\b
 Examples:
   dledger demo
   dledger demo --file /var/log/syslog
-  dledger demo --keep          leave the three nodes running and print their addresses"""
+  dledger demo --keep          leave the three nodes running and print their addresses""",
 )
 @click.option(
     "--file",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final, assert_never
 
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
@@ -32,7 +33,10 @@ from dledger.errors import (
     TransferFailedError,
     UnknownMemberError,
 )
-from dledger.types import Magic, NodeId, Term
+from dledger.types import NO_INDEX, Magic, NodeId, Term
+
+_PREFERENCE_PAUSE: Final = 10
+"""How many check intervals pass after a failed hand-over before one is started unasked again."""
 
 TransferDone = Callable[[LeaderHint | DLedgerError], None]
 
@@ -77,10 +81,12 @@ class LeaderElector:
             case Leader() as leader:
                 return self._step_leader(leader, now_ms)
             case Follower(election_due_ms=due) | Candidate(election_due_ms=due):
-                if state.quorum == 1 or now_ms >= due:
+                if now_ms >= due:
                     self._seek_leadership(now_ms)
                     return self._role_due_ms()
                 return due
+            case role:
+                assert_never(role)
 
     def _role_due_ms(self) -> int:
         match self._state.role:
@@ -88,6 +94,8 @@ class LeaderElector:
                 return self._heartbeat_due_ms
             case Follower(election_due_ms=due) | Candidate(election_due_ms=due):
                 return due
+            case role:
+                assert_never(role)
 
     def _step_leader(self, leader: Leader, now_ms: int) -> int:
         state = self._state
@@ -117,6 +125,9 @@ class LeaderElector:
     def _seek_leadership(self, now_ms: int) -> None:
         """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
         state = self._state
+        if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
+            state.become_follower(state.term, None, now_ms)
+            return
         self._bootstrap_if_all_new()
         if not state.hard_state.voter:
             state.become_follower(state.term, None, now_ms)
@@ -149,10 +160,13 @@ class LeaderElector:
     def _bootstrap_if_all_new(self) -> None:
         """A new disk may vote once a quorum's logs, its own among them, are empty: nothing was ever committed.
 
-        A member whose disk was wiped meets peers that hold entries, so it stays silent until it has caught up.
+        A member whose disk was wiped meets peers that hold entries, so it stays silent until it has caught up. Where a
+        leader is known the group is not new: the leader's log decides, however many others are empty.
         """
         state = self._state
-        if not state.hard_state.voter and state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
+        if state.hard_state.voter or state.leader_id is not None:
+            return
+        if state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
             state.allow_voting()
 
     # -- votes ---------------------------------------------------------------------------------------------------
@@ -238,10 +252,14 @@ class LeaderElector:
     # -- heartbeats ----------------------------------------------------------------------------------------------
 
     def on_heartbeat_request(self, sender: NodeId, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
-        """Follow the leader of a current or later term; an older one learns the current term from the answer."""
+        """Follow the leader of a current or later term; an older one learns the current term from the answer.
+
+        Only the present leader's round is repeated: an earlier process of it counted its rounds from 0, too.
+        """
         state = self._state
-        state.follow(sender, request.term, now_ms)
-        return HeartbeatResponse(state.term, request.read_sequence, state.log.disk_full, self.client_address)
+        follows = state.follow(sender, request.term, now_ms)
+        read_sequence = request.read_sequence if follows else 0
+        return HeartbeatResponse(state.term, read_sequence, state.log.disk_full, self.client_address)
 
     def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
         """Note the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""
@@ -271,7 +289,7 @@ class LeaderElector:
         elif target == state.node_id:
             self._finish_transfer(done, LeaderHint(state.node_id))
         else:
-            chosen = target if target is not None else self._most_caught_up(leader)
+            chosen = target if target is not None else self._most_caught_up(leader, now_ms)
             refusal = self._refuse_transfer(leader, chosen, now_ms)
             if refusal is not None or chosen is None:
                 self._finish_transfer(done, refusal or TransferFailedError("there is no other member to lead"))
@@ -289,25 +307,26 @@ class LeaderElector:
             return UnknownMemberError(f"{target!r} is not a member; members: {', '.join(state.peers)}")
         if self._transfer is not None:
             return LeaderTransferringError(f"leadership is being handed to {self._transfer.target} already")
+        if leader.disk_full[target]:
+            return TransferFailedError(f"{target} has no room left on its disk")
         lag = state.log.last.index - leader.match[target]
         if lag > state.election.transfer_max_lag_entries:
             return FallBehindError(f"{target} lags {lag} entries behind; wait until it has caught up")
-        if now_ms - leader.contact_ms[target] > state.election.election_timeout_ms_max:
+        silent = now_ms - leader.contact_ms[target] > state.election.election_timeout_ms_max
+        if silent or leader.match[target] == NO_INDEX:  # a new leader counts every member as just heard
             return TransferFailedError(f"{target} has not answered lately; is it running?")
         return None
 
-    def _most_caught_up(self, leader: Leader) -> NodeId | None:
-        return max(self._state.peers, key=lambda peer: (leader.match[peer], leader.contact_ms[peer]), default=None)
+    def _most_caught_up(self, leader: Leader, now_ms: int) -> NodeId | None:
+        peers = self._state.peers
+        able = [peer for peer in peers if self._refuse_transfer(leader, peer, now_ms) is None]
+        return max(able or peers, key=lambda peer: (leader.match[peer], leader.contact_ms[peer]), default=None)
 
     def _hand_over_if_better(self, leader: Leader, now_ms: int) -> None:
         """Preferred leaders take over, and a leader whose disk is full makes room for one whose is not."""
         state = self._state
         preferred = state.election.preferred_leaders
-        able = [
-            peer
-            for peer in state.peers
-            if not leader.disk_full[peer] and self._refuse_transfer(leader, peer, now_ms) is None
-        ]
+        able = [peer for peer in state.peers if self._refuse_transfer(leader, peer, now_ms) is None]
         if not state.log.disk_full:
             able = [peer for peer in able if peer in preferred and state.node_id not in preferred]
         if able:
@@ -328,6 +347,7 @@ class LeaderElector:
             return None
         if now_ms >= transfer.due_ms:
             self._transfer = None
+            self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
             if isinstance(leader, Leader):
                 leader.transferring = False
             error = TransferFailedError(f"{transfer.target} did not take leadership in time; the group goes on")
@@ -345,7 +365,8 @@ class LeaderElector:
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        if message.term == state.term and follows and state.hard_state.voter:
+        able = state.hard_state.voter and not state.log.disk_full
+        if message.term == state.term and follows and able:
             self._campaign(now_ms, transfer=True)
 
     def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:

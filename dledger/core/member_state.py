@@ -8,6 +8,7 @@ message leaves (see ``dledger.core.outbox``).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from dledger.config import FlushMode, ServerConfig
 from dledger.core.outbox import Outbox, RoleChange, Wake
@@ -44,6 +45,8 @@ class Leader:
     contact_ms: dict[NodeId, int]
     disk_full: dict[NodeId, bool]
     transferring: bool = False
+    reads_waiting: bool = False
+    """Whether linearizable reads wait for a round or for the commit index."""
 
 
 RoleState = Follower | Candidate | Leader
@@ -74,7 +77,10 @@ class MemberState:
         self._hard_state = hard_state
         self._hard_state_version = 0
         self._random = random
-        self.role: RoleState = Follower(None, self.next_election_due_ms(now_ms))
+        self._adopt_term_of_log()
+        # A single member waits for nobody's silence.
+        first_due_ms = now_ms if self.quorum == 1 else self.next_election_due_ms(now_ms)
+        self.role: RoleState = Follower(None, first_due_ms)
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -103,6 +109,8 @@ class MemberState:
                 return Role.CANDIDATE
             case Leader():
                 return Role.LEADER
+            case role:
+                assert_never(role)
 
     @property
     def leader_id(self) -> NodeId | None:
@@ -114,6 +122,8 @@ class MemberState:
                 return None
             case Leader():
                 return self.node_id
+            case role:
+                assert_never(role)
 
     @property
     def log_is_empty(self) -> bool:
@@ -201,10 +211,28 @@ class MemberState:
         self._hard_state = hard_state
         self._hard_state_version += 1
 
+    def _adopt_term_of_log(self) -> None:
+        """After a crash the log may be ahead of the hard state; then the term of its last entry is the present one.
+
+        1. A push of term 5 arrives at a member of term 4: it moves to term 5 and writes the entry.
+        2. The log is flushed, or the process is killed and the page cache survives, before the hard state is durable.
+        3. The member comes back in term 4 with an entry of term 5.
+
+        It has voted for nobody in term 5 as far as anybody knows, since no answer left before the save.
+        """
+        term = self.log.last.term
+        if term > self.term:
+            self.save_hard_state(replace(self._hard_state, term=term, vote=None))
+
     def allow_voting(self) -> None:
-        """From now on this member's vote counts (its log can no longer lack a committed entry)."""
+        """From now on this member's vote counts (its log can no longer lack a committed entry).
+
+        The vote of the present term belongs to its leader: before its disk was lost the member may have given it to
+        anybody, and nobody may get a second one.
+        """
         if not self._hard_state.voter:
-            self.save_hard_state(replace(self._hard_state, voter=True))
+            vote = self._hard_state.vote or self.leader_id
+            self.save_hard_state(replace(self._hard_state, vote=vote, voter=True))
 
     def advance_commit(self, index: LogIndex) -> None:
         """Move the commit index forward to ``index``, if that is forward."""
@@ -222,4 +250,4 @@ class MemberState:
         after = self._view()
         if after != before:
             self.outbox.role_changes.append(RoleChange(*after))
-            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK
+            self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK | Wake.DISPATCHERS

@@ -84,6 +84,8 @@ class Node:
                 return self.elector.on_vote_request(sender, request, now_ms)
             case HeartbeatRequest():
                 return self.elector.on_heartbeat_request(sender, request, now_ms)
+            case _:
+                assert_never(request)
 
     def receive(self, sender: NodeId, message: Message, now_ms: int) -> None:
         """Take any other message."""

@@ -55,7 +55,7 @@ class ReadIndexQueue:
             return
         index = max(state.commit_index, leader.noop_index)
         self._pending.append(_PendingRead(state.term, self.round + 1, index, now_ms + self._timeout_ms, done))
-        self._round_wanted = True
+        self._round_wanted = leader.reads_waiting = True
         state.outbox.wake |= Wake.ELECTOR
 
     def begin_round(self) -> int:
@@ -81,17 +81,19 @@ class ReadIndexQueue:
         if not pending:
             return None
         state = self._state
-        if not isinstance(state.role, Leader) or pending[0].term != state.term:
+        leader = state.role
+        leads = isinstance(leader, Leader)
+        while pending and not (leads and pending[0].term == state.term):
             error = NotLeaderError("leadership was lost before the read was confirmed", leader=hint(state.leader_id))
-            while pending:
-                self._finish(pending.popleft().done, error)
-            return None
+            self._finish(pending.popleft().done, error)
         confirmed = self._confirmed_round()
         while pending and pending[0].round <= confirmed and pending[0].index <= state.commit_index:
             read = pending.popleft()
             self._finish(read.done, read.index)
         while pending and pending[0].due_ms <= now_ms:
             self._finish(pending.popleft().done, QuorumAckTimeoutError("no quorum confirmed the leader in time"))
+        if isinstance(leader, Leader):
+            leader.reads_waiting = bool(pending)
         return pending[0].due_ms if pending else None
 
     def _confirmed_round(self) -> int:

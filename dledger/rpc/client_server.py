@@ -1,34 +1,48 @@
-"""The server that clients talk to: LogService, health and reflection on an event loop in a thread of its own."""
+"""The server that clients talk to: LogService, health and reflection on one event loop in a thread of its own."""
 
 from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
-from dledger.errors import InvariantError
+from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
+from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.log_service import LogService
-from dledger.rpc.loop_thread import LoopThread
 from dledger.rpc.ports import LogNode
 
 
 class ClientServer:
-    """Listens on the client address from ``start`` to ``close``, which belong to one thread."""
+    """Listens on the client address from ``start`` to ``close``."""
 
     def __init__(self, config: ServerConfig, node: LogNode) -> None:
         self._config = config
         self._node = node
         self._port = 0
-        self._loop: LoopThread | None = None
-        self._service: LogService | None = None
-        self._server: grpc.aio.Server | None = None
+        self._ready = threading.Event()
+        self._failure: ConfigError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._bridge: LoopBridge | None = None
+        self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
 
     @property
     def port(self) -> int:
         """The port listened on, once started."""
         return self._port
+
+    @property
+    def bridge(self) -> LoopBridge:
+        """The way to the event loop, once started; others may run there until ``close``."""
+        if self._bridge is None:
+            raise InvariantError("the client server is not started")
+        return self._bridge
 
     @property
     def address(self) -> str:
@@ -40,54 +54,64 @@ class ClientServer:
 
     def start(self) -> None:
         """Return once clients are served. Raises ``ConfigError`` if the address cannot be had."""
-        if self._loop is not None:
-            raise InvariantError("the client server is started only once")
-        self._loop = LoopThread.lease()
-        try:
-            self._loop.run(self.open())
-        except BaseException:
-            self.close()
-            raise
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
 
     def close(self) -> None:
         """Cancel what is under way and join every thread. Idempotent."""
-        loop, self._loop = self._loop, None
-        if loop is None:
+        if self._thread.ident is None:
             return
-        loop.run(self.shut())
-        if self._service is not None:
-            self._service.join()
-        loop.release()
-
-    async def open(self) -> None:
-        """What ``start`` does on the loop; for a program that has a loop already, with ``shut``."""
-        config = self._config
-        self._service = LogService(config, self._node)
-        self._server = grpc.aio.server(
-            options=options.client_server_options(config),
-            maximum_concurrent_rpcs=2 * config.replication.pending_entries_max + config.client_streams_max,
-        )
-        self._server.add_generic_rpc_handlers((self._service.handlers(),))
-        statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
-        health_pb2_grpc.add_HealthServicer_to_server(statuses, self._server)
-        for name in ("", options.LOG_SERVICE):
-            await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
-        names = (options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
-        self._port = options.bind(self._server, self._host, self._wanted_port(), "client")
-        await self._server.start()
-
-    async def shut(self) -> None:
-        """What ``close`` does on the loop; calls under way end with UNAVAILABLE."""
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-        if self._service is not None:
-            self._service.close()
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop may just have ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
 
     @property
     def _host(self) -> str:
         return self._config.client_host or self._config.self_member.host
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except ConfigError as error:
+            self._failure = error
+        finally:
+            if not self._ready.is_set() and self._failure is None:
+                self._failure = ConfigError(["the client server did not start: see the traceback above"])
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        config = self._config
+        self._bridge = LoopBridge()
+        service = LogService(config, self._node, self._bridge)
+        try:
+            server = grpc.aio.server(
+                options=options.client_server_options(config),
+                maximum_concurrent_rpcs=2 * config.replication.pending_entries_max + config.client_streams_max,
+            )
+            server.add_generic_rpc_handlers((service.handlers(),))
+            statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
+            health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+            for name in ("", options.LOG_SERVICE):
+                await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
+            names = (options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+            self._port = options.bind(server, self._host, self._wanted_port(), "client")
+            await server.start()
+            try:
+                self._ready.set()
+                await self._stop.wait()
+                await statuses.enter_graceful_shutdown()
+            finally:
+                await server.stop(None)
+                await service.drain()
+        finally:
+            service.close()
 
     def _wanted_port(self) -> int:
         if self._config.client_port is not None:

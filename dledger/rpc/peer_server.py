@@ -22,8 +22,8 @@ from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest
 from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, UnknownMemberError
 from dledger.rpc import codec, options
+from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
-from dledger.rpc.peer_link import Learn
 from dledger.rpc.ports import Receiver
 from dledger.types import NodeId
 

@@ -2,11 +2,17 @@
 
 Threads of one node (all named ``dledger-<part>-<node>``): elector, dispatcher-<peer>, handler, quorum-ack, flush. Any
 thread, also a transport's, may ``call`` into the node; the effects are carried out by the thread that caused them.
+
+A part that an event has given work is stepped right away by the thread that brought the event, in the same hold of the
+lock: handing it to the part's own thread costs a thread switch, and an append has four of them on its way. The part's
+own thread does what is due by time, and the dispatchers' what is too much for the caller: while a follower has pushes
+in flight, the next ones are gathered and read there.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,7 +22,13 @@ from dledger.core.messages import LoadRun, Message, PushAppend
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, RoleChange, Wake
 from dledger.core.ports import HardStateStore, Log
-from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, ShutdownError
+from dledger.errors import (
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    InvalidRequestError,
+    ShutdownError,
+    UnknownMemberError,
+)
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.types import HardState, LogIndex, NodeId
@@ -24,6 +36,37 @@ from dledger.types import HardState, LogIndex, NodeId
 Result = TypeVar("Result")
 
 JOIN_TIMEOUT_S = 10.0
+_STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
+
+
+class _Part:
+    """A steppable part and the thread that does what is due by time. All methods under the node's lock."""
+
+    worker: Worker
+
+    def __init__(self, step: Callable[[int], int | None]) -> None:
+        self._step = step
+        self._planned_ms: int | None = None  # when the thread will look by itself
+
+    def run(self, now_ms: int) -> int | None:
+        """Step on the part's own thread, which will come back at the due time returned."""
+        self._planned_ms = self._step(now_ms)
+        return self._planned_ms
+
+    def run_early(self, now_ms: int) -> None:
+        """Step on some other thread; the part's own one is woken only if it would now look too late."""
+        due_ms = self._step(now_ms)
+        if due_ms is not None and (self._planned_ms is None or due_ms < self._planned_ms):
+            self._planned_ms = due_ms
+            self.worker.wake()
+
+
+class _Lane:
+    """The messages on their way to one peer; ``queue`` is filled under the node's lock, emptied under ``sending``."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Message] = deque()
+        self.sending = threading.Lock()
 
 
 class NodeDriver:
@@ -48,24 +91,29 @@ class NodeDriver:
         self._send = send
         self._lock = threading.Lock()  # guards node and log writes: the node's one lock
         self._persist_lock = threading.Lock()  # guards _durable_version and orders the saves; taken without _lock
-        self._durable_version = node.state.hard_state_version
+        self._durable_version = 0  # what the node was started with; it may have changed that already
         self._stopped = False
         self.on_role_change: Callable[[RoleChange], None] = lambda _change: None
         """Called under the lock, in order; must only queue."""
         self.on_commit: Callable[[LogIndex], None] = lambda _index: None
         """Called outside the lock by the thread that moved the commit index; indexes may arrive out of order."""
-        self._elector = self._worker("elector", node.elector.step)
-        self._handler = self._worker("handler", node.handler.step)
-        self._quorum_ack = self._worker("quorum-ack", node.quorum_ack.step)
+        self._elector = self._part("elector", node.elector.step)
+        self._handler = self._part("handler", node.handler.step)
+        self._quorum_ack = self._part("quorum-ack", node.quorum_ack.step)
         self._dispatchers = [
-            self._worker(f"dispatcher-{peer}", dispatcher.step) for peer, dispatcher in node.dispatchers.items()
+            (self._part(f"dispatcher-{peer}", dispatcher.step), dispatcher)
+            for peer, dispatcher in node.dispatchers.items()
         ]
         self._flusher = Worker(f"dledger-flush-{config.node_id}", self._flush, clock, supervisor)
-        self._workers = [self._elector, self._handler, self._quorum_ack, *self._dispatchers, self._flusher]
+        parts = [self._elector, self._handler, self._quorum_ack, *(part for part, _ in self._dispatchers)]
+        self._workers = [*(part.worker for part in parts), self._flusher]
+        self._lanes = {peer: _Lane() for peer in node.state.peers}
 
-    def _worker(self, part: str, step: Callable[[int], int | None]) -> Worker:
-        name = f"dledger-{part}-{self._config.node_id}"
-        return Worker(name, lambda: self._step(step), self._clock, self._supervisor)
+    def _part(self, name: str, step: Callable[[int], int | None]) -> _Part:
+        part = _Part(step)
+        name = f"dledger-{name}-{self._config.node_id}"
+        part.worker = Worker(name, lambda: self._step(part.run), self._clock, self._supervisor)
+        return part
 
     def _step(self, step: Callable[[int], int | None]) -> int | None:
         """Step a part; a node that stops meanwhile is no failure of its worker."""
@@ -89,20 +137,39 @@ class NodeDriver:
     def call(self, action: Callable[[int], Result]) -> Result:
         """Run ``action(now_ms)`` under the node's lock, then carry out what it caused.
 
-        Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``.
+        Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on what is wrong
+        with the request itself. Anything else is fatal for the node, whichever thread it happens on.
         """
-        with self._lock:
-            self._require_alive()
-            result = action(self._clock.monotonic_ms())
-            outbox = self._node.state.outbox
-            if not outbox:
-                return result
-            effects = outbox.take()
-            hard_state, version = self._node.state.hard_state, self._node.state.hard_state_version
-            for change in effects.role_changes:
-                self.on_role_change(change)
-        self._carry_out(effects, hard_state, version)
+        try:
+            with self._lock:
+                self._require_alive()
+                result = action(self._clock.monotonic_ms())
+                effects, hard_state, version = self._take_effects()
+            if effects is not None:
+                self._carry_out(effects, hard_state, version)
+        except (ShutdownError, NodeFailedError, UnknownMemberError, InvalidRequestError):
+            raise
+        except BaseException as error:
+            self._supervisor.report(error)
+            raise NodeFailedError(f"this node stops itself: {error}") from error
         return result
+
+    def _take_effects(self) -> tuple[Outbox | None, HardState, int]:
+        """Let the parts work that were given something to do, and take what all of it shall cause; under the lock."""
+        state = self._node.state
+        outbox = state.outbox
+        if outbox.wake:
+            self._step_woken(outbox, self._clock.monotonic_ms())
+        hard_state, version = state.hard_state, state.hard_state_version
+        if not outbox and version == self._durable_version:
+            return None, hard_state, version
+        # An answer depends on the hard state, too: also without other effects it may have to wait for it.
+        effects = outbox.take()
+        for change in effects.role_changes:
+            self.on_role_change(change)
+        for target, message in effects.messages:
+            self._lanes[target].queue.append(message)
+        return effects, hard_state, version
 
     def look(self, query: Callable[[Node], Result]) -> Result:
         """Read from the node under its lock; ``query`` must not change anything."""
@@ -115,16 +182,30 @@ class NodeDriver:
         if self._stopped:
             raise ShutdownError("this node is stopping")
 
+    def _step_woken(self, outbox: Outbox, now_ms: int) -> None:
+        """Step the parts that have new work (under the lock); what is left in ``outbox.wake`` is for their threads."""
+        while Wake.HANDLER in outbox.wake or Wake.QUORUM_ACK in outbox.wake:
+            wake, outbox.wake = outbox.wake, outbox.wake & ~_STEPPED_AT_ONCE
+            if Wake.HANDLER in wake:
+                while self._handler.run(now_ms) is not None:
+                    pass
+            if Wake.QUORUM_ACK in wake:
+                self._quorum_ack.run_early(now_ms)
+        if Wake.DISPATCHERS in outbox.wake:
+            outbox.wake &= ~Wake.DISPATCHERS
+            for part, dispatcher in self._dispatchers:
+                if dispatcher.in_flight:
+                    part.worker.wake()
+                else:
+                    part.run_early(now_ms)
+
     def _carry_out(self, effects: Outbox, hard_state: HardState, version: int) -> None:
         if effects.wake:
             self._wake(effects.wake)
         if version != self._durable_version:
             self._persist(hard_state, version)
-        for target, message in effects.messages:
-            if isinstance(message, LoadRun):
-                self._send_run(target, message)
-            else:
-                self._send(target, message)
+        for target, _ in effects.messages:
+            self._drain_lane(target)
         if effects.committed is not None:
             self.on_commit(effects.committed)
         for completion in effects.completions:
@@ -134,14 +215,10 @@ class NodeDriver:
         if Wake.FLUSH in wake:
             self._flusher.wake()
         if Wake.DISPATCHERS in wake:
-            for dispatcher in self._dispatchers:
-                dispatcher.wake()
-        if Wake.HANDLER in wake:
-            self._handler.wake()
-        if Wake.QUORUM_ACK in wake:
-            self._quorum_ack.wake()
+            for part, _ in self._dispatchers:
+                part.worker.wake()
         if Wake.ELECTOR in wake:
-            self._elector.wake()
+            self._elector.worker.wake()
 
     def _persist(self, hard_state: HardState, version: int) -> None:
         """Return only when a hard state at least as new as ``version`` is durable."""
@@ -149,6 +226,30 @@ class NodeDriver:
             if version > self._durable_version:
                 self._hard_states.save(hard_state)
                 self._durable_version = version
+
+    def _drain_lane(self, target: NodeId) -> None:
+        """Send what is queued for ``target``, in the order in which the core said it, whichever thread does it.
+
+        A thread that finds another one sending leaves its messages to that one. What the other finds may depend on a
+        hard state that only the thread which queued it is about to save, so the state is looked at again here.
+        """
+        lane = self._lanes[target]
+        while lane.queue and lane.sending.acquire(blocking=False):
+            try:
+                while lane.queue:
+                    message = lane.queue.popleft()
+                    state = self._node.state
+                    if state.hard_state_version != self._durable_version:
+                        hard_state, version = self.look(
+                            lambda node: (node.state.hard_state, node.state.hard_state_version)
+                        )
+                        self._persist(hard_state, version)
+                    if isinstance(message, LoadRun):
+                        self._send_run(target, message)
+                    else:
+                        self._send(target, message)
+            finally:
+                lane.sending.release()
 
     def _send_run(self, target: NodeId, message: LoadRun) -> None:
         """Read a run outside the lock and send it, unless its term has passed meanwhile.

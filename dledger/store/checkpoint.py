@@ -1,8 +1,8 @@
 """The checkpoint: what recovery may rely on. A slot file of three slots.
 
 ``write`` follows every flush, without a sync (so a killed process loses nothing); ``write_durably`` comes now and then
-(so a power cut loses at most the time since). A slot that was made durable is never the next one to be overwritten, nor is
-the one being synced: hence three.
+(so a power cut loses at most the time since). A slot that was made durable is never the next one to be overwritten, nor
+is the one being synced: hence three.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class CheckpointFile:
         self._durable = slots[0].number if slots else 0
         self._syncing: int | None = None
         self._durable_checkpoint: Checkpoint | None = None
+        self._latest: Checkpoint | None = None
 
     def write(self, current: Callable[[], Checkpoint]) -> None:
         """Record the facts; they survive the process, not yet the power. Raises ``OSError``."""
@@ -118,7 +119,7 @@ class CheckpointFile:
         with self._sync_lock:
             with self._lock:
                 checkpoint = current()
-                if checkpoint == self._durable_checkpoint:
+                if checkpoint == self._durable_checkpoint == self._latest:
                     return
                 slot = self._write(checkpoint)
                 self._syncing = slot
@@ -131,6 +132,7 @@ class CheckpointFile:
         slot = next(one for one in range(_SLOTS) if one not in (self._durable, self._syncing))
         self._sequence += 1
         self._file.write(slot, self._sequence, checkpoint.encode())
+        self._latest = checkpoint
         return slot
 
     def close(self) -> None:

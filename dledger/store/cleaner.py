@@ -1,7 +1,8 @@
 """Retention: which segments go, and whether the disk is full. A pure plan; the store carries it out.
 
-Oldest first, stopping at the first one that stays; never the last; never a segment with an entry that is not committed
-and flushed, nor one that a live follower still lacks, unless that follower is ``follower_keep_bytes`` behind.
+Oldest first, stopping at the first one that stays; never the last; never a segment unless all its entries and the next
+one are committed and flushed, nor one that a live follower still lacks, unless that one is ``follower_keep_bytes``
+behind.
 
 - At a ``delete_hour``, or above ``disk_check_ratio``: all that are older than ``retention_hours``.
 - Above ``disk_clean_ratio`` with ``force_clean``: besides, the oldest one whatever its age, one per pass, because the
@@ -77,7 +78,9 @@ def plan(facts: CleanFacts, config: StoreConfig) -> CleanPlan:
 
 
 def _needed(segment: SegmentFacts, facts: CleanFacts, config: StoreConfig) -> bool:
-    if segment.last_index > facts.safe_index:
+    # The first entry that stays must be safe too: a log truncated back to its begin would go on at the segment's start,
+    # where the others still have the end of the segment before.
+    if segment.last_index >= facts.safe_index:
         return True
     far_behind = facts.end - segment.end > config.follower_keep_bytes
     return segment.last_index > facts.protected_index and not far_behind

@@ -64,6 +64,7 @@ class FileStore:
         self._hooks: tuple[AppendHook, ...] = ()
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
+        self._warmed_at = self._state.end
         self._disk_full = False
         self._ran_out_of_space = False
         reader = self._reader
@@ -162,7 +163,7 @@ class FileStore:
         for piece in pieces:
             if self._hooks and magic is Magic.NORMAL:
                 piece = records.apply_hooks(self._hooks, index, term, piece)
-            encoded = records.encode_piece(magic, term, index, piece, chain)
+            encoded = records.encode_piece(int(magic), term, index, piece, chain)
             if piece.position != end:
                 writes.append(self._files.tail_blank(end))
             writes.append((piece.position, encoded.records))
@@ -353,7 +354,9 @@ class FileStore:
         if self._disk_full or self._state.poison or self._state.closed:
             return False
         try:
-            return warmer.step(self._files, self._state, self._config.warm_bytes)
+            end = self._state.end
+            appended, self._warmed_at = end - self._warmed_at, end
+            return warmer.step(self._files, self._state, self._config.warm_bytes, appended)
         except OSError as error:
             if error.errno == errno.ENOSPC:  # no reason to refuse appends before they need that room themselves
                 return False
@@ -366,12 +369,11 @@ class FileStore:
         """
         with self._shape_lock:
             self._state.check_usable()
-            facts = self._clean_facts(protected_index)
-            decision = cleaner.plan(facts, self._config)
             try:
+                decision = cleaner.plan(self._clean_facts(protected_index), self._config)
                 removed = self._remove(decision.remove)
             except OSError as error:
-                raise self._state.poisoned("removing old segments", error) from error
+                raise self._state.poisoned("cleaning up", error) from error
             self._ran_out_of_space = self._ran_out_of_space and decision.disk_full
             self._disk_full = decision.disk_full
             return removed

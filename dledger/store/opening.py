@@ -143,8 +143,7 @@ class _Opener:
         if isinstance(decision, Refuse):
             damage = decision.damage
             raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
-        self._remove([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
-        self._remove([one.path for one in index.segments if one.size != config.index_segment_bytes])
+        self._remove_leftovers([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
         end = self._carry_out(files, outcome, decision)
         self._check_last_is_writable(files, end)
         recovered = self._mark_in_use(checkpoint, end)
@@ -203,9 +202,11 @@ class _Opener:
                 self._removed.append(one.path)
             elif one.size == files.index.segment_bytes:
                 files.index.adopt(one)
+            else:
+                self._removed.append(one.path)  # it is derived: made again from data
         return tuple(misshapen)
 
-    def _remove(self, paths: list[Path]) -> None:
+    def _remove_leftovers(self, paths: list[Path]) -> None:
         """Remove left-overs of cleaning, of resets and of unfinished creations."""
         doomed = [path for path in (*self._removed, *paths) if path.parent not in self._layout.read_only]
         for path in doomed:

@@ -52,14 +52,15 @@ class LogReader:
     def _term_at(self, index: int) -> Term:
         state = self._state
         state.check_index(index)
-        if index == state.begin.index:
-            return state.begin.term
-        return state.last.term if index == state.last.index else Term(self._files.unit(index).term)
+        begin, last = state.begin, state.last  # each read once: another thread may replace them
+        if index == begin.index:
+            return begin.term
+        return last.term if index == last.index else Term(self._files.unit(index).term)
 
     def _chain_crc_at(self, index: int) -> int:
-        state = self._state
-        state.check_index(index)
-        return state.begin.chain_crc if index == state.begin.index else self._files.chain_crc(index)
+        self._state.check_index(index)
+        begin = self._state.begin
+        return begin.chain_crc if index == begin.index else self._files.chain_crc(index)
 
     def first_index_of_term(self, term: Term) -> LogIndex:
         state, files = self._state, self._files

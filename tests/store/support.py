@@ -10,11 +10,21 @@ from typing import Any
 from dledger.config import StoreConfig
 from dledger.core.ports import Log
 from dledger.store.file_store import FileStore
-from dledger.store.fs import FileSystem
+from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.types import EntryRun, LogIndex, Term
 
 SEGMENT_BYTES = 4096
 INDEX_SEGMENT_BYTES = 320
+
+
+class UnsyncedFs(RealFileSystem):
+    """Syncs nothing: for tests that are not about durability."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
 
 
 class FakeClock:
@@ -30,7 +40,7 @@ class FakeClock:
         return self.now_ms
 
 
-def small_config(base_dir: Path, **changes: Any) -> StoreConfig:  # Any: one keyword per setting
+def small_config(base_dir: Path, **changes: Any) -> StoreConfig:  # noqa: ANN401 - one keyword per setting
     """Segments of a few entries, and no cleaning unless a test wants it."""
     config = StoreConfig(
         base_dir=base_dir,
@@ -48,7 +58,8 @@ def small_config(base_dir: Path, **changes: Any) -> StoreConfig:  # Any: one key
 
 def open_store(config: StoreConfig, fs: FileSystem | None = None, clock: FakeClock | None = None) -> FileStore:
     """Open node n0 of group g."""
-    return FileStore.open(config, cluster_id="c", group="g", node_id="n0", clock=clock or FakeClock(), fs=fs)
+    clock = clock or FakeClock()
+    return FileStore.open(config, cluster_id="c", group="g", node_id="n0", clock=clock, fs=fs or UnsyncedFs())
 
 
 def abandon(store: FileStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster import cli, connection, console
+from cluster import cli, connection, console, demo
 from cluster.commands import serve as serve_module
 from dledger.config import FlushMode, ServerConfig
 from dledger.errors import (
@@ -98,7 +99,7 @@ class FakeClient:
         return status_of("n0", end=len(self.entries) - 1)
 
     def members_status(self) -> dict[NodeId, NodeStatus | DLedgerError]:
-        return self.members
+        return self.members or {NodeId("n0"): status_of("n0", role=Role.LEADER, end=len(self.entries) - 1)}
 
     def transfer_leadership(self, target: NodeId | None) -> LeaderHint:
         self.calls.append(("transfer", target))
@@ -320,6 +321,31 @@ def test_a_terminal_is_not_recoloured_by_an_entry(
     assert "(NOOP)" in shown
 
 
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [((), "LINEARIZABLE"), (("--node", "a:1"), "COMMITTED"), (("--mode", "local"), "LOCAL")],
+)
+def test_get_asks_the_leader_unless_told_otherwise(
+    filled: FakeClient, run: Callable[..., Result], words: tuple[str, ...], mode: str
+) -> None:
+    """As etcd does: who has just appended reads it."""
+    run("get", "1", *words)
+
+    ((_, index, options),) = filled.calls
+    assert index == 1
+    assert isinstance(options, dict)
+    assert options["mode"].name == mode
+
+
+def test_tail_works_without_a_leader(filled: FakeClient, run: Callable[..., Result]) -> None:
+    """What the members know to be committed is all there is."""
+    filled.members = {NodeId("n0"): status_of("n0")}
+
+    shown = run("tail", "-n", "1")
+
+    assert (shown.exit_code, shown.stdout_bytes) == (0, b"vier\n")
+
+
 def test_get_beyond_the_end_fails_and_says_where_the_end_is(filled: FakeClient, run: Callable[..., Result]) -> None:
     """What exists is printed, then exit code 1."""
     shown = run("get", "4", "--count", "3")
@@ -379,14 +405,15 @@ def test_status_is_a_plain_table_in_a_pipe(group_of_three: FakeClient, run: Call
 def test_status_is_a_rich_table_on_a_terminal(
     group_of_three: FakeClient, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a frame."""
+    """Nothing is cut in the 80 columns that a terminal has at least; notes stand below."""
     on_terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "140")
 
     shown = run("status").output
 
     assert "LEADER" in shown
-    assert "┃" in shown
+    assert "unreachable" in shown
+    assert "n0: DISK FULL, not voting yet, flush async\n" in shown
+    assert "…" not in shown
 
 
 def test_status_as_json_holds_everything(group_of_three: FakeClient, run: Callable[..., Result]) -> None:
@@ -491,3 +518,75 @@ def test_serve_refuses_assignments_that_are_none(
 ) -> None:
     """``--set`` wants NAME=VALUE, each name once."""
     assert run("serve", *words).exit_code == 2
+
+
+# --- watching, progress, delegation ----------------------------------------------------------------------------------
+
+
+@dataclass
+class WatchedClient(FakeClient):
+    """Answers twice; then the person has seen enough."""
+
+    rounds: int = 2
+
+    def members_status(self) -> dict[NodeId, NodeStatus | DLedgerError]:
+        if self.rounds == 0:
+            raise KeyboardInterrupt
+        self.rounds -= 1
+        return self.members
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_watching_repeats_until_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], terminal: bool, words: tuple[str, ...]
+) -> None:
+    """Ctrl-C is the normal end, and a missing leader is no reason to stop looking."""
+    client = WatchedClient(members={NodeId("n0"): status_of("n0")})
+    monkeypatch.setattr(connection.Target, "connect", lambda _target: client)
+    monkeypatch.setattr(console, "on_terminal", lambda: terminal)
+
+    shown = run("status", "--watch", "--interval", "0.1", *words)
+
+    assert shown.exit_code == 0
+    assert "FOLLOWER" in shown.output
+    assert client.closed
+
+
+def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar on a terminal's standard error; elsewhere nothing."""
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stderr", written)
+    with console.progress("appending", 3) as advance:
+        advance()
+        advance(2)
+    silent = written.getvalue()
+    monkeypatch.setattr(written, "isatty", lambda: True)
+    with console.progress("appending", 3) as advance:
+        advance(3)
+
+    assert silent == ""
+    assert "appending" in written.getvalue()
+
+
+def test_demo_and_bench_pass_their_exit_codes_on(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """``dledger bench`` takes names one by one or with commas."""
+    seen: list[object] = []
+
+    def run_bench(names: list[str], output: Path) -> int:
+        seen.append((names, output))
+        return 4
+
+    def run_demo(file: Path | None, *, keep: bool) -> int:
+        seen.append((file, keep))
+        return 5
+
+    monkeypatch.setattr("cluster.bench.main.run", run_bench)
+    monkeypatch.setattr(demo, "run", run_demo)
+
+    codes = [run("bench", "-n", "a,b", "-n", "c", "-o", "x.json").exit_code, run("demo", "--keep").exit_code]
+
+    assert codes == [4, 5]
+    assert seen == [(["a", "b", "c"], Path("x.json")), (None, True)]

@@ -61,12 +61,18 @@ class EntryDispatcher:
         self._term = NO_TERM
         self._epoch = 0
         self._boot_id: int | None = None
+        self._boot_epoch = 0
+        """The first attempt that only the follower's present process can have seen."""
         self._in_flight: deque[_InFlight] = deque()
         self._answer_due_ms: int | None = None
         """While a COMPARE, TRUNCATE or INSTALL is under way: when to give it up."""
         self._pause_until_ms = 0
+        self._pause_wanted = False
+        """Whether the stream broke: the next step pauses before it tries again."""
         self._commit_sent = NO_INDEX
         self._commit_due_ms: int | None = None
+        self._commit_answer_due_ms: int | None = None
+        """While a COMMIT is under way: when to take it for lost."""
 
     @property
     def in_flight(self) -> int:
@@ -85,10 +91,15 @@ class EntryDispatcher:
             return None
         if self._term != state.term:
             self._begin_term(now_ms)
+        if self._pause_wanted:
+            self._pause_wanted = False
+            self._pause_until_ms = now_ms + self._config.retry_interval_ms
         if now_ms < self._pause_until_ms:
             return self._pause_until_ms
         if self.state is DispatcherState.APPEND:
-            return self._append(now_ms)
+            # A follower without room gets one push per attempt, to learn when it has room again.
+            has_room = not state.role.disk_full[self.peer]
+            return self._append(now_ms, window=self._config.inflight_pushes_max if has_room else 1)
         if self._answer_due_ms is not None and now_ms < self._answer_due_ms:
             return self._answer_due_ms
         return self._compare(now_ms)
@@ -96,8 +107,9 @@ class EntryDispatcher:
     def _begin_term(self, now_ms: int) -> None:
         self._term = self._state.term
         self._boot_id = None
-        self._commit_sent = NO_INDEX
+        self._boot_epoch = 0
         self._pause_until_ms = now_ms
+        self._pause_wanted = False
         self.next_index = LogIndex(self._state.log.last.index + 1)
         self._restart()
 
@@ -107,6 +119,8 @@ class EntryDispatcher:
         self.state = DispatcherState.COMPARE
         self._in_flight.clear()
         self._answer_due_ms = None
+        self._commit_sent = NO_INDEX
+        self._commit_answer_due_ms = None
         if pause_until_ms is not None:
             self._pause_until_ms = pause_until_ms
         self._state.outbox.wake |= Wake.DISPATCHERS
@@ -135,7 +149,7 @@ class EntryDispatcher:
         self._send(message)
         return self._answer_due_ms
 
-    def _append(self, now_ms: int) -> int | None:
+    def _append(self, now_ms: int, *, window: int) -> int | None:
         log = self._state.log
         if self._in_flight and self._in_flight[0].due_ms <= now_ms:
             self._restart()
@@ -144,10 +158,11 @@ class EntryDispatcher:
             self._restart()
             return self._compare(now_ms)
         last = log.last.index
-        while self.next_index <= last and len(self._in_flight) < self._config.inflight_pushes_max:
+        while self.next_index <= last and len(self._in_flight) < window:
             run_last = log.slice_run(self.next_index, self._config.push_bytes_max)
             self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last))
             self._commit_sent = self._state.commit_index
+            self._commit_answer_due_ms = None
             self._in_flight.append(_InFlight(run_last, now_ms + self._config.push_timeout_ms))
             self.next_index = LogIndex(run_last + 1)
         commit_due = self._push_commit(now_ms)
@@ -156,17 +171,24 @@ class EntryDispatcher:
 
     def _push_commit(self, now_ms: int) -> int | None:
         """Tell an idle follower the commit index, after giving the next append a chance to carry it."""
+        if self._commit_answer_due_ms is not None:
+            if now_ms < self._commit_answer_due_ms:
+                return self._commit_answer_due_ms
+            self._commit_answer_due_ms = None
+            self._commit_sent = NO_INDEX
         if self._commit_sent >= self._state.commit_index:
             self._commit_due_ms = None
-            return None
+            # What is in flight will be committed soon: looking then by itself spares the thread a wake-up per commit.
+            return now_ms + self._config.commit_push_delay_ms if self._in_flight else None
         if self._commit_due_ms is None:
             self._commit_due_ms = now_ms + self._config.commit_push_delay_ms
         if now_ms < self._commit_due_ms:
             return self._commit_due_ms
         self._commit_sent = self._state.commit_index
         self._commit_due_ms = None
+        self._commit_answer_due_ms = now_ms + self._config.push_timeout_ms
         self._send(PushCommit(self._term, self._epoch, self._commit_sent))
-        return None
+        return self._commit_answer_due_ms
 
     def _send(self, message: Message) -> None:
         self._state.outbox.messages.append((self.peer, message))
@@ -174,9 +196,11 @@ class EntryDispatcher:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def on_connection_lost(self) -> None:
-        """The stream broke: whatever was in flight may be gone, so compare again."""
-        if self.state is not DispatcherState.IDLE:
-            self._restart(pause_until_ms=self._pause_until_ms)
+        """The stream broke: whatever was in flight may be gone, so compare again, after a pause."""
+        nothing_sent = self.state is DispatcherState.COMPARE and self._answer_due_ms is None
+        if self.state is not DispatcherState.IDLE and not nothing_sent:
+            self._pause_wanted = True
+            self._restart()
 
     def on_response(self, response: PushResponse, now_ms: int) -> None:
         """Take an answer of the follower, in whatever order and however late it comes."""
@@ -196,19 +220,25 @@ class EntryDispatcher:
         if response.code is ResponseCode.SUCCESS:
             self._on_success(response)
         else:
-            self._on_refusal(response, now_ms)
-        state.outbox.wake |= Wake.DISPATCHERS
+            self._on_refusal(leader, response, now_ms)
+        if self.state is not DispatcherState.APPEND or self.next_index <= state.log.last.index:
+            state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
-        """A restarted follower may have lost what its earlier process had acknowledged: forget its watermark."""
+        """A restarted follower may have lost what its earlier process had acknowledged: forget its watermark.
+
+        Late answers of the earlier process may still come, even after those of the present one; they repeat attempts
+        from before the change was noticed and are ignored.
+        """
         if self._boot_id is None:
             self._boot_id = response.boot_id
         elif self._boot_id != response.boot_id:
             leader.match[self.peer] = NO_INDEX
             self._boot_id = response.boot_id
             self._restart()
+            self._boot_epoch = self._epoch
             return False
-        return True
+        return response.epoch >= self._boot_epoch
 
     def _raise_watermark(self, leader: Leader, response: PushResponse) -> None:
         flushed = response.flushed_index
@@ -233,6 +263,8 @@ class EntryDispatcher:
             case (DispatcherState.APPEND, PushKind.APPEND):
                 while self._in_flight and self._in_flight[0].last_index <= response.verified_index:
                     self._in_flight.popleft()
+            case (DispatcherState.APPEND, PushKind.COMMIT):
+                self._commit_answer_due_ms = None
             case _:
                 pass
 
@@ -255,7 +287,7 @@ class EntryDispatcher:
         self._answer_due_ms = None
         self._in_flight.clear()
 
-    def _on_refusal(self, response: PushResponse, now_ms: int) -> None:
+    def _on_refusal(self, leader: Leader, response: PushResponse, now_ms: int) -> None:
         match response.code:
             case ResponseCode.INCONSISTENT_STATE if response.kind is PushKind.COMPARE:
                 self.next_index = self._agreement_guess(response)
@@ -266,8 +298,12 @@ class EntryDispatcher:
             case ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
                 self.next_index = LogIndex(min(response.conflict.index, self._state.log.last.index) + 1)
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+            case ResponseCode.EXPIRED_TERM:
+                pass  # a late answer to an earlier term's push, whose epoch happens to be the same
             case _:
-                self.next_index = LogIndex(min(self.next_index, response.verified_index + 1))
+                held = max(response.verified_index, leader.match[self.peer])
+                if held != NO_INDEX:  # a full queue, say, tells nothing about the log
+                    self.next_index = LogIndex(min(self.next_index, held + 1))
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
     def _agreement_guess(self, response: PushResponse) -> LogIndex:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import assert_never
 
 from dledger.config import FlushMode, ReplicationConfig
 from dledger.core.member_state import Follower, MemberState
@@ -58,6 +59,8 @@ class EntryHandler:
         self._deferred: deque[_Deferred] = deque()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
+        self._leader_commit = NO_INDEX
+        """What the leader of this session has committed, which may be more than is held here."""
         self.verified_index: LogIndex = state.commit_index
         """The last entry known to be equal to the present leader's."""
 
@@ -100,8 +103,11 @@ class EntryHandler:
                 self._append(push)
             case PushCommit(commit_index=commit_index):
                 self._commit(commit_index)
+                self._answer(push.epoch, PushKind.COMMIT, ResponseCode.SUCCESS)
             case PushInstall():
                 self._install(push)
+            case _:
+                assert_never(push)
 
     def _begin_session(self, leader: NodeId) -> None:
         """A new leader or term: only what is committed is known to be in its log (leader completeness, §5.4)."""
@@ -110,6 +116,7 @@ class EntryHandler:
         self._deferred.clear()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
+        self._leader_commit = NO_INDEX
         self.verified_index = self._state.commit_index
 
     def _compare(self, push: PushCompare) -> None:
@@ -189,9 +196,11 @@ class EntryHandler:
         state = self._state
         log = state.log
         before = push.before_begin
-        held = log.begin.index <= before.index <= log.last.index and log.term_at(before.index) == before.term
+        # What is committed here is held even if it has expired here: this log may begin after the leader's.
+        held = before.index <= state.commit_index or (
+            before.index <= log.last.index and log.term_at(before.index) == before.term
+        )
         if not held:
-            self._require_uncommitted(before.index)
             log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
             state.advance_commit(before.index)
         self.verified_index = max(self.verified_index, before.index)
@@ -199,13 +208,19 @@ class EntryHandler:
 
     def _commit(self, leader_commit: LogIndex) -> None:
         """Commit what the leader committed, as far as it is verified here (reliability trap 18)."""
+        self._leader_commit = max(self._leader_commit, leader_commit)
         self._state.advance_commit(LogIndex(min(leader_commit, self.verified_index)))
-        self._become_voter_if_caught_up(leader_commit)
+        self._become_voter_if_caught_up()
 
-    def _become_voter_if_caught_up(self, leader_commit: LogIndex) -> None:
-        """A member with a new disk may vote once it durably holds what a leader elected without it has committed."""
+    def _become_voter_if_caught_up(self) -> None:
+        """A member with a new disk may vote once it durably holds what a leader elected without it has committed.
+
+        That is the leader's commit index, not this member's own: between the two may lie entries that an earlier life
+        of this member acknowledged, and with its vote a member that lacks them could be elected.
+        """
         state = self._state
-        if state.hard_state.voter or leader_commit < 0:
+        leader_commit = self._leader_commit
+        if state.hard_state.voter or leader_commit < max(0, state.log.begin.index):
             return
         durable = min(state.log.flushed.index, self.verified_index)
         if durable >= leader_commit and state.log.term_at(leader_commit) == state.term:
@@ -229,7 +244,7 @@ class EntryHandler:
             self._answer(deferred.epoch, deferred.kind, ResponseCode.SUCCESS)
         self._acknowledge()
         if not self._state.hard_state.voter and self._is_in_session():
-            self._become_voter_if_caught_up(self._state.commit_index)
+            self._become_voter_if_caught_up()
 
     def _acknowledge(self) -> None:
         """One answer for all appends that have become durable since the last one (or need not be)."""
@@ -308,3 +323,5 @@ def _kind_of(push: ReceivedPush) -> PushKind:
             return PushKind.COMMIT
         case PushInstall():
             return PushKind.INSTALL
+        case _:
+            assert_never(push)

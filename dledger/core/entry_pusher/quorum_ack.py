@@ -113,7 +113,9 @@ class QuorumAckChecker:
         held = watermarks[state.quorum - 1]
         if held > state.commit_index and state.log.term_at(held) == state.term:
             state.advance_commit(held)
-            state.outbox.wake |= Wake.DISPATCHERS | Wake.ELECTOR
+            state.outbox.wake |= Wake.DISPATCHERS
+            if leader.reads_waiting:
+                state.outbox.wake |= Wake.ELECTOR
 
     def _pop(self, result: AppendedBatch | DLedgerError) -> None:
         pending = self._pending.popleft()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dledger.client import AppendFuture, DLedgerClient
+from dledger.client import Appender, AppendFuture, DLedgerClient
 from dledger.errors import (
     EntryTooLargeError,
     IdentityError,
@@ -109,19 +109,18 @@ def test_appender_follows_a_new_leader_in_order(client: DLedgerClient, group: Fa
 
 
 def test_appender_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup) -> None:
-    """What was not in flight is appended after the failover, in order."""
+    """What was not sent is appended after the failover, in order and without a gap."""
     bodies = bodies_of(100)
     with client.appender(batch_entries=10) as appender:
         appender.append(b"first").result(5)
         group.kill(0)
+        wait_until(lambda: _is_disconnected(appender), "the loss to be noticed")
         futures = [appender.append(body) for body in bodies]
         group.elect(2)
         results = [future.exception(10) for future in futures]
 
-    kept = [body for body, error in zip(bodies, results, strict=True) if error is None]
-    assert group.nodes[2].bodies() == [b"first", *kept]
-    assert all(error is None or error.outcome == "unknown" for error in results)
-    assert len(kept) >= 90  # at most one batch was on the broken stream before it was noticed
+    assert results == [None] * 100
+    assert group.nodes[2].bodies() == [b"first", *bodies]
 
 
 def test_appender_tells_an_unknown_outcome(client: DLedgerClient, group: FakeGroup) -> None:
@@ -166,17 +165,24 @@ def test_appender_in_flight_at_a_broken_stream_is_unknown(client: DLedgerClient,
 
 
 def test_appender_gives_up_at_the_deadline(client: DLedgerClient, group: FakeGroup) -> None:
-    """What was in flight is unknown, what was not is not applied."""
+    """What was in flight is unknown; what was never sent, because no leader was left, is not applied."""
     group.nodes[0].hold = True
     with client.appender(timeout_s=0.3, batch_entries=1) as appender:
         first = appender.append(b"a")
         wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
-        second = appender.append(b"b")  # waits: one batch at a time until one has succeeded
+        errors = [first.exception(5)]
+        for number in range(3):
+            group.kill(number)
+        wait_until(lambda: _is_disconnected(appender), "the loss to be noticed")
 
-        errors = [first.exception(5), second.exception(5)]
+        errors.append(appender.append(b"b").exception(5))
 
     assert [error.outcome for error in errors if error is not None] == ["unknown", "not_applied"]
     assert isinstance(errors[1], UnavailableError)
+
+
+def _is_disconnected(appender: Appender) -> bool:
+    return appender._pipe is None or appender._pipe.broken
 
 
 def test_appender_without_a_group_fails_within_its_deadline(group: FakeGroup, client: DLedgerClient) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import grpc
 import pytest
 
 from dledger.client import AsyncDLedgerClient, ReadMode
@@ -21,7 +22,9 @@ from dledger.errors import (
     TermChangedError,
     UnavailableError,
 )
-from dledger.rpc.client_server import ClientServer
+from dledger.rpc import options
+from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.log_service import LogService
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId, Role
 from tests.support.fake_group import elect
@@ -34,14 +37,14 @@ class AsyncGroup:
     """Two nodes; n0 leads at first."""
 
     nodes: list[FakeNode]
-    servers: list[ClientServer]
+    servers: list[grpc.aio.Server]
     addresses: list[str]
 
     def elect(self, leader: int) -> None:
         elect(self.nodes, self.addresses, leader)
 
     async def kill(self, number: int) -> None:
-        await self.servers[number].shut()
+        await self.servers[number].stop(None)
 
 
 Test = Callable[[AsyncGroup, AsyncDLedgerClient], Awaitable[None]]
@@ -67,16 +70,24 @@ async def _served() -> AsyncIterator[AsyncGroup]:
     addresses = [f"127.0.0.1:{port}" for port in ports]
     members = tuple(MemberStatus(NodeId(f"n{i}"), "", address) for i, address in enumerate(addresses))
     nodes = [FakeNode(node_id=member.node_id, members=members) for member in members]
-    servers = [ClientServer(ServerConfig(client_port=port), node) for port, node in zip(ports, nodes, strict=True)]
+    servers = [await _serve(ServerConfig(client_port=port), node) for port, node in zip(ports, nodes, strict=True)]
     group = AsyncGroup(nodes, servers, addresses)
-    for server in servers:
-        await server.open()
     group.elect(0)
     try:
         yield group
     finally:
         for server in servers:
-            await server.shut()
+            await server.stop(None)
+
+
+async def _serve(config: ServerConfig, node: FakeNode) -> grpc.aio.Server:
+    """A client server on the present loop."""
+    service = LogService(config, node, LoopBridge())
+    server = grpc.aio.server(options=options.client_server_options(config))
+    server.add_generic_rpc_handlers((service.handlers(),))
+    options.bind(server, "127.0.0.1", config.client_port or 0, "client")
+    await server.start()
+    return server
 
 
 def test_async_append_and_read() -> None:
@@ -175,8 +186,8 @@ def test_async_follow_survives_the_loss_of_its_node() -> None:
         entries = client.follow(0)
         seen = [(await anext(entries)).body, (await anext(entries)).body]
         group.elect(1)
+        await client.append(b"2")  # through the old leader's hint, before that one is gone
         await group.kill(0)
-        await client.append(b"2")
         seen.append((await anext(entries)).body)
         await entries.aclose()
 

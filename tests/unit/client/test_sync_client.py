@@ -76,6 +76,7 @@ def test_append_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup
     """Retried until the group has a leader again."""
     client.append(b"a")
     group.kill(0)
+    wait_until(lambda: client._pipes[group.addresses[0]].broken, "the loss to be noticed")
     electing = threading.Timer(0.3, group.elect, [2])
     electing.start()
 
@@ -255,9 +256,9 @@ def test_follow_survives_the_loss_of_its_node(client: DLedgerClient, group: Fake
     seen = [next(entries).body, next(entries).body]
 
     group.elect(1)
-    group.kill(0)
     client.append(b"2")
-    group.elect(1)  # all others have it now
+    group.kill(0)
+    group.elect(1)  # n2 has it too now
     seen.append(next(entries).body)
     entries.close()  # type: ignore[attr-defined]  # it is a generator
 

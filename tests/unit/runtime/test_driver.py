@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from dledger.clock import SystemClock
 from dledger.config import ElectionConfig, ServerConfig, parse_members
-from dledger.core.messages import Message, PushAppend, PushCompare, VoteRequest
+from dledger.core.messages import Message, PushAppend, PushCompare, VoteRequest, VoteResponse
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
 from dledger.errors import DiskError, DLedgerError, ShutdownError
@@ -45,12 +46,18 @@ class _HardStates:
 class _Bench:
     """One node with its driver; messages and saves go into one list of events."""
 
-    def __init__(self, members: str = TRIO, hard_state: HardState | None = None) -> None:
+    def __init__(
+        self,
+        members: str = TRIO,
+        hard_state: HardState | None = None,
+        prepare: Callable[[MemoryStore], object] = MemoryStore.flush,
+    ) -> None:
         election = ElectionConfig(heartbeat_interval_ms=10, election_timeout_ms_min=30, election_timeout_ms_max=60)
         self.config = ServerConfig(node_id=NodeId("n0"), members=parse_members(members), election=election)
         self.events: list[object] = []
         self.failures: list[BaseException] = []
         self.log = MemoryStore()
+        prepare(self.log)
         self.hard_states = _HardStates(self.events)
         self.supervisor = Supervisor(self.failures.append)
         clock = SystemClock()
@@ -84,6 +91,27 @@ def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:
     assert isinstance(sent, tuple)
 
 
+def test_a_vote_is_durable_before_its_answer_is_given() -> None:
+    """A vote in a term that is known already changes nothing but the vote; it is saved all the same (trap 1)."""
+    bench = _Bench(hard_state=HardState(Term(1), voter=True))
+    request = VoteRequest(Term(1), bench.log.last)
+
+    answer = bench.driver.call(lambda now: bench.node.answer(NodeId("n1"), request, now))
+
+    assert isinstance(answer, VoteResponse)
+    assert answer.granted
+    assert bench.events == [HardState(Term(1), NodeId("n1"), voter=True)]
+
+
+def test_a_term_taken_from_the_log_at_start_is_saved_before_anything_leaves() -> None:
+    """A log ahead of the hard state raises the term while the node is built, before there is a driver."""
+    bench = _Bench(SOLO, prepare=lambda log: log.append_as_leader(Term(7), [b"one"]))
+
+    bench.driver.call(lambda _now: None)
+
+    assert bench.events == [HardState(Term(7), voter=True)]
+
+
 def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
     """A failed save of the vote silences the node (reliability trap 1)."""
     bench = _Bench()
@@ -93,10 +121,11 @@ def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
         bench.node.state.become_candidate(now, pre_vote=False)
         bench.node.state.outbox.messages.append((NodeId("n1"), VoteRequest(Term(1), bench.log.last)))
 
-    with pytest.raises(DiskError):
+    with pytest.raises(NodeFailedError):
         bench.driver.call(campaign)
 
     assert bench.events == []
+    assert isinstance(bench.supervisor.fatal, DiskError)
 
 
 def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:

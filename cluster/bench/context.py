@@ -1,0 +1,111 @@
+"""What a scenario is given: how long to measure, where to put data, and how to speak to the user."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dledger.errors import ConfigError
+
+QUIET_BUSY_SHARE_MAX = 0.10
+"""A machine is quiet when others use less than this share of its processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """How much to measure. The defaults are what the targets are judged by; smaller ones are for trying things out."""
+
+    rounds: int = 3
+    seconds: float = 10.0
+    warmup_seconds: float = 2.0
+    kills: int = 30
+    log_gib: float = 10.0
+    directory: Path | None = None
+    """Where data goes; None: the system's temporary directory."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> BenchSettings:
+        """Read ``BENCH_ROUNDS``, ``BENCH_SECONDS``, ``BENCH_WARMUP_SECONDS``, ``BENCH_KILLS``, ``BENCH_LOG_GIB`` and
+        ``BENCH_DIR``. Raises ``ConfigError`` naming everything that is wrong.
+        """
+        default = cls()
+        problems: list[str] = []
+
+        def number(key: str, otherwise: float) -> float:
+            text = environment.get(key, "")
+            try:
+                value = float(text) if text else otherwise
+            except ValueError:
+                value = -1
+            if not value > 0:
+                problems.append(f"{key}={text!r} must be a positive number")
+            return value
+
+        directory = environment.get("BENCH_DIR", "")
+        settings = cls(
+            rounds=int(number("BENCH_ROUNDS", default.rounds)),
+            seconds=number("BENCH_SECONDS", default.seconds),
+            warmup_seconds=number("BENCH_WARMUP_SECONDS", default.warmup_seconds),
+            kills=int(number("BENCH_KILLS", default.kills)),
+            log_gib=number("BENCH_LOG_GIB", default.log_gib),
+            directory=Path(directory) if directory else None,
+        )
+        if settings.rounds < 1 or settings.kills < 1:
+            problems.append("BENCH_ROUNDS and BENCH_KILLS must be at least 1")
+        if problems:
+            raise ConfigError(problems)
+        return settings
+
+
+@dataclass(slots=True)
+class Context:
+    """One run of the benchmarks."""
+
+    settings: BenchSettings
+    directory: Path
+    """This run's own; removed when it ends."""
+    say: Callable[[str], None]
+    """Show a line of progress."""
+    quiet: bool = True
+    """False once others were seen to use the machine."""
+    missing: list[str] = field(default_factory=list)
+    """What could not be measured for want of something to install, as sentences."""
+
+    def baseline_missing(self, peer: str, install: str) -> str:
+        """Note loudly that a peer is not there; returns what to write in place of its name."""
+        message = f"baseline missing: {peer}: install {install}"
+        if message not in self.missing:
+            self.missing.append(message)
+            self.say(f"!!! {message}")
+        return message
+
+
+def busy_share(seconds: float = 1.0, stat_file: Path = Path("/proc/stat")) -> float:
+    """The share of all processor time that was used, or stolen by the host, during the next ``seconds``."""
+    before = cpu_ticks(stat_file.read_text(encoding="ascii"))
+    time.sleep(seconds)
+    after = cpu_ticks(stat_file.read_text(encoding="ascii"))
+    total = after[1] - before[1]
+    return 1 - (after[0] - before[0]) / total if total > 0 else 0.0
+
+
+def cpu_ticks(stat: str) -> tuple[int, int]:
+    """``(idle, total)`` of the first line of ``/proc/stat``; waiting for a disk counts as idle."""
+    values = [int(value) for value in stat.splitlines()[0].split()[1:9]]
+    return values[3] + values[4], sum(values)
+
+
+def file_system_of(directory: Path, mounts_file: Path = Path("/proc/self/mounts")) -> str:
+    """The type of the file system that holds ``directory`` (a flush on tmpfs costs nothing)."""
+    best, kind = "", "unknown"
+    target = os.path.realpath(directory)
+    for line in mounts_file.read_text(encoding="utf-8").splitlines():
+        fields = line.split()
+        mount = fields[1].replace("\\040", " ")
+        inside = target == mount or target.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, fields[2]
+    return kind

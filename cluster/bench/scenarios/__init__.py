@@ -1,0 +1,18 @@
+"""The scenarios, in the order in which they run: quiet and short ones first, those that fill the disk last."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cluster.bench.registry import Scenario
+from cluster.bench.scenarios import appends, failover, resources, restart, store
+
+ALL: Final[tuple[Scenario, ...]] = (
+    resources.IDLE,
+    resources.PENDING,
+    appends.SYNC,
+    appends.ASYNC,
+    failover.SCENARIO,
+    store.SCENARIO,
+    restart.SCENARIO,
+)

@@ -1,0 +1,24 @@
+"""How the benchmarks open a store; the one place that knows the identity their stores carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from dledger.clock import SystemClock
+from dledger.config import MIB, StoreConfig
+from dledger.store.file_store import FileStore
+from dledger.types import NodeId, Term
+
+BODY_BYTES: Final = 1024
+RECORD_BYTES: Final = BODY_BYTES + 48
+GROUP: Final = "bench"
+CLUSTER_ID: Final = "bench/n0"
+NODE_ID: Final = NodeId("n0")
+TERM: Final = Term(1)
+
+
+def open_store(directory: Path, segment_bytes: int = 1024 * MIB) -> FileStore:
+    """A store in ``directory`` with every setting but the segment size left alone."""
+    config = StoreConfig(base_dir=directory, segment_bytes=segment_bytes)
+    return FileStore.open(config, cluster_id=CLUSTER_ID, group=GROUP, node_id=NODE_ID, clock=SystemClock())

@@ -1,0 +1,68 @@
+"""Setting a damaged log aside, so that a follower can fetch it again from its leader.
+
+Nothing is deleted: data, index and checkpoint move to ``damaged-<n>/``. What remains is an empty log of a node that
+knows its term and vote but may not vote until it has caught up (an emptied log must not elect anyone).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dledger.config import StoreConfig
+from dledger.errors import CorruptLogError
+from dledger.store.checkpoint import Checkpoint, create_checkpoint
+from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
+from dledger.store.identity import DirectoryLock
+from dledger.store.opening import CHECKPOINT_FILE, layout_of
+from dledger.types import HardState
+
+
+def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None = None) -> Path:
+    """Move the damaged log of a stopped node away and leave an empty one; returns where its bytes are now.
+
+    The vote goes first, so that a crash in between leaves a node that may not vote. If term and vote themselves are
+    unreadable, they start over, which is safe only because the node may not vote. Data directories given by
+    ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running.
+    """
+    fs = fs or RealFileSystem()
+    layout = layout_of(config, node_id)
+    lock = DirectoryLock(layout.directory)
+    try:
+        try:
+            state = read_hard_state(layout.directory)
+        except CorruptLogError:
+            state = HardState()
+        aside = _free_name(layout.directory)
+        fs.make_dir(aside)
+        fs.sync_dir(layout.directory)
+        old_hard_state = layout.directory / HARD_STATE_FILE
+        if old_hard_state.exists():
+            (aside / HARD_STATE_FILE).write_bytes(old_hard_state.read_bytes())
+        create_hard_state(fs, layout.directory, HardState(state.term, state.vote, voter=False))
+        for data in layout.data:
+            if data.exists() and data not in layout.read_only:
+                _move_aside(fs, data, aside / "data" if data.parent == layout.directory else _free_name(data.parent))
+        if layout.index.exists():
+            _move_aside(fs, layout.index, aside / "index")
+        checkpoint = layout.directory / CHECKPOINT_FILE
+        if checkpoint.exists():
+            fs.rename(checkpoint, aside / CHECKPOINT_FILE)
+        create_checkpoint(fs, checkpoint, Checkpoint())
+        fs.sync_dir(aside)
+        fs.sync_dir(layout.directory)
+        return aside
+    finally:
+        lock.release()
+
+
+def _move_aside(fs: FileSystem, directory: Path, target: Path) -> None:
+    fs.rename(directory, target)
+    fs.make_dir(directory)
+    fs.sync_dir(directory.parent)
+
+
+def _free_name(parent: Path) -> Path:
+    taken = {path.name for path in parent.iterdir()}
+    number = next(n for n in range(1, len(taken) + 2) if f"damaged-{n}" not in taken)
+    return parent / f"damaged-{number}"

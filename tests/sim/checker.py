@@ -1,0 +1,165 @@
+"""What must hold across members, checked after every event on the one member that the event touched.
+
+Every check costs O(what changed). The chain CRC covers a whole prefix, so two logs that agree on the term and the
+chain CRC of one entry agree up to it; the final check compares the bytes all the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dledger.core import invariants
+from dledger.core.member_state import Leader
+from dledger.core.messages import HeartbeatResponse, Message, VoteRequest, VoteResponse
+from dledger.types import NO_TERM, EntryId, HardState, LogIndex, NodeId, Term
+
+if TYPE_CHECKING:
+    from tests.sim.driver import SimNode
+
+
+class Violation(Exception):  # noqa: N818 - what it is called everywhere
+    """Raised when the group broke a promise."""
+
+
+def require(condition: object, message: str, *facts: object) -> None:
+    """Raise ``Violation`` unless ``condition`` holds."""
+    if not condition:
+        raise Violation(f"{message}: {', '.join(map(str, facts))}" if facts else message)
+
+
+class Checker:
+    """The omniscient observer of one run."""
+
+    def __init__(self, nodes: Callable[[], Sequence[SimNode]], on_leader: Callable[[SimNode], None]) -> None:
+        self._nodes = nodes
+        self._on_leader = on_leader
+        self.committed: list[EntryId] = []
+        self.chain: list[int] = []
+        self.records: list[bytes] = []
+        self._commit_terms: list[Term] = []
+        self._leaders: dict[Term, tuple[NodeId, int]] = {}
+        self._votes: dict[tuple[NodeId, Term], NodeId] = {}
+        self._entries: dict[EntryId, int] = {}
+        self.wiped = 0
+        self.elections = 0
+        self.acked_index = -1
+
+    # -- after every event ---------------------------------------------------------------------------------------
+
+    def observe(self, node: SimNode) -> None:
+        """Check one running member against itself, its past and the others."""
+        core = node.core
+        if core is None:
+            return
+        node.seen = invariants.check(core, node.seen)
+        state = core.state
+        log = node.log
+        # A group of one writes before its term is durable; a crash may take back both, and nobody has seen either.
+        if log.write_sequence != node.seen_sequence and log.last.term <= node.hard.term:
+            node.seen_sequence = log.write_sequence
+            chain = self._entries.setdefault(log.last, log.last_chain_crc)
+            require(chain == log.last_chain_crc, "log matching", node.name, log.last)
+        if state.commit_index > node.seen_commit:
+            self._observe_commit(node, state.commit_index)
+        if isinstance(state.role, Leader) and node.seen_leader_term != state.term:
+            node.seen_leader_term = state.term
+            self._observe_leader(node, state.term)
+
+    def _observe_commit(self, node: SimNode, commit: LogIndex) -> None:
+        log = node.log
+        node.seen_commit = commit
+        new = len(self.chain)
+        known = min(commit, new - 1)
+        if known >= log.begin.index and known >= 0:
+            ours = (log.term_at(LogIndex(known)), log.chain_crc_at(LogIndex(known)))
+            require(ours == (self.committed[known].term, self.chain[known]), "state machine safety", node.name, known)
+        if commit < new:
+            return
+        require(log.begin.index < new, "a gap in what was ever committed", node.name, new)
+        for index in range(new, commit + 1):
+            self.committed.append(EntryId(log.term_at(LogIndex(index)), LogIndex(index)))
+            self.chain.append(log.chain_crc_at(LogIndex(index)))
+            self.records.append(log.record_bytes(LogIndex(index)))
+        term = max(node.seen.term if node.seen else NO_TERM, self._commit_terms[-1] if self._commit_terms else NO_TERM)
+        self._commit_terms += [term] * (len(self.chain) - new)
+        self._require_durable(node, commit)
+
+    def _require_durable(self, node: SimNode, index: LogIndex) -> None:
+        """A quorum holds the entry durably at the moment in which anybody commits it."""
+        holders = 0
+        for other in self._nodes():
+            log = other.log
+            if log.begin.index <= index <= log.flushed.index:
+                holders += log.chain_crc_at(index) == self.chain[index]
+        quorum = node.quorum - self.wiped
+        require(holders >= quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
+
+    def _observe_leader(self, node: SimNode, term: Term) -> None:
+        me = (node.name, node.boots if node.quorum > 1 else 0)  # alone, it leads before its term is durable
+        self.elections += 1
+        require(self._leaders.setdefault(term, me) == me, "two leaders in a term", term, me, self._leaders[term])
+        log = node.log
+        # One that was paused may win late, in a term that is over: it need not hold what later terms committed.
+        last = LogIndex(bisect_left(self._commit_terms, term) - 1)
+        if last >= 0:
+            holds = log.begin.index <= last <= log.last.index and log.chain_crc_at(last) == self.chain[last]
+            require(holds, "a leader lacks a committed entry", node.name, term, last, log.last)
+        self._on_leader(node)
+
+    # -- hard state and messages ---------------------------------------------------------------------------------
+
+    def observe_save(self, node: SimNode, state: HardState) -> None:
+        """One vote per term, over all the lives of a disk."""
+        require(state.term >= node.hard.term, "a saved term goes back", node.name, state, node.hard)
+        if state.vote == node.name and state.term > node.hard.term:
+            node.campaigns += 1
+            possible = 5 + (node.now_ms - node.started_ms) // 200
+            require(node.campaigns <= possible, "campaigns without a pause", node.name, node.campaigns, possible)
+        if state.vote is not None:
+            vote = self._votes.setdefault((node.name, state.term), state.vote)
+            require(vote == state.vote, "two votes in a term", node.name, state, vote)
+
+    def observe_send(self, node: SimNode, target: NodeId, message: Message) -> None:
+        """Nothing leaves before the term and vote it depends on are durable."""
+        hard = node.hard
+        match message:
+            case VoteRequest(term=term, pre_vote=pre_vote):
+                ready = (
+                    hard.term >= term - 1 if pre_vote else hard.term > term or hard == HardState(term, node.name, True)
+                )
+            case VoteResponse(term=term, granted=granted, pre_vote=pre_vote):
+                voted = hard.term > term or (hard.term == term and hard.vote == target)
+                ready = pre_vote or voted if granted else hard.term >= term  # a granted pre-vote promises nothing
+            case HeartbeatResponse(term=term):
+                ready = hard.term >= term
+            case _:
+                ready = hard.term >= message.term
+        require(ready, "a message left before its hard state was durable", node.name, message, hard)
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    def observe_ack(self, term: Term, first_index: LogIndex, bodies: Sequence[bytes]) -> None:
+        """What is acknowledged is committed, in the acknowledged place, with the bytes that were given."""
+        for index, body in enumerate(bodies, first_index):
+            require(index < len(self.records), "acknowledged before it was committed", index)
+            require(self.committed[index].term == term, "acknowledged in another term", index, term)
+            require(self.records[index][48:] == body, "another entry was committed in its place", index)
+        self.acked_index = max(self.acked_index, first_index + len(bodies) - 1)
+
+    def finish(self, forbidden: Sequence[bytes]) -> None:
+        """The O(n) checks: every replica byte for byte, no refused append in the log, nothing twice."""
+        seen: dict[bytes, int] = {}
+        for index, record in enumerate(self.records):
+            body = record[48:]
+            require(not body or body not in seen, "an entry was committed twice", index, seen.get(body), body[:20])
+            seen[body] = index
+        for body in forbidden:
+            require(body not in seen, "a refused append was applied", body[:20])
+        for node in self._nodes():
+            log = node.log
+            require(log.last.index == len(self.records) - 1, "a replica ends elsewhere", node.name, log.last)
+            for index in range(log.begin.index + 1, log.last.index + 1):
+                same = log.record_bytes(LogIndex(index)) == self.records[index]
+                require(same, "a replica differs", node.name, index)

@@ -1,0 +1,336 @@
+"""One member in the simulator: what the production driver does, as events (the contract is ``dledger.core.outbox``).
+
+After every call into the core the outbox is taken; the hard state of that moment is saved, and only then messages
+leave and completions run. Each part of the core is stepped by an event of its own, at its due time or a random moment
+after it was woken, so that the parts interleave in every order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from dledger.core.invariants import Seen
+from dledger.core.messages import (
+    CheckedAppend,
+    HeartbeatRequest,
+    LoadRun,
+    Message,
+    PushAppend,
+    VoteRequest,
+)
+from dledger.core.node import Node
+from dledger.core.outbox import Outbox, Wake
+from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
+from dledger.types import NO_INDEX, NO_TERM, EntryRun, HardState, NodeId
+from tests.sim.network import CALLS
+from tests.sim.sim_log import SimLog
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Simulation
+
+
+class Operation(Protocol):
+    """Something a client waits for; a crash of the member loses its answer."""
+
+    def lose(self) -> None:
+        """The member went away without an answer."""
+
+
+class SimNode:
+    """A disk (log and hard state) and, while it runs, a core."""
+
+    def __init__(self, simulation: Simulation, name: NodeId, rate: int) -> None:
+        self._simulation = simulation
+        self._scheduler = simulation.scheduler
+        self._random = simulation.random
+        self._rate = rate
+        self._config = simulation.options.config_of(name)
+        self.name = name
+        self.quorum = simulation.options.size // 2 + 1
+        self.log = SimLog(simulation.options.segment_bytes)
+        self.hard = HardState()
+        self.core: Node | None = None
+        self.boots = 0
+        self.wanted = True
+        self.paused_until_us = 0
+        self.slow_flush_us = 0
+        self.operations: list[Operation] = []
+        self.seen: Seen | None = None
+        self.seen_sequence = 0
+        self.seen_commit = NO_INDEX
+        self.seen_leader_term = NO_TERM
+        self.started_ms = 0
+        self.campaigns = 0
+        self._saved_version = 0
+        self._saving = False
+        self._flushing = False
+        self._held: deque[tuple[int, Outbox]] = deque()
+        self._pushes: dict[NodeId, deque[Message]] = {}
+        self._steps: dict[str, Callable[[int], int | None]] = {}
+        self._due_us: dict[str, int] = {}
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        """This member's own monotonic clock, which runs at its own rate (1000 is true)."""
+        return self._scheduler.now_us * self._rate // 1_000_000
+
+    def _global_us(self, local_ms: int) -> int:
+        return -(-local_ms * 1_000_000 // self._rate)
+
+    def _later(self, call: Callable[..., None], arguments: tuple[object, ...], boot: int) -> bool:
+        """Whether an event of life ``boot`` must not run now: it is over, or it waits until the member is resumed."""
+        if boot != self.boots or self.core is None:
+            return True
+        if self.paused_until_us > self._scheduler.now_us:
+            self._scheduler.at(self.paused_until_us, call, *arguments)
+            return True
+        return False
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start, or start again on what the disk holds."""
+        self.boots += 1
+        core = Node(
+            self._config,
+            log=self.log,
+            hard_state=self.hard,
+            random=Random(f"core/{self._simulation.options.seed}/{self.name}/{self.boots}"),
+            boot_id=self.boots,
+            now_ms=self.now_ms,
+        )
+        self.core = core
+        self.seen = None
+        self.seen_sequence = self.log.write_sequence
+        self.seen_commit = NO_INDEX
+        self.seen_leader_term = NO_TERM
+        self.started_ms = self.now_ms
+        self.campaigns = 0
+        self.paused_until_us = 0
+        self._saved_version = 0
+        self._saving = self._flushing = False
+        self._held.clear()
+        self._pushes = {peer: deque() for peer in core.dispatchers}
+        self._steps = {
+            "elector": core.elector.step,
+            "handler": core.handler.step,
+            "quorum-ack": core.quorum_ack.step,
+            **{f"dispatcher-{peer}": dispatcher.step for peer, dispatcher in core.dispatchers.items()},
+        }
+        self._due_us.clear()
+        for part in self._steps:
+            self._wake(part)
+        self._settle()
+
+    def stop(self, keep_unflushed: int) -> None:
+        """Die here and now; ``keep_unflushed`` unflushed changes of the log survive."""
+        self.core = None
+        self.log.crash(keep_unflushed)
+        operations, self.operations = self.operations, []
+        for operation in operations:
+            operation.lose()
+        for peer in self._pushes:
+            self._simulation.break_stream(peer, self.name)
+
+    def replace_disk(self) -> None:
+        """Come back, once started, with nothing."""
+        self.log = SimLog(self._simulation.options.segment_bytes)
+        self.hard = HardState()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _wake(self, part: str) -> None:
+        chance = self._random.random()
+        delay_us = int(chance * 400) if chance < 0.97 else int(self._random.random() * 8_000)
+        self._schedule(part, self._scheduler.now_us + delay_us)
+
+    def _schedule(self, part: str, time_us: int) -> None:
+        due_us = self._due_us.get(part)
+        if due_us is None or time_us < due_us:
+            self._due_us[part] = time_us
+            self._scheduler.at(time_us, self._step, part, time_us, self.boots)
+
+    def _step(self, part: str, due_us: int, boot: int) -> None:
+        if self._due_us.get(part) != due_us or self._later(self._step, (part, due_us, boot), boot):
+            return
+        del self._due_us[part]
+        simulation = self._simulation
+        simulation.event(part, self)
+        due_ms = self._steps[part](self.now_ms)
+        if due_ms is not None:
+            if due_ms <= self.now_ms:
+                self._wake(part)
+            else:
+                self._schedule(part, self._global_us(due_ms))
+        self._settle()
+
+    def _settle(self) -> None:
+        """What the driver does after each call: take the outbox, look, save, and let go what may go."""
+        core = self.core
+        if core is None:
+            return
+        state = core.state
+        outbox = state.outbox
+        if outbox:
+            if outbox.wake:
+                self._wake_workers(outbox.wake)
+            if outbox.messages or outbox.completions or outbox.role_changes:
+                self._held.append((state.hard_state_version, outbox.take()))
+            else:
+                outbox.take()
+        self._simulation.checker.observe(self)
+        if state.hard_state_version != self._saved_version and not self._saving:
+            self._saving = True
+            slow = self._simulation.slow("slow_save", 0.3)
+            if slow:
+                delay_us = int(self._random.random() * self._random.choice((2_000, 20_000, 400_000)))
+                self._scheduler.after(delay_us, self._save, self.boots)
+            else:
+                self._save(self.boots)
+        elif self._held:
+            self._release()
+
+    def _wake_workers(self, wake: Wake) -> None:
+        if Wake.ELECTOR in wake:
+            self._wake("elector")
+        if Wake.HANDLER in wake:
+            self._wake("handler")
+        if Wake.QUORUM_ACK in wake:
+            self._wake("quorum-ack")
+        if Wake.DISPATCHERS in wake:
+            for peer in self._pushes:
+                self._wake(f"dispatcher-{peer}")
+        if Wake.FLUSH in wake and not self._flushing:
+            self._flushing = True
+            delay_us = int(self._random.random() * (20_000 if self._random.random() < 0.2 else 2_000))
+            if self.slow_flush_us:
+                delay_us += int(self._random.random() * self.slow_flush_us)
+                self._simulation.hits["slow_flush"] += 1
+            self._scheduler.after(delay_us, self._flush, self.boots)
+
+    def _flush(self, boot: int) -> None:
+        if self._later(self._flush, (boot,), boot) or self.core is None:
+            return
+        self._simulation.event("flush", self)
+        self._flushing = False
+        self.log.flush()
+        self.core.flushed()
+        self._settle()
+
+    def _save(self, boot: int) -> None:
+        """Save the hard state of this moment, then let go what waited for it; a crash may come before or after."""
+        if self._later(self._save, (boot,), boot) or self.core is None:
+            return
+        state = self.core.state
+        crash = self._simulation.crash_point()
+        if crash == "before":
+            self._simulation.crash(self)
+            return
+        self._simulation.checker.observe_save(self, state.hard_state)
+        self.hard = state.hard_state
+        if crash == "after":
+            self._simulation.crash(self)
+            return
+        self._saved_version = state.hard_state_version
+        self._saving = False
+        self._release()
+
+    def _release(self) -> None:
+        """Let go, in order, what depends on nothing that is not durable."""
+        held = self._held
+        boot = self.boots
+        while held and held[0][0] <= self._saved_version and boot == self.boots and self.core is not None:
+            outbox = held.popleft()[1]
+            for target, message in outbox.messages:
+                self._simulation.checker.observe_send(self, target, message)
+                self._emit(target, message)
+            for complete in outbox.completions:
+                complete()
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _emit(self, target: NodeId, message: Message) -> None:
+        simulation = self._simulation
+        if isinstance(message, CALLS):
+            simulation.network.send(self.name, target, message)
+            return
+        waiting = self._pushes[target]
+        if waiting or isinstance(message, LoadRun):
+            waiting.append(message)
+            if len(waiting) == 1:
+                delay_us = 300_000 if simulation.slow("slow_read", 0.1) else 300
+                self._scheduler.after(int(self._random.random() * delay_us), self._push, target, self.boots)
+        else:
+            simulation.network.send(self.name, target, message)
+
+    def _push(self, target: NodeId, boot: int) -> None:
+        """The stream's sender: read what is to be sent, outside the lock, and send everything in order."""
+        if self._later(self._push, (target, boot), boot) or self.core is None:
+            return
+        self._simulation.event("push", self)
+        waiting = self._pushes[target]
+        while waiting:
+            message = waiting.popleft()
+            if isinstance(message, LoadRun):
+                run = self._load(message)
+                if run is None:
+                    waiting.clear()
+                    self.core.connection_lost(target)
+                    break
+                if self.core.state.term != message.term:
+                    self._simulation.hits["overtaken"] += 1
+                    continue  # by now the bytes may be another leader's
+                message = PushAppend(message.term, message.epoch, message.commit_index, run)
+            self._simulation.network.send(self.name, target, message)
+        self._settle()
+
+    def _load(self, message: LoadRun) -> EntryRun | None:
+        try:
+            return self.log.read_run(message.first_index, message.last_index)
+        except (IndexBeforeBeginError, IndexOutOfRangeError):
+            self._simulation.hits["gone"] += 1
+            return None
+
+    def deliver(self, sender: NodeId, message: Message, boot: int) -> None:
+        """A message arrives."""
+        if self._later(self.deliver, (sender, message, boot), boot) or self.core is None:
+            return
+        core = self.core
+        self._simulation.event("receive", self, sender, message)
+        if isinstance(message, VoteRequest | HeartbeatRequest):
+            response = core.answer(sender, message, self.now_ms)
+            core.state.outbox.messages.append((sender, response))
+        elif isinstance(message, PushAppend):
+            try:
+                checked = self.log.check_run(self._simulation.damaged(message.run))
+            except InvalidRequestError:
+                self._simulation.break_stream(sender, self.name)
+                return
+            core.receive(sender, CheckedAppend(message.term, message.epoch, message.commit_index, checked), self.now_ms)
+        else:
+            core.receive(sender, message, self.now_ms)
+        self._settle()
+
+    def lose_connection(self, peer: NodeId, boot: int) -> None:
+        """The stream towards ``peer`` broke."""
+        if self._later(self.lose_connection, (peer, boot), boot) or self.core is None:
+            return
+        self._simulation.event("connection lost", self, peer)
+        self._pushes[peer].clear()
+        self.core.connection_lost(peer)
+        self._settle()
+
+    # -- what people ask -----------------------------------------------------------------------------------------
+
+    def ask(self, question: Callable[[Node, int], None], boot: int) -> None:
+        """Call into the core for a client or an operator."""
+        if self._later(self.ask, (question, boot), boot) or self.core is None:
+            return
+        self._simulation.event("ask", self)
+        question(self.core, self.now_ms)
+        self._settle()

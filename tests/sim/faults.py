@@ -1,0 +1,243 @@
+"""Who breaks things: at random moments one of the seed's faults strikes, and passes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from dledger.core.node import Node
+from dledger.types import LogIndex, NodeId
+
+if TYPE_CHECKING:
+    from tests.sim.driver import SimNode
+    from tests.sim.simulation import Simulation
+
+
+class Nemesis:
+    """Strikes while ``active``; every fault is counted in ``simulation.hits``."""
+
+    def __init__(self, simulation: Simulation, random: Random) -> None:
+        self._simulation = simulation
+        self._random = random
+        self._nodes = simulation.nodes
+        self.active = True
+        strikes: dict[str, Callable[[], bool]] = {
+            "partition": self._partition,
+            "one_way": self._one_way,
+            "isolate_leader": self._isolate_leader,
+            "minority_leader": self._minority_leader,
+            "bridge": self._bridge,
+            "crash_one": lambda: self._crash(1),
+            "crash_leader": self._crash_leader,
+            "crash_minority": lambda: self._crash((len(self._nodes) - 1) // 2),
+            "crash_majority": lambda: self._crash(len(self._nodes) // 2 + 1),
+            "crash_all": lambda: self._crash(len(self._nodes)),
+            "pause": self._pause,
+            "slow_flush": self._slow_flush,
+            "transfer": self._transfer,
+            "disk_full": self._disk_full,
+            "expire": self._expire,
+            "wipe": self._wipe,
+            "connection_lost": self._connection_lost,
+        }
+        self._strikes = [(name, strike) for name, strike in strikes.items() if simulation.options.has(name)]
+
+    def start(self) -> None:
+        """Begin to strike."""
+        if self._strikes:
+            self._later()
+
+    def _later(self) -> None:
+        delay_us = self._random.expovariate(1) * self._simulation.options.fault_interval_us
+        self._simulation.scheduler.after(int(delay_us), self._strike)
+
+    def _strike(self) -> None:
+        if not self.active:
+            return
+        name, strike = self._random.choice(self._strikes)
+        if strike():
+            self._simulation.hits[name] += 1
+            self._simulation.event(f"fault {name}", None)
+        self._later()
+
+    def harass(self, node: SimNode) -> None:
+        """Strike a new leader soon, so that terms overlap and logs differ at their ends (Raft figure 8)."""
+        if self.active and self._simulation.options.has("harass_leader") and self._random.random() < 0.7:
+            delay_us = int(self._random.random() * self._random.choice((3_000, 30_000, 300_000)))
+            self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots)
+
+    def _strike_leader(self, node: SimNode, boot: int) -> None:
+        if not self.active or node.core is None or node.boots != boot:
+            return
+        self._simulation.hits["harass_leader"] += 1
+        self._simulation.event("fault harass_leader", None)
+        chance = self._random.random()
+        if chance < 0.4 or len(self._nodes) == 1:
+            self._simulation.crash(node, self._duration_us())
+        elif chance < 0.6:
+            node.paused_until_us = self._simulation.scheduler.now_us + self._duration_us()
+        else:
+            friends = self._some(self._random.randrange(0, (len(self._nodes) + 1) // 2))
+            self._split([node, *(friend for friend in friends if friend is not node)])
+
+    def _duration_us(self) -> int:
+        return int(self._random.random() * self._random.choice((10_000, 100_000, 1_000_000, 4_000_000)))
+
+    def _some(self, count: int) -> list[SimNode]:
+        return self._random.sample(self._nodes, count)
+
+    def _running(self) -> list[SimNode]:
+        return [node for node in self._nodes if node.core is not None]
+
+    def _leader(self) -> SimNode | None:
+        return self._nodes[self._simulation.believed_leader(0)] if self._running() else None
+
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    def _cut(self, pairs: list[tuple[NodeId, NodeId]]) -> bool:
+        """One partition at a time: a new one replaces the old one, and ends on its own."""
+        blocked = self._simulation.network.blocked
+        blocked.clear()
+        blocked.update(dict.fromkeys(pairs, True))
+        self._simulation.scheduler.after(self._duration_us(), self._mend, dict(blocked))
+        return bool(pairs)
+
+    def _mend(self, blocked: dict[tuple[NodeId, NodeId], bool]) -> None:
+        if self._simulation.network.blocked == blocked:
+            self._simulation.network.blocked.clear()
+
+    def _split(self, ours: list[SimNode], *, both: bool = True) -> bool:
+        theirs = [node for node in self._nodes if node not in ours]
+        pairs = [(one.name, other.name) for one in ours for other in theirs]
+        if both:
+            pairs += [(other, one) for one, other in pairs]
+        return self._cut(pairs)
+
+    def _partition(self) -> bool:
+        return len(self._nodes) > 1 and self._split(self._some(self._random.randrange(1, len(self._nodes))))
+
+    def _one_way(self) -> bool:
+        if len(self._nodes) == 1:
+            return False
+        if self._random.random() < 0.5:
+            one, other = self._some(2)
+            return self._cut([(one.name, other.name)])
+        return self._split(self._some(self._random.randrange(1, len(self._nodes))), both=False)
+
+    def _isolate_leader(self) -> bool:
+        leader = self._leader()
+        return leader is not None and len(self._nodes) > 1 and self._split([leader])
+
+    def _minority_leader(self) -> bool:
+        leader = self._leader()
+        if leader is None or len(self._nodes) < 5:
+            return False
+        return self._split([leader, next(node for node in self._some(2) if node is not leader)])
+
+    def _bridge(self) -> bool:
+        """Two pairs that see each other only through the fifth member."""
+        if len(self._nodes) < 5:
+            return False
+        members = self._some(5)
+        pairs = [(one.name, other.name) for one in members[:2] for other in members[2:4]]
+        return self._cut(pairs + [(other, one) for one, other in pairs])
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def _crash(self, count: int) -> bool:
+        down_us = self._duration_us()
+        struck = False
+        for node in self._some(count):
+            if node.core is not None:
+                self._simulation.crash(node, down_us + int(self._random.random() * 200_000))
+                struck = True
+        return struck
+
+    def _crash_leader(self) -> bool:
+        leader = self._leader()
+        if leader is None or leader.core is None:
+            return False
+        self._simulation.crash(leader, self._duration_us())
+        return True
+
+    def _pause(self) -> bool:
+        running = self._running()
+        if not running:
+            return False
+        node = self._random.choice(running)
+        node.paused_until_us = self._simulation.scheduler.now_us + self._duration_us()
+        return True
+
+    def _slow_flush(self) -> bool:
+        for node in self._some(self._random.randrange(1, len(self._nodes) + 1)):
+            node.slow_flush_us = self._random.choice((50_000, 500_000, 3_000_000))
+            self._simulation.scheduler.after(self._duration_us(), self._fast_flush, node)
+        return True
+
+    def _fast_flush(self, node: SimNode) -> None:
+        node.slow_flush_us = 0
+
+    def _disk_full(self) -> bool:
+        for node in self._some(self._random.randrange(1, len(self._nodes) + 1)):
+            node.log.disk_full = True
+            self._simulation.scheduler.after(self._duration_us(), self._disk_free, node)
+        return True
+
+    def _disk_free(self, node: SimNode) -> None:
+        node.log.disk_full = False
+
+    def _expire(self) -> bool:
+        """Retention removes a random part of what a member has committed and flushed."""
+        running = self._running()
+        if not running:
+            return False
+        node = self._random.choice(running)
+        limit = min(node.log.committed_index, node.log.flushed.index)
+        if limit <= node.log.begin.index + 1:
+            return False
+        share = self._random.choice((0.5, 1.0, 1.0))
+        node.log.drop_before(
+            LogIndex(limit - int(self._random.random() * (1 - share) * (limit - node.log.begin.index)))
+        )
+        return True
+
+    def _wipe(self) -> bool:
+        """One member loses its disk, once per run, while the others are well and hold all that was committed."""
+        simulation = self._simulation
+        checker = simulation.checker
+        committed = len(checker.chain) - 1
+        if checker.wiped or len(self._nodes) == 1 or committed < 0:
+            return False
+        victim, *others = self._some(len(self._nodes))
+        for node in others:
+            held = node.log.begin.index <= committed <= node.log.flushed.index
+            if node.core is None or not node.hard.voter or not held:
+                return False
+            if node.log.chain_crc_at(LogIndex(committed)) != checker.chain[committed]:
+                return False
+        checker.wiped = 1
+        simulation.crash(victim, self._duration_us())
+        simulation.network.forget(victim.name)
+        victim.replace_disk()
+        return True
+
+    def _transfer(self) -> bool:
+        node = self._random.choice(self._nodes)
+        leader = self._leader()
+        if self._random.random() < 0.8 and leader is not None:
+            node = leader
+        target = None if self._random.random() < 0.3 else self._random.choice(self._nodes).name
+
+        def question(core: Node, now_ms: int) -> None:
+            core.transfer(target, now_ms)
+
+        node.ask(question, node.boots)
+        return node.core is not None
+
+    def _connection_lost(self) -> bool:
+        if len(self._nodes) == 1:
+            return False
+        one, other = self._some(2)
+        self._simulation.break_stream(one.name, other.name)
+        return True

@@ -1,0 +1,145 @@
+"""The simulator's log: the store's memory twin with a disk that may be full and a crash that is as bad as a real one.
+
+Changes since the last flush are kept in order; ``crash`` keeps the first so many of them. So also an unflushed
+truncation, reset or expiry may come undone, and a batch may survive in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dledger.errors import DiskFullError, invariant
+from dledger.store.memory_store import MemoryStore
+from dledger.types import (
+    GENESIS,
+    NO_INDEX,
+    AppendedBatch,
+    Boundary,
+    CheckedRun,
+    EntryId,
+    FlushMark,
+    LogIndex,
+    Magic,
+    Term,
+)
+
+
+class Stored(NamedTuple):
+    """One entry on the disk."""
+
+    record: bytes
+    position: int
+    term: Term
+    chain_crc: int
+
+
+class Started(NamedTuple):
+    """The log was emptied and starts after ``begin``."""
+
+    begin: Boundary
+
+
+Change = Stored | LogIndex | Started | Boundary
+"""An entry was written, entries from an index on were cut, the log was started anew, or its head expired."""
+
+
+class Disk:
+    """What would be there after a power cut."""
+
+    def __init__(self) -> None:
+        self.begin = GENESIS
+        self.entries: list[Stored] = []
+        self.committed: LogIndex = NO_INDEX
+
+    def apply(self, change: Change) -> None:
+        """Make one more change durable."""
+        if isinstance(change, Stored):
+            self.entries.append(change)
+        elif isinstance(change, Started):
+            self.begin = change.begin
+            self.entries.clear()
+        elif isinstance(change, Boundary):
+            del self.entries[: change.index - self.begin.index]
+            self.begin = change
+        else:
+            del self.entries[change - self.begin.index - 1 :]
+
+
+class SimLog(MemoryStore):
+    """See ``dledger.core.ports.Log``."""
+
+    def __init__(self, segment_bytes: int) -> None:
+        super().__init__(segment_bytes)
+        self._disk = Disk()
+        self._changes: list[Change] = []
+
+    def record_bytes(self, index: LogIndex) -> bytes:
+        """The stored bytes of one entry."""
+        return self._records[self._offset_of(index)]
+
+    def _note_from(self, offset: int) -> None:
+        for at in range(offset, len(self._records)):
+            self._changes.append(Stored(self._records[at], self._positions[at], self._terms[at], self._chains[at]))
+
+    def append_as_leader(self, term: Term, bodies: Sequence[bytes], magic: Magic = Magic.NORMAL) -> AppendedBatch:
+        if self.disk_full:
+            raise DiskFullError("the disk is full")
+        offset = len(self._records)
+        batch = super().append_as_leader(term, bodies, magic)
+        self._note_from(offset)
+        return batch
+
+    def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
+        if self.disk_full:
+            raise DiskFullError("the disk is full")
+        offset = len(self._records)
+        last = super().append_run(checked, from_index)
+        self._note_from(offset)
+        return last
+
+    def truncate(self, from_index: LogIndex) -> None:
+        before = self.last
+        super().truncate(from_index)
+        if self.last != before:
+            self._changes.append(from_index)
+
+    def reset(self, begin: Boundary) -> None:
+        super().reset(begin)
+        self._changes.append(Started(begin))
+
+    def drop_before(self, index: LogIndex) -> None:
+        invariant(index <= min(self.committed_index, self.flushed.index), "only durable committed entries expire")
+        before = self.begin
+        super().drop_before(index)
+        if self.begin != before:
+            self._changes.append(self.begin)
+
+    def flush(self) -> FlushMark:
+        for change in self._changes:
+            self._disk.apply(change)
+        self._changes.clear()
+        self._disk.committed = self.committed_index
+        return super().flush()
+
+    @property
+    def unflushed_changes(self) -> int:
+        """How many changes a crash may take back."""
+        return len(self._changes)
+
+    def crash(self, keep_unflushed: int = 0) -> None:
+        """Come back after a crash: the first ``keep_unflushed`` changes after the last flush have survived."""
+        disk = self._disk
+        for change in self._changes[:keep_unflushed]:
+            disk.apply(change)
+        self._changes.clear()
+        self._start(disk.begin)
+        for entry in disk.entries:
+            self._add(*entry)
+        if disk.entries:
+            last = disk.entries[-1]
+            self._last = EntryId(last.term, LogIndex(disk.begin.index + len(disk.entries)))
+            self._chain, self._end = last.chain_crc, last.position + len(last.record)
+        self._committed = max(min(disk.committed, self._last.index), disk.begin.index)
+        self._sequence, self._closed = 0, False
+        self._flushed = FlushMark(self._last.index, 0)

@@ -1,0 +1,292 @@
+"""One run of one seed: first everything may break, then it is healed and must make progress."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+from dledger.core.member_state import Leader
+from dledger.core.messages import Message, PushAppend
+from dledger.errors import DLedgerError
+from dledger.types import EntryRun, NodeId
+from tests.sim.checker import Checker, Violation, require
+from tests.sim.clients import Append, Clients
+from tests.sim.driver import SimNode
+from tests.sim.faults import Nemesis
+from tests.sim.network import Network
+from tests.sim.options import Options, choose
+from tests.sim.scheduler import Scheduler
+
+HEAL_US: Final = 10_000_000
+"""How long a healed group may take until it is well."""
+TAIL: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a seed."""
+
+    seed: int
+    events: int = 0
+    simulated_ms: int = 0
+    heal_ms: int = 0
+    elections: int = 0
+    committed: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    trace_hash: int = 0
+    failure: str | None = None
+    tail: tuple[str, ...] = ()
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, options: Options, *, trace: bool = False) -> None:
+        seed = options.seed
+        self.options = options
+        self.scheduler = Scheduler()
+        self.random = Random(f"schedule/{seed}")
+        self.hits: Counter[str] = Counter()
+        self.checker = Checker(lambda: self.nodes, lambda node: self.nemesis.harass(node))
+        self.network = Network(options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke)
+        rates = [self.random.randrange(900, 1101) if options.has("drift") else 1000 for _ in options.names]
+        self.nodes = [SimNode(self, name, rate) for name, rate in zip(options.names, rates, strict=True)]
+        self._by_name = {node.name: node for node in self.nodes}
+        self.clients = Clients(self, Random(f"clients/{seed}"))
+        self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
+        self.events = 0
+        self.healed_us: int | None = None
+        self.well_us = 0
+        self.trace_hash = seed
+        self._trace: deque[tuple[int, str, NodeId | None, tuple[object, ...]]] = deque(maxlen=None if trace else TAIL)
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def event(self, what: str, node: SimNode | None, *details: object) -> None:
+        """Count and trace an event; the hash takes in what the members hold, so that it shows any difference."""
+        self.events += 1
+        now_us = self.scheduler.now_us
+        if node is None:
+            self._trace.append((now_us, what, None, details))
+            return
+        log = node.log
+        state = node.core.state if node.core is not None else None
+        commit = state.commit_index if state is not None else -2
+        self.trace_hash = hash((self.trace_hash, now_us, len(what), log.last_chain_crc, commit, node.hard.term))
+        self._trace.append((now_us, what, node.name, (*details, _Brief.of(node))))
+
+    def trace_lines(self) -> list[str]:
+        """The last events, as text."""
+        return [
+            f"{now_us / 1000:12.3f} ms  {name or '--':3} {what:14} {' '.join(map(_shown, details))}"
+            for now_us, what, name, details in self._trace
+        ]
+
+    def slow(self, fault: str, probability: float) -> bool:
+        """Whether one of these operations is slow this time."""
+        if not self.options.has(fault) or self.healed_us is not None or self.random.random() >= probability:
+            return False
+        self.hits[fault] += 1
+        return True
+
+    def damaged(self, run: EntryRun) -> EntryRun:
+        """The run as it arrives: sometimes with a flipped bit."""
+        if not self.options.has("corrupt") or self.healed_us is not None or self.random.random() >= 0.02:
+            return run
+        self.hits["corrupt"] += 1
+        data = bytearray(run.data)
+        data[int(self.random.random() * len(data))] ^= 1 << int(self.random.random() * 8)
+        return replace(run, data=bytes(data))
+
+    def crash_point(self) -> str | None:
+        """Whether a member dies right ``before`` or right ``after`` it saves its hard state."""
+        if self.options.has("crash_point") and self.healed_us is None and self.random.random() < 0.1:
+            self.hits["crash_point"] += 1
+            return self.random.choice(("before", "after"))
+        return None
+
+    def crash(self, node: SimNode, down_us: int | None = None) -> None:
+        """Kill a member (its page cache survives) or cut its power (a random part of what was not flushed is lost)."""
+        if down_us is None:
+            down_us = int(self.random.random() * 1_500_000)
+        unflushed = node.log.unflushed_changes
+        keep = self.random.choice((0, unflushed, int(self.random.random() * (unflushed + 1))))
+        self.event("crash", node, f"keeps {keep} of {unflushed}")
+        node.stop(keep)
+        self.scheduler.after(down_us, self._restart, node, node.boots)
+
+    def _restart(self, node: SimNode, boot: int) -> None:
+        if node.core is None and node.boots == boot:
+            node.start()
+            self.event("start", node)
+
+    def break_stream(self, sender: NodeId, target: NodeId) -> None:
+        """The stream from ``sender`` to ``target`` breaks; ``sender`` hears of it soon."""
+        self.scheduler.after(int(self.random.random() * 20_000), self._stream_broke, sender, target)
+
+    def _stream_broke(self, sender: NodeId, target: NodeId) -> None:
+        node = self._by_name[sender]
+        node.lose_connection(target, node.boots)
+
+    def _deliver(self, sender: NodeId, target: NodeId, message: Message) -> None:
+        node = self._by_name[target]
+        node.deliver(sender, message, node.boots)
+
+    def believed_leader(self, otherwise: int) -> int:
+        """The number of the running leader of the highest term, which clients and operators would find."""
+        best, best_term = otherwise, -1
+        for number, node in enumerate(self.nodes):
+            if node.core is not None and isinstance(node.core.state.role, Leader) and node.core.state.term > best_term:
+                best, best_term = number, node.core.state.term
+        return best
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Both phases, then the final checks. Raises ``Violation``, or whatever the core raised."""
+        late = self.random.choice(self.nodes) if self.options.has("late_start") and len(self.nodes) > 1 else None
+        for node in self.nodes:
+            delay_us = int(self.random.random() * (8_000_000 if node is late else 50_000))
+            self.hits["late_start"] += node is late
+            self.scheduler.after(delay_us, self._restart, node, node.boots)
+        self.clients.start()
+        self.nemesis.start()
+        while self.events < self.options.events:
+            require(self.scheduler.run_next(), "nothing happens any more")
+            require(self.scheduler.now_us < 3_600_000_000, "time passes without events")
+        self._heal()
+        self._converge()
+        self.clients.stopped = True
+        self._append_once_more()
+        refused = [body for append in self.clients.appends if append.outcome == "not_applied" for body in append.bodies]
+        self.checker.finish(refused)
+
+    def _heal(self) -> None:
+        self.healed_us = self.scheduler.now_us
+        self.clients.stopped = True
+        self.nemesis.active = False
+        self.network.heal()
+        for node in self.nodes:
+            node.log.disk_full = False
+            node.slow_flush_us = 0
+            node.paused_until_us = 0
+            if node.core is None:
+                node.start()
+        self.event("healed", None)
+
+    def _converge(self) -> None:
+        self._run_until(self._is_well, "the healed group does not become well")
+
+    def _append_once_more(self) -> None:
+        appends: list[Append] = []
+
+        def appended() -> bool:
+            if not appends or appends[-1].outcome not in ("acked", ""):
+                appends.append(self.clients.append(self.nodes[self.believed_leader(0)]))
+            return appends[-1].outcome == "acked"
+
+        self._run_until(appended, "the healed group takes no append")
+        self._run_until(self._is_done, "the healed group does not settle")
+        self.well_us = self.scheduler.now_us
+
+    def _run_until(self, condition: object, otherwise: str) -> None:
+        if self.healed_us is None or not callable(condition):
+            raise TypeError(condition)
+        check_us = self.scheduler.now_us
+        while True:
+            if self.scheduler.now_us >= check_us:
+                if condition():
+                    return
+                check_us = self.scheduler.now_us + 20_000
+            require(self.scheduler.now_us < self.healed_us + HEAL_US, otherwise, *map(_Brief.of, self.nodes))
+            require(self.scheduler.run_next(), "nothing happens any more")
+
+    def _is_well(self) -> bool:
+        """One leader, whom all follow, and equal logs."""
+        leader = self.nodes[self.believed_leader(0)]
+        for node in self.nodes:
+            core = node.core
+            if core is None or core.state.leader_id != leader.name or node.hard.term != leader.hard.term:
+                return False
+            if node.log.last_chain_crc != leader.log.last_chain_crc or node.log.last != leader.log.last:
+                return False
+        return not self.clients.open_operations()
+
+    def _is_done(self) -> bool:
+        """Well, and everything is committed and durable everywhere."""
+        if not self._is_well():
+            return False
+        for node in self.nodes:
+            end = node.log.last.index
+            if node.core is None or node.core.state.commit_index != end or node.log.flushed.index != end:
+                return False
+        return True
+
+    def result(self, failure: str | None = None) -> Result:
+        """What came of it."""
+        self.hits.update(self.network.hits)
+        return Result(
+            seed=self.options.seed,
+            events=self.events,
+            simulated_ms=self.scheduler.now_us // 1000,
+            heal_ms=(self.well_us - (self.healed_us or 0)) // 1000,
+            elections=self.checker.elections,
+            committed=len(self.checker.chain),
+            outcomes=self.clients.outcomes(),
+            hits=self.hits,
+            trace_hash=self.trace_hash & (1 << 64) - 1,
+            failure=failure,
+            tail=tuple(self.trace_lines()) if failure or self._trace.maxlen is None else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Brief:
+    """How a member stood, cheaply noted with every event and made readable only when asked."""
+
+    name: NodeId
+    role: object
+    term: int
+    commit: int
+    begin: int
+    last: object
+    flushed: int
+
+    @classmethod
+    def of(cls, node: SimNode) -> _Brief:
+        core, log = node.core, node.log
+        role = None if core is None else core.state.role
+        term, commit = (-1, -1) if core is None else (core.state.term, core.state.commit_index)
+        return cls(node.name, role, term, commit, log.begin.index, log.last, log.flushed.index)
+
+    def __str__(self) -> str:
+        role = "down" if self.role is None else type(self.role).__name__.lower()
+        return (
+            f"[{self.name} {role} term={self.term} begin={self.begin} commit={self.commit} "
+            f"flushed={self.flushed} last={self.last}]"
+        )
+
+
+def _shown(detail: object) -> str:
+    if isinstance(detail, PushAppend):
+        run = detail.run
+        return (
+            f"PushAppend(term={detail.term}, epoch={detail.epoch}, commit={detail.commit_index}, "
+            f"{run.first_index}..{run.last_index} after {run.previous})"
+        )
+    return str(detail)
+
+
+def run_seed(seed: int, events: int, *, trace: bool = False) -> Result:
+    """Run one seed; never raises for what goes wrong in it."""
+    simulation = Simulation(choose(seed, events), trace=trace)
+    try:
+        simulation.run()
+    except (Violation, DLedgerError) as error:
+        return simulation.result(f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever the core raises is a finding, and belongs to its seed
+        return simulation.result(f"{type(error).__name__}: {error}")
+    return simulation.result()

@@ -1,0 +1,140 @@
+"""Retention: the plan, case by case, and its execution on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dledger.config import StoreConfig
+from dledger.errors import IndexBeforeBeginError
+from dledger.store.cleaner import CleanFacts, SegmentFacts, local_hour, plan, protected
+from dledger.store.fs import DiskUsage
+from dledger.types import LogIndex
+from tests.store.crash_fs import FailingFs
+from tests.store.support import FakeClock, abandon, bodies_of, fill, open_store, small_config
+
+_HOUR = 3_600_000
+_SEGMENTS = tuple(
+    SegmentFacts(Path(str(k)), k * 100, (k + 1) * 100, last_index=k * 10 + 9, modified_ms=k * _HOUR) for k in range(4)
+)
+_FACTS = CleanFacts(
+    segments=_SEGMENTS,
+    end=450,
+    safe_index=1000,
+    protected_index=1000,
+    now_ms=int(74.5 * _HOUR),
+    local_hour=4,
+    usage_ratio=0.5,
+    available_bytes=5000,
+    ran_out_of_space=False,
+    bytes_wanted=1000,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "removed"),
+    [
+        pytest.param({}, 3, id="expired at the hour"),
+        pytest.param({"local_hour": 5}, 0, id="expired at another hour"),
+        pytest.param({"local_hour": 5, "usage_ratio": 0.71}, 3, id="expired above the check ratio"),
+        pytest.param({"now_ms": 0}, 0, id="nothing expired"),
+        pytest.param({"now_ms": 0, "usage_ratio": 0.86}, 1, id="forced: one at a time"),
+        pytest.param({"usage_ratio": 0.86}, 3, id="forced, and others expired"),
+        pytest.param({"safe_index": 18}, 1, id="not committed"),
+        pytest.param({"now_ms": 0, "usage_ratio": 0.99, "safe_index": 8}, 0, id="never uncommitted, not even forced"),
+        pytest.param({"protected_index": 18}, 1, id="a live follower needs it"),
+        pytest.param({"protected_index": -1, "end": 100 + 301}, 1, id="a follower too far behind is not waited for"),
+        pytest.param({"segments": ()}, 0, id="only the last segment"),
+    ],
+)
+def test_plan(changes: dict[str, int | float | tuple[SegmentFacts, ...]], removed: int) -> None:
+    """Oldest first, stopping at the first that stays."""
+    config = StoreConfig(follower_keep_bytes=300)
+
+    decision = plan(replace(_FACTS, **changes), config)  # type: ignore[arg-type]  # one field at a time
+
+    assert decision.remove == _SEGMENTS[:removed]
+
+
+@pytest.mark.parametrize(
+    ("changes", "full"),
+    [
+        ({}, False),
+        ({"usage_ratio": 0.91}, True),
+        ({"ran_out_of_space": True}, False),
+        ({"ran_out_of_space": True, "available_bytes": 999}, True),
+        ({"available_bytes": 0}, False),
+    ],
+)
+def test_disk_full(changes: dict[str, float], full: bool) -> None:
+    """By ratio, or because an append found no room and there still is none."""
+    assert plan(replace(_FACTS, **changes), StoreConfig()).disk_full is full  # type: ignore[arg-type]  # see above
+
+
+def test_force_clean_can_be_switched_off() -> None:
+    """Then only expired segments go, however full the disk."""
+    facts = replace(_FACTS, now_ms=0, usage_ratio=0.95)
+    assert plan(facts, StoreConfig(force_clean=False)).remove == ()
+
+
+def test_protected_is_the_lowest_of_all() -> None:
+    """The commit index bounds it when all followers are ahead."""
+    assert protected(LogIndex(9), [LogIndex(12), LogIndex(7)]) == 7
+    assert protected(LogIndex(9), []) == 9
+
+
+def test_local_hour_is_an_hour() -> None:
+    """Hours go round within a day."""
+    assert (local_hour(_HOUR * 25) - local_hour(0)) % 24 == 1
+
+
+def test_clean_removes_whole_segments_and_moves_the_begin(tmp_path: Path) -> None:
+    """The begin describes the last entry that went; it survives a kill; what went is refused, not crashed upon."""
+    config = small_config(tmp_path, disk_check_ratio=1e-9, retention_hours=1)
+    clock = FakeClock()
+    store = open_store(config, clock=clock)
+    bodies = fill(store, 100)
+    store.flush()
+    store.set_committed(LogIndex(70))
+    assert store.clean(store.committed_index) == ()
+    clock.now_ms = 4_000_000_000_000
+    before = store.chain_crc_at(LogIndex(53)), store.read(LogIndex(54)).position
+
+    removed = store.clean(LogIndex(60))
+
+    assert sorted(path.name for path in removed if path.parent.name == "data") == ["0" * 20, "00000000000000004096"]
+    assert len([path for path in removed if path.parent.name == "index"]) == 5
+    assert not any(path.exists() for path in removed)
+    assert (store.begin.index, store.begin.term) == (53, 1)
+    assert (store.begin.chain_crc, store.begin.position) == before
+    with pytest.raises(IndexBeforeBeginError):
+        store.read(LogIndex(53))
+    abandon(store)
+    store = open_store(config, clock=clock)
+    assert (store.begin.index, store.begin.position, store.begin.chain_crc) == (53, before[1], before[0])
+    assert bodies_of(store) == bodies[54:]
+    assert store.recovery_report.cut_at is None
+    bodies += fill(store, 30)
+    store.truncate(LogIndex(100))
+    assert bodies_of(store) == bodies[54:100]
+    store.close()
+
+
+def test_force_clean_goes_on_until_there_is_room(tmp_path: Path) -> None:
+    """One segment per pass, the newest never."""
+    fs = FailingFs()
+    store = open_store(small_config(tmp_path, disk_clean_ratio=0.85, disk_check_ratio=0.7), fs)
+    fill(store, 100)
+    store.flush()
+    store.set_committed(store.last.index)
+    fs.disk = DiskUsage(1000, 100, 900)
+
+    begins = []
+    for _ in range(5):
+        store.clean(store.committed_index)
+        begins.append(store.begin.index)
+
+    assert begins == [26, 53, 80, 80, 80]
+    store.close()

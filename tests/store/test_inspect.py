@@ -1,0 +1,110 @@
+"""Offline inspection: everything is shown, and the first bad offset of a file is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger.store.inspect import (
+    BlankItem,
+    EndItem,
+    ProblemItem,
+    RecordItem,
+    UnitItem,
+    begin_of,
+    inspect_data,
+    inspect_index,
+    problems,
+    segment_paths,
+)
+from dledger.types import GENESIS, LogIndex
+from tests.store.support import FakeClock, fill, open_store, small_config
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    store = open_store(small_config(tmp_path))
+    fill(store, 60)
+    store.close()
+    return store.directory
+
+
+def _patch(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_every_record_blank_and_unit_is_shown(directory: Path) -> None:
+    """60 entries of 148 bytes: 27 and a blank of 100 bytes per segment."""
+    data = list(inspect_data(segment_paths(directory / "data")))
+    index = list(inspect_index(segment_paths(directory / "index")))
+
+    assert [item.header.index for item in data if isinstance(item, RecordItem)] == list(range(60))
+    assert [(item.offset, item.length) for item in data if isinstance(item, BlankItem)] == [(27 * 148, 100)] * 2
+    assert [item.offset for item in data if isinstance(item, EndItem)] == [6 * 148]
+    assert [item.unit.index for item in index if isinstance(item, UnitItem)] == list(range(60))
+    assert not list(problems(directory))
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "reason"),
+    [
+        (148 * 3 + 50, b"!", "bodyCrc of entry 30"),
+        (148 * 3 + 36, b"!", "chainCrc of entry 30"),
+        (148 * 3, bytes(48), "zeros, although 00000000000000008192 holds more"),
+        (0, b"!", "magic"),
+        (27 * 148 + 4, b"\x7f", "blank of"),
+    ],
+)
+def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes, reason: str) -> None:
+    """A problem ends its segment; the next segment is shown all the same."""
+    path = segment_paths(directory / "data")[1]
+    _patch(path, offset, data)
+
+    items = list(inspect_data(segment_paths(directory / "data")))
+
+    bad = [item for item in items if isinstance(item, ProblemItem | EndItem) and item.path == path]
+    assert [item.offset for item in bad] == [offset - offset % 148 if offset < 27 * 148 else 27 * 148]
+    if isinstance(bad[0], ProblemItem):
+        assert reason in bad[0].reason
+    assert isinstance(items[-2], RecordItem)
+    assert items[-2].header.index == 59
+
+
+def test_a_wrong_unit_is_found(directory: Path) -> None:
+    """In the index file, and as a disagreement with the data."""
+    path = segment_paths(directory / "index")[2]
+    _patch(path, 32 * 3 + 20, b"\x55")
+
+    found = list(problems(directory))
+
+    assert (path, 96) in [(item.path, item.offset) for item in found]
+    assert any("the index does not agree about entry 23" in item.reason for item in found)
+
+
+def test_a_log_that_begins_later_is_whole(tmp_path: Path) -> None:
+    """After retention the chain is verified from the recorded begin; without a checkpoint from the second record."""
+    config = small_config(tmp_path, disk_check_ratio=1e-9, retention_hours=0)
+    store = open_store(config, clock=FakeClock(4_000_000_000_000))
+    fill(store, 100)
+    store.flush()
+    store.set_committed(LogIndex(99))
+    store.clean(LogIndex(99))
+    store.close()
+
+    assert begin_of(store.directory).index > 0
+    assert not list(problems(store.directory))
+    (store.directory / "checkpoint").unlink()
+    assert begin_of(store.directory) == GENESIS
+    assert not list(problems(store.directory))
+
+
+def test_a_cut_off_file_is_a_problem(directory: Path) -> None:
+    """A file that ends in the middle of a header or record."""
+    path = segment_paths(directory / "data")[2]
+    for length in (148 + 4, 148 + 30, 148 + 100, 0):
+        path.write_bytes(path.read_bytes()[:length])
+        found = [item for item in inspect_data(segment_paths(directory / "data")) if isinstance(item, ProblemItem)]
+        assert [item.offset for item in found] == ([148] if length else [])

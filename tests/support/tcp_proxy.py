@@ -1,0 +1,235 @@
+"""A network in user space: one TCP proxy per directed pair of nodes, whose bytes can be held back or delayed.
+
+Held-back bytes are kept, not dropped: they arrive after the heal, as TCP would retransmit them, unless the proxy was
+told to cut the connections. New connections to a blocked direction are accepted and stay silent, as a black hole looks
+to who connects; the server behind is reached only when the block is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from dledger.types import NodeId
+
+_CHUNK_BYTES = 64 * 1024
+_QUEUED_CHUNKS_MAX = 64
+_CALL_TIMEOUT_S = 10.0
+
+Result = TypeVar("Result")
+Address = tuple[str, int]
+
+
+class _Direction:
+    """One way through a link: may be blocked, and may take ``delay_s``. Used by the loop's thread only."""
+
+    def __init__(self) -> None:
+        self.delay_s = 0.0
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def block(self, *, blocked: bool) -> None:
+        if blocked:
+            self._open.clear()
+        else:
+            self._open.set()
+
+    async def passable(self) -> None:
+        await self._open.wait()
+
+
+class _Link:
+    """What ``source`` says to ``target`` on connections that ``source`` opened, and the answers."""
+
+    def __init__(self, target: Address) -> None:
+        self.target = target
+        self.port = 0
+        self.forward = _Direction()
+        self.backward = _Direction()
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    async def listen(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.add(writer)
+        onward: asyncio.StreamWriter | None = None
+        try:
+            await self.forward.passable()
+            far_reader, onward = await asyncio.open_connection(*self.target)
+            self.writers.add(onward)
+            ways = [
+                asyncio.ensure_future(_pump(reader, onward, self.forward)),
+                asyncio.ensure_future(_pump(far_reader, writer, self.backward)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        except OSError:
+            pass  # the target is down: whoever connects sees its connection end
+        finally:
+            for one in (writer, onward):
+                if one is not None:
+                    self.writers.discard(one)
+                    one.transport.abort()
+
+    def cut(self) -> None:
+        for writer in tuple(self.writers):
+            writer.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Direction) -> None:
+    """Carry bytes in order, each chunk ``delay_s`` after it came, none while the way is blocked."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUED_CHUNKS_MAX)
+
+    async def deliver() -> None:
+        while True:
+            due, data = await queue.get()
+            if due > loop.time():
+                await asyncio.sleep(due - loop.time())
+            await way.passable()
+            if not data:
+                return
+            writer.write(data)
+            await writer.drain()
+
+    delivery = asyncio.ensure_future(deliver())
+    try:
+        while not delivery.done():
+            data = await reader.read(_CHUNK_BYTES)
+            await queue.put((loop.time() + way.delay_s, data))
+            if not data:
+                await delivery
+                return
+    except OSError:
+        return
+    finally:
+        delivery.cancel()
+        await asyncio.gather(delivery, return_exceptions=True)
+
+
+class ProxyNetwork:
+    """Links between all pairs of nodes. Nodes connect to ``port(me, peer)`` instead of the peer's own port.
+
+    ``block`` and ``heal`` speak of packets from one node to another: they hold back what the sender writes on
+    connections of either side.
+    """
+
+    def __init__(self, targets: dict[NodeId, Address]) -> None:
+        self._nodes = tuple(targets)
+        self._loop = asyncio.new_event_loop()
+        self._links: dict[tuple[NodeId, NodeId], _Link] = {}
+        self._servers: list[asyncio.Server] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy-network")
+        self._thread.start()
+        try:
+            self._run(self._listen(targets))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def port(self, source: NodeId, target: NodeId) -> int:
+        """Where ``source`` reaches ``target`` through this network."""
+        return self._links[source, target].port
+
+    def block(self, source: NodeId, target: NodeId) -> None:
+        """No byte of ``source`` reaches ``target`` any more."""
+        self._set(source, target, blocked=True)
+
+    def heal(self, source: NodeId, target: NodeId) -> None:
+        """What was held back arrives, and everything after it."""
+        self._set(source, target, blocked=False)
+
+    def partition(self, side: Iterable[NodeId], *, cut: bool = False) -> None:
+        """Part ``side`` from all others, both ways; ``cut`` ends the connections between them, too."""
+        inside = tuple(side)
+        for one in inside:
+            for other in self._nodes:
+                if other not in inside:
+                    self.block(one, other)
+                    self.block(other, one)
+        if cut:
+            self.cut()
+
+    def heal_all(self) -> None:
+        """Every way is open and quick again."""
+        for source, target in self._links:
+            self.heal(source, target)
+            self.delay(source, target, 0.0)
+
+    def delay(self, source: NodeId, target: NodeId, delay_s: float) -> None:
+        """Every chunk from ``source`` takes so long to ``target``."""
+
+        def change() -> None:
+            self._links[source, target].forward.delay_s = delay_s
+            self._links[target, source].backward.delay_s = delay_s
+
+        self._call(change)
+
+    def cut(self) -> None:
+        """End every connection that goes through."""
+
+        def cut() -> None:
+            for link in self._links.values():
+                link.cut()
+
+        self._call(cut)
+
+    def close(self) -> None:
+        """End everything and join the thread. Idempotent."""
+        if not self._thread.is_alive():
+            return
+        self._run(self._shut_down())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _set(self, source: NodeId, target: NodeId, *, blocked: bool) -> None:
+        def change() -> None:
+            self._links[source, target].forward.block(blocked=blocked)
+            self._links[target, source].backward.block(blocked=blocked)
+
+        self._call(change)
+
+    async def _listen(self, targets: dict[NodeId, Address]) -> None:
+        for source in targets:
+            for target, address in targets.items():
+                if source != target:
+                    link = self._links[source, target] = _Link(address)
+                    self._servers.append(await link.listen())
+
+    async def _shut_down(self) -> None:
+        for server in self._servers:
+            server.close()
+        for link in self._links.values():
+            link.cut()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _call(self, action: Callable[[], None]) -> None:
+        async def run() -> None:
+            action()
+
+        self._run(run())
+
+    def _run(self, work: Coroutine[object, object, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)

@@ -1,0 +1,319 @@
+"""The follower's side: what is executed, what is answered, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.config import FlushMode
+from dledger.core.messages import (
+    CheckedAppend,
+    PushAppend,
+    PushCommit,
+    PushInstall,
+    PushKind,
+    PushTruncate,
+    ReceivedPush,
+)
+from dledger.core.outbox import Wake
+from dledger.errors import InvariantError, ResponseCode
+from dledger.types import EntryId, HardState, LogIndex, Position, Term
+from tests.support.cluster import N1, N2
+from tests.support.solo import Solo, Source
+
+
+def truncate(source: Source, index: int) -> PushTruncate:
+    at = LogIndex(index)
+    return PushTruncate(source.term, source.epoch, EntryId(source.log.term_at(at), at), source.log.chain_crc_at(at))
+
+
+def checked(source: Source, push: PushAppend) -> CheckedAppend:
+    return CheckedAppend(push.term, push.epoch, push.commit_index, source.log.check_run(push.run))
+
+
+def test_an_arrival_wakes_the_handler_and_waits_for_its_step() -> None:
+    """Pushes are judged when they are executed, one per step, in order."""
+    solo = Solo()
+    source = Source(1, 1, 1)
+    solo.node.receive(N1, source.compare(-1), 0)
+    solo.node.receive(N1, checked(source, source.append(0, 0)), 0)
+    solo.take()
+    assert Wake.HANDLER in solo.woken
+    assert solo.state.term == 0
+
+    assert solo.node.handler.step(3) == 3
+    assert solo.node.handler.step(4) is None
+    assert solo.node.handler.step(5) is None
+
+    assert solo.log.last.index == 0
+
+
+def test_an_append_is_answered_when_it_is_flushed() -> None:
+    """Trap 4: the answer leaves with the flush, and the flush is asked for."""
+    solo = Solo()
+    source = Source(1, 1)
+    solo.push(N1, source.compare(-1))
+
+    assert solo.push(N1, source.append(0), flush=False) == []
+    assert Wake.FLUSH in solo.woken
+    solo.flush()
+
+    (answer,) = (message for _, message in solo.take())
+    assert (answer.kind, answer.flushed_index) == (PushKind.APPEND, 0)  # type: ignore[union-attr]  # a PushResponse
+
+
+def test_one_answer_covers_all_appends_of_a_flush() -> None:
+    """Acknowledgements are as few as flushes."""
+    solo = Solo()
+    source = Source(1, 1, 1, 1)
+    solo.push(N1, source.compare(-1))
+    for index in range(3):
+        assert solo.push(N1, source.append(index, index), flush=False) == []
+
+    solo.flush()
+
+    assert len(solo.take()) == 1
+    solo.flush()
+    assert solo.take() == []
+
+
+def test_a_flush_behind_the_newest_append_acknowledges_what_it_covers() -> None:
+    """Progress is told at once, the rest with the next flush."""
+    solo = Solo()
+    source = Source(1, 1, 1)
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, 0), flush=False)
+    solo.log.flush()
+    solo.push(N1, source.append(1, 1), flush=False)
+    solo.node.flushed()
+    assert solo.take() == []  # it was told when the second append was executed
+
+    solo.flush()
+
+    assert len(solo.take()) == 1
+
+
+def test_asynchronous_flush_answers_at_once() -> None:
+    """``flush=async`` acknowledges what is written."""
+    solo = Solo(flush_mode=FlushMode.ASYNC)
+    source = Source(1, 1)
+    solo.push(N1, source.compare(-1))
+
+    (answer,) = solo.push(N1, source.append(0), flush=False)
+
+    assert (answer.code, answer.flushed_index) == (ResponseCode.SUCCESS, 0)
+
+
+@pytest.mark.parametrize("mode", list(FlushMode))
+def test_a_truncation_is_answered_when_it_is_durable(mode: FlushMode) -> None:
+    """Trap 7: in either flush mode, since a truncation that comes undone would revive entries."""
+    solo = Solo(terms=(1, 2, 2), flush_mode=mode)
+    source = Source(3, 1, 3)
+    solo.push(N1, source.compare(0))
+
+    assert solo.push(N1, truncate(source, 1), flush=False) == []
+    solo.flush()
+
+    ((_, answer),) = solo.take()
+    assert getattr(answer, "kind", None) is PushKind.TRUNCATE
+    assert solo.log.last.index == 0
+
+
+@pytest.mark.parametrize("own", [(1,), (1, 1)])
+def test_a_truncate_of_nothing_is_answered_at_once(own: tuple[int, ...]) -> None:
+    """An entry that agrees, or is not there, needs no change."""
+    solo = Solo(terms=own)
+    source = Source(2, 1, 1, 2)
+    solo.push(N1, source.compare(0))
+
+    (answer,) = solo.push(N1, truncate(source, 1), flush=False)
+
+    assert answer.code is ResponseCode.SUCCESS
+    assert solo.log.last.index == len(own) - 1
+
+
+def test_a_truncate_beyond_what_is_verified_is_refused() -> None:
+    """Only a proven conflict right after the proven match is cut."""
+    solo = Solo(terms=(1, 2, 2))
+    source = Source(3, 1, 3, 3)
+    solo.push(N1, source.compare(0))
+
+    (answer,) = solo.push(N1, truncate(source, 2))
+
+    assert answer.code is ResponseCode.INCONSISTENT_STATE
+    assert solo.log.last.index == 2
+
+
+def test_an_append_that_leaves_a_gap_is_refused() -> None:
+    """The log has no holes; the answer tells where it ends."""
+    solo = Solo(terms=(1,))
+    source = Source(2, 1, 1, 1, 2)
+
+    (answer,) = solo.push(N1, source.append(2))
+
+    assert (answer.code, answer.end_index) == (ResponseCode.INCONSISTENT_STATE, 0)
+
+
+def test_an_append_after_another_entry_is_refused() -> None:
+    """The entry before the run must agree in its term."""
+    solo = Solo(terms=(1, 2))
+    source = Source(4, 1, 3, 4)
+
+    (answer,) = solo.push(N1, source.append(2))
+
+    assert answer.code is ResponseCode.INCONSISTENT_STATE
+
+
+def test_an_append_over_conflicting_entries_is_refused_not_applied() -> None:
+    """Cutting is TRUNCATE's business."""
+    solo = Solo(terms=(1, 2))
+    source = Source(4, 1, 3, 4)
+
+    (answer,) = solo.push(N1, source.append(1))
+
+    assert answer.code is ResponseCode.INCONSISTENT_STATE
+    assert solo.log.last == EntryId(Term(2), LogIndex(1))
+
+
+def test_a_run_that_overlaps_the_log_adds_only_its_rest() -> None:
+    """Trap 20: what is there already stays untouched."""
+    solo = Solo(terms=(1, 1))
+    source = Source(2, 1, 1, 2, 2)
+    before = solo.log.record_bytes(LogIndex(1))
+
+    *_, answer = solo.push(N1, source.append(0))
+
+    assert (answer.verified_index, answer.flushed_index) == (3, 3)
+    assert solo.log.record_bytes(LogIndex(1)) == before
+    assert solo.log.last_chain_crc == source.log.last_chain_crc
+
+
+def test_a_run_newer_than_its_leader_is_refused() -> None:
+    """No entry can be of a later term than the leader that sends it."""
+    solo = Solo()
+
+    (answer,) = solo.push(N1, PushAppend(Term(1), 1, LogIndex(-1), Source(2, 2).append(0).run))
+
+    assert answer.code is ResponseCode.INCONSISTENT_STATE
+
+
+def test_replicas_that_differ_below_an_equal_entry_are_fatal() -> None:
+    """Trap 36: equal index and term with another chain CRC means divergence or damage."""
+    solo = Solo(terms=(1, 2))
+    other = Source(2, 2)
+    other.log.append_as_leader(Term(2), [b"another history"])
+
+    with pytest.raises(InvariantError, match="replicas differ"):
+        solo.push(N1, other.compare(1))
+
+
+def test_a_full_disk_is_answered() -> None:
+    """Trap 10: DISK_FULL with the watermarks, so that the leader can go on from there."""
+    solo = Solo(terms=(1,))
+    source = Source(1, 1, 1)
+    solo.push(N1, source.compare(0))
+    solo.log.disk_full = True
+
+    (answer,) = solo.push(N1, source.append(1))
+
+    assert (answer.code, answer.verified_index) == (ResponseCode.DISK_FULL, 0)
+
+
+def test_an_earlier_attempt_is_ignored() -> None:
+    """The leader itself has given it up."""
+    solo = Solo()
+    source = Source(1, 1)
+    first = source.compare(-1)
+    solo.push(N1, source.compare(-1))
+
+    assert solo.push(N1, first) == []
+
+
+def test_a_new_session_forgets_the_old_ones_answers() -> None:
+    """Deferred answers and watermarks belong to one leader and term."""
+    solo = Solo(terms=(1, 2, 2))
+    source = Source(3, 1, 3)
+    solo.push(N1, source.compare(0))
+    solo.push(N1, truncate(source, 1), flush=False)
+    successor = Source(4, 1)
+
+    answers = solo.push(N2, successor.compare(-1))
+
+    assert [(one.kind, one.verified_index) for one in answers] == [(PushKind.COMPARE, -1)]
+
+
+def test_answers_wait_while_no_leader_is_known() -> None:
+    """A member that gave up its leader answers nobody; the next push of that leader resumes."""
+    solo = Solo()
+    source = Source(1, 1, 1)
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, 0), flush=False)
+    solo.state.become_follower(Term(1), None, 0)
+    solo.flush()
+    assert solo.take() == []
+
+    first, second = solo.push(N1, source.append(1, 1))
+
+    assert (first.flushed_index, second.flushed_index) == (0, 1)
+
+
+def test_an_answer_deferred_by_a_truncation_is_dropped_without_a_leader() -> None:
+    """The leader's deadline makes it compare again."""
+    solo = Solo(terms=(1, 2))
+    source = Source(3, 1, 3)
+    solo.push(N1, source.compare(0))
+    solo.push(N1, truncate(source, 1), flush=False)
+    solo.state.become_follower(Term(3), None, 0)
+
+    solo.flush()
+
+    assert solo.take() == []
+
+
+def test_commit_is_answered_and_bounded_by_what_is_verified() -> None:
+    """Trap 18."""
+    solo = Solo(terms=(1, 1))
+    source = Source(2, 1, 1)
+    solo.push(N1, source.compare(0))
+
+    (answer,) = solo.push(N1, PushCommit(Term(2), source.epoch, LogIndex(1)))
+
+    assert (answer.kind, answer.code) == (PushKind.COMMIT, ResponseCode.SUCCESS)
+    assert solo.state.commit_index == 0
+
+
+@pytest.mark.parametrize("kind", list(PushKind))
+def test_a_full_queue_refuses_every_kind(kind: PushKind) -> None:
+    """The refusal repeats kind and epoch, without watermarks."""
+    solo = Solo(handler_queue_pushes_max=1, inflight_pushes_max=1)
+    source = Source(1, 1)
+    solo.node.receive(N1, source.compare(-1), 0)
+    pushes: dict[PushKind, ReceivedPush] = {
+        PushKind.COMPARE: source.compare(-1),
+        PushKind.TRUNCATE: truncate(source, 0),
+        PushKind.APPEND: checked(source, source.append(0)),
+        PushKind.COMMIT: PushCommit(Term(1), source.epoch, LogIndex(0)),
+        PushKind.INSTALL: PushInstall(Term(1), source.epoch, EntryId(Term(1), LogIndex(0)), 0, Position(0)),
+    }
+    solo.take()
+
+    solo.node.receive(N1, pushes[kind], 0)
+
+    ((_, answer),) = solo.take()
+    assert getattr(answer, "kind", None) is kind
+    assert getattr(answer, "code", None) is ResponseCode.PUSH_REQUEST_IS_FULL
+    assert getattr(answer, "verified_index", None) == -1
+
+
+def test_a_non_voter_becomes_one_only_through_its_session() -> None:
+    """A flush while no leader is known proves nothing."""
+    solo = Solo(hard_state=HardState())
+    source = Source(1, 1)
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, commit=0), flush=False)
+    solo.state.become_follower(Term(1), None, 0)
+    solo.flush()
+    assert not solo.state.hard_state.voter
+
+    solo.push(N1, PushCommit(Term(1), source.epoch, LogIndex(0)))
+
+    assert solo.state.hard_state.voter

@@ -1,0 +1,177 @@
+"""Pending appends: refused, committed, overtaken or overdue, each exactly once."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.core.outbox import Wake
+from dledger.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    LeaderTransferringError,
+    NotLeaderError,
+    PendingFullError,
+    QuorumAckTimeoutError,
+    TermChangedError,
+)
+from dledger.types import AppendedBatch, LogIndex, Term
+from tests.support.cluster import N1, N2, N3, N4, Outcome
+from tests.support.solo import Solo
+
+
+def leading(size: int = 3, *, pending_entries_max: int = 100, pending_bytes_max: int = 1000) -> Solo:
+    solo = Solo(size, pending_entries_max=pending_entries_max, pending_bytes_max=pending_bytes_max)
+    solo.lead()
+    return solo
+
+
+def append(solo: Solo, *bodies: bytes) -> Outcome[AppendedBatch]:
+    outcome: Outcome[AppendedBatch] = Outcome()
+    solo.node.append(bodies, solo.now_ms, outcome)
+    solo.take()
+    return outcome
+
+
+def test_only_a_leader_appends_and_others_give_a_hint() -> None:
+    """The hint names the leader that is known."""
+    solo = Solo()
+    solo.hear(N2, 1)
+
+    error = append(solo, b"x").error
+
+    assert isinstance(error, NotLeaderError)
+    assert error.leader is not None
+    assert error.leader.node_id == N2
+
+
+def test_appends_are_refused_while_leadership_is_handed_over() -> None:
+    """Trap 27: the pause is named, and nothing is written."""
+    solo = leading()
+    solo.leader_role.transferring = True
+
+    assert isinstance(append(solo, b"x").error, LeaderTransferringError)
+    assert solo.log.last.index == 0
+
+
+def test_what_the_store_refuses_is_answered() -> None:
+    """An empty batch, a full disk: nothing applied, nothing pending."""
+    solo = leading()
+    assert isinstance(append(solo).error, InvalidRequestError)
+    solo.log.disk_full = True
+    assert isinstance(append(solo, b"x").error, DiskFullError)
+
+    assert solo.node.quorum_ack.pending_entries == 0
+
+
+def test_pending_entries_and_bytes_are_bounded_but_one_batch_always_fits() -> None:
+    """A batch larger than the limit is taken when nothing else waits."""
+    solo = leading(pending_entries_max=2, pending_bytes_max=10)
+    big = append(solo, b"0123456789", b"0123456789", b"x")
+
+    refused = append(solo, b"x")
+
+    assert big.pending
+    assert isinstance(refused.error, PendingFullError)
+    bytes_only = leading(pending_bytes_max=10)
+    append(bytes_only, b"012345678")
+    assert isinstance(append(bytes_only, b"0123").error, PendingFullError)
+
+
+def test_an_append_wakes_flush_and_dispatchers_and_the_first_one_the_checker() -> None:
+    """The checker must learn the first deadline; later ones are behind it."""
+    solo = leading()
+    append(solo, b"x")
+    assert Wake.FLUSH | Wake.DISPATCHERS | Wake.QUORUM_ACK in solo.woken
+    append(solo, b"y")
+
+    assert Wake.FLUSH | Wake.DISPATCHERS in solo.woken
+    assert Wake.QUORUM_ACK not in solo.woken
+
+
+def test_the_commit_index_is_the_highest_that_a_quorum_holds() -> None:
+    """The quorum-th highest watermark of five, own flush included; it wakes those whom a new commit index concerns.
+
+    The elector is one of them only while reads wait for it.
+    """
+    solo = leading(5)
+    append(solo, b"1")
+    append(solo, b"2")
+    append(solo, b"3")
+    solo.flush()
+    for peer, match in ((N1, 2), (N2, 1), (N3, 0), (N4, -1)):
+        solo.leader_role.match[peer] = LogIndex(match)
+
+    solo.settle_quorum()
+
+    assert solo.state.commit_index == 1
+    assert Wake.DISPATCHERS in solo.woken
+    assert Wake.ELECTOR not in solo.woken
+
+    solo.leader_role.reads_waiting = True
+    solo.leader_role.match[N2] = LogIndex(2)
+    solo.settle_quorum()
+
+    assert solo.state.commit_index == 2
+    assert Wake.ELECTOR in solo.woken
+
+
+def test_each_append_completes_with_its_own_batch_in_order() -> None:
+    """A batch is acknowledged whole, once its last entry is committed (trap 35)."""
+    solo = leading()
+    first, second = append(solo, b"a", b"b"), append(solo, b"c")
+    solo.flush()
+    solo.leader_role.match[N1] = LogIndex(1)
+    solo.settle_quorum()
+    assert first.pending
+
+    solo.leader_role.match[N1] = LogIndex(2)
+    solo.settle_quorum()
+
+    assert first.value.last_index == 2
+    assert second.pending
+    assert solo.node.quorum_ack.pending_entries == 1
+
+
+def test_overdue_appends_end_as_unknown_and_give_the_next_deadline() -> None:
+    """The step tells when the oldest pending append is due."""
+    solo = leading()
+    timeout = solo.config.replication.ack_timeout_ms
+    start = solo.now_ms
+    first = append(solo, b"a")
+    solo.now_ms += 10
+    second = append(solo, b"b")
+
+    assert solo.node.quorum_ack.step(start) == start + timeout
+    assert solo.node.quorum_ack.step(start + timeout) == start + 10 + timeout
+    solo.take()
+
+    assert isinstance(first.error, QuorumAckTimeoutError)
+    assert second.pending
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_losing_the_term_fails_what_is_pending(again: bool) -> None:
+    """Trap 21: also when this member leads again, in another term, before the checker steps."""
+    solo = leading()
+    outcome = append(solo, b"x")
+    solo.state.become_follower(Term(5), None, solo.now_ms)
+    if again:
+        solo.lead()
+
+    solo.settle_quorum()
+
+    assert isinstance(outcome.error, TermChangedError)
+    assert solo.node.quorum_ack.pending_entries == 0
+    assert solo.node.quorum_ack.step(solo.now_ms) is None
+
+
+def test_entries_of_earlier_terms_are_not_counted() -> None:
+    """§5.4.2."""
+    solo = Solo(terms=(1, 1))
+    solo.lead()
+    solo.flush()
+    solo.leader_role.match[N1] = LogIndex(1)
+
+    solo.settle_quorum()
+
+    assert solo.state.commit_index == -1

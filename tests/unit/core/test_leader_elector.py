@@ -1,0 +1,204 @@
+"""The elector's own timers and decisions; how members elect together is in tests/scenarios."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.core.member_state import Candidate, Follower
+from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest
+from dledger.core.outbox import Wake
+from dledger.errors import DiskFullError
+from dledger.types import AppendedBatch, HardState, Magic, Role, Term
+from tests.support.cluster import N0, N1, N2, Outcome
+from tests.support.disk_log import DiskLog
+from tests.support.solo import Solo
+
+
+def test_the_step_gives_the_next_due_time_of_every_role() -> None:
+    """A follower and a candidate wait for their timeout, a leader for its next heartbeat."""
+    solo = Solo()
+    assert solo.node.elector.step(0) == 500
+    assert solo.node.elector.step(499) == 500
+    solo.time_out()
+    assert isinstance(solo.state.role, Candidate)
+    assert solo.node.elector.step(1200) == 1500
+    solo.vote(N1, pre_vote=True)
+    solo.vote(N1)
+
+    assert solo.node.elector.step(1000) == 1100
+
+
+def test_a_leader_beats_as_soon_as_it_is_elected() -> None:
+    """Its followers must not time out first; the no-op goes out with the woken dispatchers."""
+    solo = Solo(noop_body=b"first")
+    solo.campaign()
+    solo.take()
+    solo.vote(N1)
+
+    beats = [message for _, message in solo.take() if isinstance(message, HeartbeatRequest)]
+
+    assert len(beats) == 2
+    assert Wake.DISPATCHERS | Wake.FLUSH | Wake.ELECTOR in solo.woken
+    entry = solo.log.read(solo.log.last.index)
+    assert (entry.magic, entry.body) == (Magic.NOOP, b"first")
+
+
+def test_heartbeats_carry_the_client_address() -> None:
+    """Followers give it as hint."""
+    solo = Solo()
+    solo.node.elector.client_address = "here:1"
+    solo.lead()
+
+    ((_, beat), _) = solo.tick(100)
+
+    assert beat == HeartbeatRequest(Term(1), 2, "here:1")
+    assert solo.hear(N1, 5).client_address == "here:1"
+
+
+def test_a_silent_quorum_ends_the_leadership() -> None:
+    """Check-quorum: no answer for the longest election timeout."""
+    solo = Solo()
+    solo.lead()
+    solo.tick(600)
+    solo.beat(N1)
+    solo.tick(999)
+    assert solo.role is Role.LEADER
+
+    solo.tick(1)
+
+    assert solo.state.role == Follower(None, solo.now_ms + 500)
+
+
+def test_heartbeat_answers_of_strange_terms_count_for_nothing() -> None:
+    """An answer of an older term is no contact; one on a follower changes nothing."""
+    solo = Solo()
+    solo.beat(N1, term=0)
+    assert solo.role is Role.FOLLOWER
+    solo.lead()
+    solo.tick(500)
+
+    solo.beat(N1, term=0)
+
+    assert solo.leader_role.contact_ms[N1] == 1000
+
+
+def test_a_heartbeat_answer_tells_a_full_disk() -> None:
+    """What the hand-over and the dispatcher look at."""
+    solo = Solo()
+    solo.lead()
+
+    solo.beat(N1, disk_full=True)
+
+    assert solo.leader_role.disk_full == {N1: True, N2: False}
+
+
+def test_a_granted_vote_postpones_the_own_election() -> None:
+    """§5.2: whoever has just voted gives the candidate time to win; a pre-vote promises nothing."""
+    solo = Solo(hard_state=HardState(Term(1), voter=True))
+    solo.now_ms = 400
+
+    solo.ask_vote(N1, 2, pre_vote=True)
+    assert solo.node.elector.step(400) == 500
+    solo.ask_vote(N1, 1)
+
+    assert solo.node.elector.step(400) == 900
+
+
+def test_a_vote_given_while_asking_for_pre_votes_keeps_the_role() -> None:
+    """The vote counts; the own questions stay asked."""
+    solo = Solo(hard_state=HardState(Term(1), voter=True))
+    solo.time_out()
+
+    assert solo.ask_vote(N1, 1).granted
+    assert isinstance(solo.state.role, Candidate)
+
+
+def test_answers_to_votes_that_nobody_asked_for_are_ignored() -> None:
+    """A follower and a leader have no election to win."""
+    solo = Solo()
+    solo.vote(N1)
+    before = solo.role
+    solo.lead()
+    solo.vote(N2)
+
+    assert before is Role.FOLLOWER
+    assert solo.role is Role.LEADER
+
+
+def test_a_non_voter_asks_without_campaigning() -> None:
+    """Its pre-vote requests only tell that its disk is new."""
+    solo = Solo(hard_state=HardState())
+
+    requests = solo.time_out()
+
+    assert solo.role is Role.FOLLOWER
+    assert requests == [(peer, VoteRequest(Term(1), solo.log.last, pre_vote=True, fresh=True)) for peer in (N1, N2)]
+
+
+def test_a_member_whose_log_is_no_longer_empty_is_forgotten_as_new() -> None:
+    """Five members: two empty peers make a quorum, but one of them has stored something meanwhile."""
+    solo = Solo(5, hard_state=HardState())
+    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
+    solo.ask_vote(N1, 1, pre_vote=True, fresh=False)
+
+    solo.ask_vote(N2, 1, pre_vote=True, fresh=True)
+    assert not solo.state.hard_state.voter
+    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
+
+    assert solo.state.hard_state.voter
+
+
+class _FullAtTheNoOp(DiskLog):
+    """A disk that turns out to be full when it is written to."""
+
+    def append_as_leader(self, *_: object, **__: object) -> AppendedBatch:
+        raise DiskFullError("the disk is full")
+
+
+def test_a_winner_that_cannot_write_its_no_op_resigns() -> None:
+    """Without the no-op nothing could ever be committed; another member gets its chance."""
+    solo = Solo(log=_FullAtTheNoOp())
+    solo.campaign()
+
+    solo.vote(N1)
+
+    assert solo.state.role == Follower(None, solo.now_ms + 500)
+    assert solo.state.term == 1
+
+
+def test_take_leadership_starts_a_campaign_without_pre_vote() -> None:
+    """§3.10: at once, and marked, so that the leader's followers do not protect it."""
+    solo = Solo(hard_state=HardState(Term(1), voter=True))
+    solo.hear(N1, 1)
+
+    solo.node.receive(N1, TakeLeadership(Term(1)), 0)
+
+    assert solo.state.term == 2
+    assert solo.take() == [(peer, VoteRequest(Term(2), solo.log.last, transfer=True, fresh=True)) for peer in (N1, N2)]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_take_leadership_is_sent_once_the_target_holds_everything(ready: bool) -> None:
+    """And repeated every heartbeat until the transfer ends."""
+    solo = Solo()
+    solo.lead()
+    solo.flush()
+    solo.streaming(N1)
+    if not ready:
+        solo.log.append_as_leader(Term(1), [b"x"])
+    outcome: Outcome[object] = Outcome()
+    solo.node.transfer(N1, solo.now_ms, outcome)
+
+    asked = [message for _, message in solo.tick() if isinstance(message, TakeLeadership)]
+    repeated = [message for _, message in solo.tick(100) if isinstance(message, TakeLeadership)]
+
+    assert len(asked) == len(repeated) == ready
+    assert outcome.pending
+
+
+def test_the_first_leader_of_a_group_is_n0_in_these_tests() -> None:
+    """The support code's promise, on which scenarios rely."""
+    solo = Solo()
+    solo.lead()
+
+    assert solo.state.leader_id == N0

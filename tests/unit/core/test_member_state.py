@@ -1,0 +1,208 @@
+"""The member's record: every change of role, term and vote goes through it and is checked there."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.config import FlushMode
+from dledger.core.member_state import Candidate, Follower, Leader
+from dledger.core.outbox import RoleChange, Wake
+from dledger.errors import InvariantError
+from dledger.types import NO_INDEX, HardState, LogIndex, Role, Term
+from tests.support.cluster import N0, N1, N2
+from tests.support.solo import Solo
+
+
+def test_roles_have_names_and_leaders() -> None:
+    """Role and known leader as people see them."""
+    solo = Solo()
+    assert (solo.state.role_name, solo.state.leader_id) == (Role.FOLLOWER, None)
+    solo.campaign()
+    assert (solo.state.role_name, solo.state.leader_id) == (Role.CANDIDATE, None)
+    solo.vote(N1)
+    assert (solo.state.role_name, solo.state.leader_id) == (Role.LEADER, N0)
+
+
+@pytest.mark.parametrize(("size", "quorum"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
+def test_quorum_is_a_majority(size: int, quorum: int) -> None:
+    """More than half of all members."""
+    assert Solo(size).state.quorum == quorum
+
+
+def test_a_restart_starts_from_the_checkpoint_or_the_begin() -> None:
+    """The commit index is what was recorded, and never below the log's begin."""
+    log = Solo(terms=(1, 1, 1), committed=1).log
+    assert Solo(log=log).state.commit_index == 1
+    log.expire(LogIndex(1))
+    assert Solo(log=log).state.commit_index == 2
+
+
+def test_the_term_of_the_log_is_adopted_at_the_start() -> None:
+    """A crash may leave entries of a term that the hard state does not know yet."""
+    state = Solo(terms=(1, 4), hard_state=HardState(Term(3), N1, voter=True)).state
+
+    assert state.hard_state == HardState(Term(4), None, voter=True)
+    assert state.hard_state_version == 1
+
+
+def test_log_is_empty_only_before_the_first_entry() -> None:
+    """A log whose entries all expired is not a new one."""
+    assert Solo().state.log_is_empty
+    assert not Solo(terms=(1,)).state.log_is_empty
+
+
+def test_durable_index_depends_on_the_flush_mode() -> None:
+    """Synchronous: what is flushed; asynchronous: what is written."""
+    for mode, durable in ((FlushMode.SYNC, NO_INDEX), (FlushMode.ASYNC, 0)):
+        solo = Solo(flush_mode=mode)
+        solo.log.append_as_leader(Term(1), [b""])
+        assert solo.state.durable_index == durable
+
+
+def test_hears_leader_until_the_shortest_timeout_has_passed() -> None:
+    """A follower protects its leader as long as no honest member can have timed out."""
+    solo = Solo()
+    assert not solo.state.hears_leader(0)
+    solo.hear(N1, 1)
+
+    assert solo.state.hears_leader(499)
+    assert not solo.state.hears_leader(500)
+
+
+def test_leaders_hear_themselves_and_candidates_nobody() -> None:
+    """A leader is deposed by check-quorum or a later term's answer, not by a vote request."""
+    solo = Solo()
+    solo.campaign()
+    assert not solo.state.hears_leader(solo.now_ms)
+    solo.vote(N1)
+    assert solo.state.hears_leader(solo.now_ms + 10_000)
+
+
+def test_a_term_never_goes_back() -> None:
+    """§5.1: terms only grow."""
+    state = Solo(hard_state=HardState(Term(3), voter=True)).state
+
+    with pytest.raises(InvariantError, match="term never goes back"):
+        state.become_follower(Term(2), None, 0)
+    with pytest.raises(InvariantError, match="term never goes back"):
+        state.save_hard_state(HardState(Term(2), voter=True))
+
+
+def test_a_vote_is_given_once_per_term() -> None:
+    """§5.2: the vote of a term never changes; a new term has a new one."""
+    state = Solo(hard_state=HardState(Term(3), N1, voter=True)).state
+
+    with pytest.raises(InvariantError, match="one vote per term"):
+        state.save_hard_state(HardState(Term(3), N2, voter=True))
+    state.save_hard_state(HardState(Term(3), N1, voter=True))
+    state.save_hard_state(HardState(Term(4), N2, voter=True))
+
+    assert state.hard_state_version == 2
+
+
+def test_a_new_term_forgets_vote_and_leader() -> None:
+    """What belongs to a term ends with it."""
+    solo = Solo(hard_state=HardState(Term(3), N1, voter=True))
+
+    solo.state.become_follower(Term(4), None, 0)
+
+    assert solo.state.hard_state == HardState(Term(4), None, voter=True)
+    assert solo.state.role == Follower(None, 500, None)
+
+
+def test_a_pre_vote_keeps_the_term() -> None:
+    """Asking whether one would win changes nothing durable."""
+    state = Solo().state
+
+    state.become_candidate(7, pre_vote=True)
+
+    assert state.role == Candidate(pre_vote=True, election_due_ms=507, granted={N0: True})
+    assert state.hard_state_version == 0
+
+
+def test_only_voters_campaign() -> None:
+    """A new disk never asks for votes in its own name."""
+    with pytest.raises(InvariantError, match="only a voter"):
+        Solo(hard_state=HardState()).state.become_candidate(0, pre_vote=True)
+
+
+def test_only_a_candidate_that_voted_for_itself_leads() -> None:
+    """§5.2: nobody leads without a campaign of this term."""
+    solo = Solo()
+    with pytest.raises(InvariantError, match="only a candidate"):
+        solo.state.become_leader(LogIndex(0), 0)
+    solo.state.become_candidate(0, pre_vote=True)
+    with pytest.raises(InvariantError, match="only a candidate"):
+        solo.state.become_leader(LogIndex(0), 0)
+    solo.state.role = Candidate(pre_vote=False, election_due_ms=0)
+    with pytest.raises(InvariantError, match="voted for itself"):
+        solo.state.become_leader(LogIndex(0), 0)
+
+
+def test_a_leaders_record_starts_empty() -> None:
+    """Nothing of an earlier leadership survives in a later one."""
+    solo = Solo()
+    solo.lead()
+
+    assert solo.state.role == Leader(
+        since_ms=1000,
+        noop_index=LogIndex(0),
+        match={N1: NO_INDEX, N2: NO_INDEX},
+        contact_ms={N1: 1000, N2: 1000},
+        disk_full={N1: False, N2: False},
+    )
+
+
+def test_follow_refuses_an_older_term_and_refreshes_in_the_present_one() -> None:
+    """A message of the present leader postpones the election."""
+    solo = Solo(hard_state=HardState(Term(2), voter=True))
+
+    assert not solo.state.follow(N1, Term(1), 0)
+    assert solo.state.follow(N1, Term(2), 10)
+    assert solo.state.follow(N1, Term(2), 20)
+
+    assert solo.state.role == Follower(N1, election_due_ms=520, last_heard_ms=20)
+
+
+def test_two_leaders_in_a_term_are_refused() -> None:
+    """Election safety is checked wherever a leader is noted."""
+    solo = Solo()
+    solo.state.follow(N1, Term(1), 0)
+
+    with pytest.raises(InvariantError, match="one leader per term"):
+        solo.state.follow(N2, Term(1), 0)
+
+
+def test_role_changes_are_announced_once_and_wake_whoever_reacts() -> None:
+    """Only a change of role, term or leader is one; elector, dispatchers and quorum-ack look at it."""
+    solo = Solo()
+    solo.state.follow(N1, Term(1), 0)
+    solo.state.become_follower(Term(1), N1, 0)
+    solo.take()
+
+    assert solo.role_changes == [RoleChange(Role.FOLLOWER, Term(1), N1)]
+    assert solo.woken == Wake.ELECTOR | Wake.QUORUM_ACK | Wake.DISPATCHERS
+
+
+def test_commit_moves_forward_within_the_log() -> None:
+    """Trap 23: never back, never beyond the end; the log is told."""
+    solo = Solo(terms=(1, 1))
+    solo.state.advance_commit(LogIndex(1))
+    solo.state.advance_commit(LogIndex(0))
+
+    assert solo.state.outbox.committed == 1
+    assert solo.log.committed_index == 1
+    with pytest.raises(InvariantError, match="commit <= end"):
+        solo.state.advance_commit(LogIndex(2))
+
+
+def test_allow_voting_is_saved_once() -> None:
+    """A voter stays one; the vote of the present term goes to its leader, if one is known."""
+    state = Solo(hard_state=HardState(Term(1))).state
+    state.follow(N1, Term(1), 0)
+
+    state.allow_voting()
+    state.allow_voting()
+
+    assert state.hard_state == HardState(Term(1), N1, voter=True)
+    assert state.hard_state_version == 1

@@ -1,0 +1,67 @@
+"""The node routes each message to its part, and only messages of members."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.core.messages import HeartbeatRequest, LoadRun, Message, PushCommit, VoteRequest
+from dledger.core.outbox import Wake
+from dledger.errors import InvalidRequestError, UnknownMemberError
+from dledger.types import NO_ENTRY, LogIndex, NodeId, Role, Term
+from tests.support.cluster import N0, N1, Outcome
+from tests.support.solo import Solo, Source
+
+STRANGER = NodeId("n9")
+
+
+def test_strangers_are_refused() -> None:
+    """Trap 31: neither a stranger nor the member itself may send, and nothing changes."""
+    solo = Solo()
+    for sender in (STRANGER, N0):
+        with pytest.raises(UnknownMemberError):
+            solo.node.answer(sender, HeartbeatRequest(Term(5)), 0)
+        with pytest.raises(UnknownMemberError):
+            solo.node.receive(sender, PushCommit(Term(5), 1, LogIndex(0)), 0)
+        with pytest.raises(UnknownMemberError):
+            solo.node.connection_lost(sender)
+
+    assert solo.state.term == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        VoteRequest(Term(1), NO_ENTRY),
+        HeartbeatRequest(Term(1)),
+        Source(1, 1).append(0),
+        LoadRun(Term(1), 1, LogIndex(0), LogIndex(0), LogIndex(0)),
+    ],
+)
+def test_messages_that_need_another_way_are_refused(message: Message) -> None:
+    """Requests are answered, appends are verified first, and LoadRun never travels."""
+    with pytest.raises(InvalidRequestError):
+        Solo().node.receive(N1, message, 0)
+
+
+def test_a_flush_wakes_the_quorum_ack_checker() -> None:
+    """The leader's own watermark moves with its flush."""
+    solo = Solo()
+    solo.node.flushed()
+    solo.take()
+
+    assert Wake.QUORUM_ACK in solo.woken
+
+
+def test_users_requests_reach_their_parts() -> None:
+    """Appends, reads and transfers on a follower are all refused, each by its part."""
+    solo = Solo()
+    append, read, transfer = Outcome[object](), Outcome[object](), Outcome[object]()
+
+    solo.node.append([b""], 0, append)
+    solo.node.read_index(0, read)
+    solo.node.transfer(N1, 0, transfer)
+    solo.node.transfer(N1, 0)
+    solo.take()
+
+    assert [one.error.code.name for one in (append, read, transfer)] == ["NOT_LEADER"] * 3
+    assert solo.role is Role.FOLLOWER
