@@ -3,6 +3,12 @@
 They are separate TCP connections, so that a megabyte of log on its way never delays a heartbeat. Pushes travel on one
 long-lived stream, in order; whatever breaks it is told to the receiver as ``connection_lost``, once per broken stream,
 from the link's own thread. Nothing is retried here: the protocol repeats itself.
+
+Each channel shakes hands before it carries anything else. For pushes alone that would not be enough:
+
+1. A node whose ``segment_bytes`` differs from the others' wins an election, since votes do not speak of segments.
+2. Its heartbeats are answered, so nobody campaigns and check-quorum is content.
+3. Every one of its push streams is refused at the handshake: a leader for ever, and nothing is ever committed.
 """
 
 from __future__ import annotations
@@ -71,16 +77,18 @@ class PeerLink:
         self._vote = _unary(self._control_channel, "Vote")
         self._heartbeat = _unary(self._control_channel, "Heartbeat")
         self._take_leadership = _unary(self._control_channel, "TakeLeadership")
+        self._introduction = _unary(self._control_channel, "Handshake")
         self._handshake = _unary(self._push_channel, "Handshake")
         self._push: grpc.StreamStreamMultiCallable[Envelope, bytes] = self._push_channel.stream_stream(
             options.method(options.RAFT_SERVICE, "Push"), request_serializer=codec.encode, response_deserializer=None
         )
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards _queue, _overflowed, _call, _control_calls
+        self._lock = threading.Lock()  # guards _queue, _overflowed, _call, _control_calls, _agreed
         self._queue: _Queue = SimpleQueue()
         self._overflowed = False  # something was dropped: what is on the queue must not go out as if nothing was
         self._call: grpc.Call | None = None  # the handshake or the stream, whichever is under way
         self._control_calls = 0
+        self._agreed = False  # the peer's process, as far as we know still this one, accepted our handshake
         self._reasons: set[str] = set()
         self._backoff_ms = options.RECONNECT_MS_MIN
         self._thread = threading.Thread(target=self._run, name=f"dledger-push-{identity.node_id}-{self.peer}")
@@ -117,11 +125,58 @@ class PeerLink:
                 self.dropped += 1
                 return
             self._control_calls += 1
+            agreed = self._agreed
+        send = partial(self._call_control, call, decode, codec.encode(envelope))
+        if agreed:
+            send()
+        else:
+            self._introduce(send)
+
+    def _call_control(
+        self, call: grpc.UnaryUnaryMultiCallable[bytes, bytes], decode: Callable[[bytes], Envelope] | None, data: bytes
+    ) -> None:
         try:
-            future = call.future(codec.encode(envelope), timeout=self._control_timeout_s)
+            future = call.future(data, timeout=self._control_timeout_s)
         except ValueError:  # the channel was closed just now
+            self._control_call_ended()
             return
         future.add_done_callback(partial(self._on_control_done, decode))
+
+    def _introduce(self, then: Callable[[], None]) -> None:
+        """Shake hands on the control channel; only if the peer agrees, go on."""
+        request = codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
+        try:
+            future = self._introduction.future(request, timeout=self._control_timeout_s)
+        except ValueError:  # the channel was closed just now
+            self._control_call_ended()
+            return
+        future.add_done_callback(partial(self._on_introduced, then))
+
+    def _on_introduced(self, then: Callable[[], None], future: grpc.CallFuture[bytes]) -> None:
+        reason = ""
+        if future.code() is grpc.StatusCode.OK:
+            try:
+                answer = codec.decode_handshake_answer(future.result())
+            except DLedgerError as error:
+                reason = str(error)
+            else:
+                if answer.code is ResponseCode.SUCCESS:
+                    self._learn(self.peer, answer.client_address)
+                    with self._lock:
+                        self._agreed = True
+                    then()
+                    return
+                reason = answer.reason
+        elif future.code() in _MISCONFIGURED:
+            reason = str(future.details())
+        self._control_call_ended()
+        self.dropped += 1
+        if reason and not self._stopping.is_set():
+            self._log_once(reason)
+
+    def _control_call_ended(self) -> None:
+        with self._lock:
+            self._control_calls -= 1
 
     def close(self) -> None:
         """Cancel everything under way and join the thread."""
@@ -137,12 +192,15 @@ class PeerLink:
             self._thread.join()
 
     def _on_control_done(self, decode: Callable[[bytes], Envelope] | None, future: grpc.CallFuture[bytes]) -> None:
-        with self._lock:
-            self._control_calls -= 1
+        self._control_call_ended()
         if self._stopping.is_set():
             return
         if future.code() is not grpc.StatusCode.OK:
             self.dropped += 1
+            if future.code() is grpc.StatusCode.UNAVAILABLE:
+                # Whoever answers next may be another process, with another configuration.
+                with self._lock:
+                    self._agreed = False
             if future.code() in _MISCONFIGURED:
                 self._log_once(str(future.details()))
         elif decode is not None:
