@@ -27,7 +27,7 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
 from dledger.core.ports import AppendHook
-from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
 from dledger.rpc.client_server import ClientServer
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
@@ -66,20 +66,38 @@ class DLedgerServer:
         self._stopped = threading.Event()
         self._stop_lock = threading.Lock()  # one stop at a time
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
-        if repair:
-            set_aside_damaged(config.store, node_id=config.node_id)
-        self.log = FileStore.open(
-            config.store,
-            cluster_id=config.effective_cluster_id,
-            group=config.group,
-            node_id=config.node_id,
-            clock=self._clock,
-        )
+        self.log = self._open_log(repair=repair)
         try:
             self._wire()
         except BaseException:
             self.log.close()
             raise
+
+    def _open_log(self, *, repair: bool) -> FileStore:
+        """Open the log. ``repair`` gives up a damaged one; a sound one is kept, or a forgotten flag could empty it.
+
+        1. All nodes of a group are started with ``repair``, because one of them needed it once.
+        2. Were every log set aside, a quorum would be empty, and so take itself for a new group.
+        """
+        config = self._config
+
+        def open_it() -> FileStore:
+            return FileStore.open(
+                config.store,
+                cluster_id=config.effective_cluster_id,
+                group=config.group,
+                node_id=config.node_id,
+                clock=self._clock,
+            )
+
+        try:
+            return open_it()
+        except CorruptLogError as error:
+            if not repair:
+                raise
+            aside = set_aside_damaged(config.store, node_id=config.node_id)
+            _log.warning("%s: %s. It is kept in %s and fetched again from the peers", config.node_id, error, aside)
+            return open_it()
 
     def _wire(self) -> None:
         config = self._config
