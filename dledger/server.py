@@ -27,7 +27,7 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
 from dledger.core.ports import AppendHook
-from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
 from dledger.rpc.client_server import ClientServer
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
@@ -61,25 +61,44 @@ class DLedgerServer:
 
     def __init__(self, config: ServerConfig, *, repair: bool = False, clock: Clock | None = None) -> None:
         self._config = config.check()
+        self._last_push_ms = 0
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
         self._stop_lock = threading.Lock()  # one stop at a time
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
-        if repair:
-            set_aside_damaged(config.store, node_id=config.node_id)
-        self.log = FileStore.open(
-            config.store,
-            cluster_id=config.effective_cluster_id,
-            group=config.group,
-            node_id=config.node_id,
-            clock=self._clock,
-        )
+        self.log = self._open_log(repair=repair)
         try:
             self._wire()
         except BaseException:
             self.log.close()
             raise
+
+    def _open_log(self, *, repair: bool) -> FileStore:
+        """Open the log. ``repair`` gives up a damaged one; a sound one is kept, or a forgotten flag could empty it.
+
+        1. All nodes of a group are started with ``repair``, because one of them needed it once.
+        2. Were every log set aside, a quorum would be empty, and so take itself for a new group.
+        """
+        config = self._config
+
+        def open_it() -> FileStore:
+            return FileStore.open(
+                config.store,
+                cluster_id=config.effective_cluster_id,
+                group=config.group,
+                node_id=config.node_id,
+                clock=self._clock,
+            )
+
+        try:
+            return open_it()
+        except CorruptLogError as error:
+            if not repair:
+                raise
+            aside = set_aside_damaged(config.store, node_id=config.node_id)
+            _log.warning("%s: %s. It is kept in %s and fetched again from the peers", config.node_id, error, aside)
+            return open_it()
 
     def _wire(self) -> None:
         config = self._config
@@ -207,11 +226,19 @@ class DLedgerServer:
     def receive(self, envelope: Envelope) -> None:
         """Take any other message; a run is verified first, outside the lock."""
         message: Message = envelope.message
+        flush_here = False
         if isinstance(message, PushAppend):
             checked = self.log.check_run(message.run)
+            flush_here = self._is_isolated(len(message.run.data))
             message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
         received = message
-        self._driver.call(lambda now_ms: self._node.receive(envelope.sender, received, now_ms))
+        self._driver.call(lambda now_ms: self._node.receive(envelope.sender, received, now_ms), flush_here=flush_here)
+
+    def _is_isolated(self, size: int) -> bool:
+        """Whether a push stands alone: then nothing is gained by gathering, handing over costs time."""
+        now_ms = self._clock.monotonic_ms()
+        pause_ms, self._last_push_ms = now_ms - self._last_push_ms, now_ms
+        return size <= _ISOLATED_PUSH_BYTES and pause_ms >= _ISOLATED_PUSH_PAUSE_MS
 
     def connection_lost(self, peer: NodeId) -> None:
         """The push stream towards ``peer`` broke."""
@@ -340,6 +367,8 @@ class DLedgerServer:
 
 
 _WARM_INTERVAL_MS = 20
+_ISOLATED_PUSH_BYTES = 16 * 1024
+_ISOLATED_PUSH_PAUSE_MS = 1
 
 
 def _protected_index(node: Node) -> LogIndex:

@@ -120,7 +120,7 @@ def _unconfirmed_reads(self: ReadIndexQueue) -> int:
     return self.round
 
 
-def _new_disks_vote(self: LeaderElector) -> None:
+def _new_disks_vote(self: LeaderElector, _now_ms: int) -> None:
     self._state.allow_voting()
 
 
