@@ -220,7 +220,8 @@ class EntryDispatcher:
             self._on_success(response)
         else:
             self._on_refusal(leader, response, now_ms)
-        if self.state is not DispatcherState.APPEND or self.next_index <= state.log.last.index:
+        idle = self.next_index > state.log.last.index and self._commit_sent >= state.commit_index
+        if self.state is not DispatcherState.APPEND or not idle:
             state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
