@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 import rich
-from dledger.client import DLedgerClient, ReadMode
 from rich.console import Console
 
 from cluster import console
 from cluster.local_group import LocalGroup, LocalGroupError
+from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
 
@@ -53,7 +53,10 @@ def run(file: Path | None, *, keep: bool) -> int:
     try:
         with LocalGroup(directory, settings=SEGMENTS, detached=keep) as group:
             problems = _tell(out, group, lines, file)
-            _say_goodbye(out, group, problems, keep=keep)
+            if problems:
+                group.close()
+            else:
+                _say_goodbye(out, group, keep=keep)
     except (LocalGroupError, DLedgerError) as error:
         problems = [str(error)]
     finally:
@@ -280,9 +283,7 @@ def digest_of(data_dir: Path, begin: int, end: int) -> str:
     return digest.hexdigest()
 
 
-def _say_goodbye(out: Console, group: LocalGroup, problems: Sequence[str], *, keep: bool) -> None:
-    if problems:
-        return
+def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
     if keep:
         addresses = ",".join(group.addresses)
         pids = " ".join(str(group.pid(node)) for node in group.nodes)

@@ -69,6 +69,8 @@ class Context:
     """This run's own; removed when it ends."""
     say: Callable[[str], None]
     """Show a line of progress."""
+    quiet: bool = True
+    """False once others were seen to use the machine."""
     missing: list[str] = field(default_factory=list)
     """What could not be measured for want of something to install, as sentences."""
 

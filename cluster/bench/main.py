@@ -53,11 +53,12 @@ def run(
         return EXIT_USAGE
     with _terminable(), tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=settings.directory) as directory:
         context = Context(settings, Path(directory), say=_sayer(console))
-        quiet = _describe_machine(context)
+        _describe_machine(context)
         measured, broken = _measure(context, wanted)
+        _note_noise(context)
     asked = frozenset(name for _, some in wanted for name in some)
     figures_file.save(output, figures_file.merged(earlier, measured, asked))
-    judgements = targets.judge(measured, quiet=quiet)
+    judgements = targets.judge(measured, quiet=context.quiet)
     report.show(console, measured, judgements)
     for line in [*context.missing, *broken]:
         console.print(f"!!! {line}", style="bold red", markup=False, soft_wrap=True)
@@ -75,18 +76,20 @@ def _sayer(console: Console) -> Callable[[str], None]:
     return say
 
 
-def _describe_machine(context: Context) -> bool:
-    """Print what is needed to read the figures; whether the machine is quiet enough for absolute targets."""
-    say, directory = context.say, context.directory
+def _note_noise(context: Context) -> None:
+    """Look, while nothing of ours runs, whether the machine is still quiet enough for targets that need it."""
     busy = busy_share()
-    quiet = busy <= QUIET_BUSY_SHARE_MAX
-    say(
-        f"Python {platform.python_version()}, {os.cpu_count()} processors, others use {busy:.0%} of them: "
-        + ("quiet" if quiet else "NOT QUIET, ratios decide")
-    )
+    if busy > QUIET_BUSY_SHARE_MAX:
+        context.quiet = False
+        context.say(f"!!! others use {busy:.0%} of this machine: it is NOT QUIET, ratios decide")
+
+
+def _describe_machine(context: Context) -> None:
+    """Print what is needed to read the figures."""
+    say, directory = context.say, context.directory
+    say(f"Python {platform.python_version()}, {os.cpu_count()} processors")
     small, large = (probes.flush_milliseconds(directory, size) for size in (4096, 65536))
     say(f"data on {file_system_of(directory)}; write + fdatasync p50: {small:.3f} ms (4 KiB), {large:.3f} ms (64 KiB)")
-    return quiet
 
 
 def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]) -> tuple[list[Figure], list[str]]:
@@ -94,6 +97,7 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
     broken: list[str] = []
     for scenario, names in wanted:
         context.say(f"{scenario.title} ({', '.join(name for name in scenario.names if name in names)})")
+        _note_noise(context)
         before = len(measured)
         try:
             for figure in scenario.measure(context, names):

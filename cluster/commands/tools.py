@@ -25,10 +25,10 @@ Examples:
 )
 def bench(names: tuple[str, ...], output: Path) -> None:
     """Measure this machine: figures beside baselines of the same run."""
-    from cluster.bench import main as bench_main
+    from cluster.bench.main import run
 
     chosen = [name.strip() for group in names for name in group.split(",") if name.strip()]
-    raise SystemExit(bench_main.run(chosen, output))
+    raise SystemExit(run(chosen, output))
 
 
 @click.command(

@@ -1,8 +1,17 @@
 """Clients of a group: ``DLedgerClient`` for threads, ``AsyncDLedgerClient`` for asyncio."""
 
+from dledger.client.aio import AsyncAppender, AsyncDLedgerClient
 from dledger.client.appender import Appender, AppendFuture
 from dledger.client.shared import AppendResult
 from dledger.client.sync import DLedgerClient
 from dledger.rpc.client_codec import ReadMode
 
-__all__ = ["AppendFuture", "AppendResult", "Appender", "DLedgerClient", "ReadMode"]
+__all__ = [
+    "AppendFuture",
+    "AppendResult",
+    "Appender",
+    "AsyncAppender",
+    "AsyncDLedgerClient",
+    "DLedgerClient",
+    "ReadMode",
+]

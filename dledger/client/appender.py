@@ -167,6 +167,11 @@ class Appender:
     ) -> None:
         self.close()
 
+    @property
+    def full(self) -> bool:
+        """Whether ``append`` would block now."""
+        return self._pending_bytes >= self._options.pending_bytes_max
+
     def append(self, body: bytes) -> AppendFuture:
         """Queue one entry. Raises ``PendingFullError`` if too much waits for too long (nothing was queued)."""
         with self._lock:

@@ -149,7 +149,8 @@ def is_retried_read(error: BaseException) -> bool:
 
 def retry_options(deadline: Deadline, retried: Callable[[BaseException], bool] = is_retried) -> dict[str, Any]:
     """Arguments for tenacity's ``Retrying`` and ``AsyncRetrying``: until the deadline, backing off with jitter."""
-    backoff = tenacity.wait_exponential_jitter(initial=RETRY_WAIT_S_MIN, max=RETRY_WAIT_S_MAX, jitter=RETRY_WAIT_S_MIN)
+    jitter = tenacity.wait_random(0, RETRY_WAIT_S_MIN)
+    backoff = tenacity.wait_exponential(multiplier=RETRY_WAIT_S_MIN, max=RETRY_WAIT_S_MAX) + jitter
 
     def wait(state: tenacity.RetryCallState) -> float:
         return min(backoff(state), deadline.remaining_s)

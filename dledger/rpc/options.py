@@ -72,11 +72,15 @@ def request_bytes_max(config: ServerConfig) -> int:
 
 def client_server_options(config: ServerConfig) -> Options:
     """For the server that clients talk to. Clients that ping more often than every 5 s are hung up on."""
+    calls_max = config.replication.pending_entries_max + config.client_streams_max
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", request_bytes_max(config)),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", config.replication.pending_entries_max + config.client_streams_max),
+        ("grpc.max_concurrent_streams", calls_max),
+        # Calls that arrived and were not yet taken up by the event loop: a burst of appends is no reason to cancel some.
+        ("grpc.server.max_pending_requests", calls_max),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 5_000),

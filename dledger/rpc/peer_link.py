@@ -76,8 +76,9 @@ class PeerLink:
             options.method(options.RAFT_SERVICE, "Push"), request_serializer=codec.encode, response_deserializer=None
         )
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards _queue, _call, _control_calls
+        self._lock = threading.Lock()  # guards _queue, _overflowed, _call, _control_calls
         self._queue: _Queue = SimpleQueue()
+        self._overflowed = False  # something was dropped: what is on the queue must not go out as if nothing was
         self._call: grpc.Call | None = None  # the handshake or the stream, whichever is under way
         self._control_calls = 0
         self._reasons: set[str] = set()
@@ -94,6 +95,7 @@ class PeerLink:
             if self._queue.qsize() < self._queue_pushes_max:
                 self._queue.put(envelope)
                 return
+            self._overflowed = True
             call = self._call
         self.dropped += 1
         _cancel(call)
@@ -175,7 +177,8 @@ class PeerLink:
         # nothing that is meant for the next stream. Swapped under the lock, so that every message put before
         # connection_lost is called is lost with the stream, and every later one is on the new queue.
         with self._lock:
-            lost, self._queue, self._call = self._queue, SimpleQueue(), None
+            lost, self._queue = self._queue, SimpleQueue()
+            self._call, self._overflowed = None, False
         try:
             while True:
                 if lost.get_nowait() is not None:
@@ -188,7 +191,7 @@ class PeerLink:
             if not self._shake_hands():
                 return
             with self._lock:
-                if self._stopping.is_set():
+                if self._stopping.is_set() or self._overflowed:
                     return
                 call = self._push(_requests(first, self._queue))
                 self._call = call

@@ -64,6 +64,7 @@ class FileStore:
         self._hooks: tuple[AppendHook, ...] = ()
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
+        self._warmed_at = self._state.end
         self._disk_full = False
         self._ran_out_of_space = False
         reader = self._reader
@@ -353,7 +354,9 @@ class FileStore:
         if self._disk_full or self._state.poison or self._state.closed:
             return False
         try:
-            return warmer.step(self._files, self._state, self._config.warm_bytes)
+            end = self._state.end
+            appended, self._warmed_at = end - self._warmed_at, end
+            return warmer.step(self._files, self._state, self._config.warm_bytes, appended)
         except OSError as error:
             if error.errno == errno.ENOSPC:  # no reason to refuse appends before they need that room themselves
                 return False

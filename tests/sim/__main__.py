@@ -13,9 +13,10 @@ from functools import partial
 from typing import Final
 
 from tests.sim.options import SWARM, choose
-from tests.sim.simulation import Result, run_seed
+from tests.sim.planted import PLANTS, run_planted
+from tests.sim.simulation import Result
 
-EVENTS: Final = 5_000
+EVENTS: Final = 10_000
 
 
 def say(line: str) -> None:
@@ -31,13 +32,14 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--events", type=int, default=EVENTS, help="events before the group is healed")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="break one rule of the core: some seed must fail")
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     return parser.parse_args(given)
 
 
-def replay(seed: int, events: int, *, trace: bool) -> int:
+def replay(seed: int, events: int, plant: str | None, *, trace: bool) -> int:
     """Run one seed and tell everything about it."""
-    result = run_seed(seed, events, trace=trace)
+    result = run_planted(seed, events, plant, trace=trace)
     say(str(choose(seed, events)))
     for line in result.tail:
         say(line)
@@ -48,9 +50,9 @@ def replay(seed: int, events: int, *, trace: bool) -> int:
     return 1 if result.failure else 0
 
 
-def results_of(seeds: Iterable[int], events: int, jobs: int) -> Iterator[Result]:
+def results_of(seeds: Iterable[int], events: int, plant: str | None, jobs: int) -> Iterator[Result]:
     """Run seeds in ``jobs`` processes, in whatever order they finish."""
-    work = partial(run_seed, events=events)
+    work = partial(run_planted, events=events, plant=plant)
     if jobs <= 1:
         yield from map(work, seeds)
         return
@@ -58,7 +60,7 @@ def results_of(seeds: Iterable[int], events: int, jobs: int) -> Iterator[Result]
         yield from pool.imap_unordered(work, seeds, chunksize=8)
 
 
-def run_many(first: int, count: int, events: int, jobs: int) -> int:
+def run_many(first: int, count: int, events: int, plant: str | None, jobs: int) -> int:
     """Run seeds, report failures as they come and sum up."""
     begun = time.monotonic()
     failed: list[int] = []
@@ -66,7 +68,7 @@ def run_many(first: int, count: int, events: int, jobs: int) -> int:
     hits: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     slowest_heal = 0
-    for done, result in enumerate(results_of(range(first, first + count), events, jobs), 1):
+    for done, result in enumerate(results_of(range(first, first + count), events, plant, jobs), 1):
         total.update(events=result.events, elections=result.elections, entries=result.committed)
         hits += result.hits
         outcomes += result.outcomes
@@ -99,8 +101,8 @@ def main(given: list[str] | None = None) -> int:
     """The command; 1 if anything failed."""
     arguments = _arguments(given)
     if arguments.seed is not None:
-        return replay(arguments.seed, arguments.events, trace=arguments.trace)
-    return run_many(arguments.first, arguments.seeds, arguments.events, arguments.jobs)
+        return replay(arguments.seed, arguments.events, arguments.plant, trace=arguments.trace)
+    return run_many(arguments.first, arguments.seeds, arguments.events, arguments.plant, arguments.jobs)
 
 
 if __name__ == "__main__":

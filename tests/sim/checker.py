@@ -31,8 +31,9 @@ def require(condition: object, message: str, *facts: object) -> None:
 class Checker:
     """The omniscient observer of one run."""
 
-    def __init__(self, nodes: Callable[[], Sequence[SimNode]]) -> None:
+    def __init__(self, nodes: Callable[[], Sequence[SimNode]], on_leader: Callable[[SimNode], None]) -> None:
         self._nodes = nodes
+        self._on_leader = on_leader
         self.committed: list[EntryId] = []
         self.chain: list[int] = []
         self.records: list[bytes] = []
@@ -91,7 +92,7 @@ class Checker:
         require(holders >= quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
 
     def _observe_leader(self, node: SimNode, term: Term) -> None:
-        me = (node.name, node.boots)
+        me = (node.name, node.boots if node.quorum > 1 else 0)  # alone, it leads before its term is durable
         self.elections += 1
         require(self._leaders.setdefault(term, me) == me, "two leaders in a term", term, me, self._leaders[term])
         log = node.log
@@ -99,6 +100,7 @@ class Checker:
         if last >= 0:
             holds = log.begin.index <= last <= log.last.index and log.chain_crc_at(last) == self.chain[last]
             require(holds, "a leader lacks a committed entry", node.name, term, last, log.last)
+        self._on_leader(node)
 
     # -- hard state and messages ---------------------------------------------------------------------------------
 

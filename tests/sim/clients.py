@@ -125,8 +125,13 @@ class Clients:
         chance = self._random.random()
         if chance < 0.05:
             self._target = int(self._random.random() * len(nodes))
-        elif chance < 0.5:
+        elif chance < 0.4:
             self._target = self._simulation.believed_leader(self._target)
+        elif chance < 0.7:
+            claims = [
+                number for number, node in enumerate(nodes) if node.core and node.core.state.role_name == "LEADER"
+            ]
+            self._target = self._random.choice(claims) if claims else self._target
         node = nodes[self._target]
         if node.core is None:
             self._target = (self._target + 1) % len(nodes)

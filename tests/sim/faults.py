@@ -61,8 +61,28 @@ class Nemesis:
             self._simulation.event(f"fault {name}", None)
         self._later()
 
+    def harass(self, node: SimNode) -> None:
+        """Strike a new leader soon, so that terms overlap and logs differ at their ends (Raft figure 8)."""
+        if self.active and self._simulation.options.has("harass_leader") and self._random.random() < 0.7:
+            delay_us = int(self._random.random() * self._random.choice((3_000, 30_000, 300_000)))
+            self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots)
+
+    def _strike_leader(self, node: SimNode, boot: int) -> None:
+        if not self.active or node.core is None or node.boots != boot:
+            return
+        self._simulation.hits["harass_leader"] += 1
+        self._simulation.event("fault harass_leader", None)
+        chance = self._random.random()
+        if chance < 0.4 or len(self._nodes) == 1:
+            self._simulation.crash(node, self._duration_us())
+        elif chance < 0.6:
+            node.paused_until_us = self._simulation.scheduler.now_us + self._duration_us()
+        else:
+            friends = self._some(self._random.randrange(0, (len(self._nodes) + 1) // 2))
+            self._split([node, *(friend for friend in friends if friend is not node)])
+
     def _duration_us(self) -> int:
-        return int(self._random.random() * self._random.choice((100_000, 1_000_000, 4_000_000)))
+        return int(self._random.random() * self._random.choice((10_000, 100_000, 1_000_000, 4_000_000)))
 
     def _some(self, count: int) -> list[SimNode]:
         return self._random.sample(self._nodes, count)

@@ -25,6 +25,7 @@ SWARM: Final = (
     "crash_majority",
     "crash_all",
     "crash_point",
+    "harass_leader",
     "pause",
     "slow_flush",
     "slow_save",
@@ -78,7 +79,7 @@ class Options:
 def choose(seed: int, events: int) -> Options:
     """Decide everything about a seed's world."""
     random = Random(f"options/{seed}")
-    density = random.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.8))
+    density = random.choice((0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9))
     faults = tuple(fault for fault in SWARM if random.random() < density)
     return Options(
         seed=seed,

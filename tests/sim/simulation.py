@@ -50,7 +50,7 @@ class Simulation:
         self.scheduler = Scheduler()
         self.random = Random(f"schedule/{seed}")
         self.hits: Counter[str] = Counter()
-        self.checker = Checker(lambda: self.nodes)
+        self.checker = Checker(lambda: self.nodes, lambda node: self.nemesis.harass(node))
         self.network = Network(options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke)
         rates = [self.random.randrange(900, 1101) if options.has("drift") else 1000 for _ in options.names]
         self.nodes = [SimNode(self, name, rate) for name, rate in zip(options.names, rates, strict=True)]
@@ -103,7 +103,7 @@ class Simulation:
 
     def crash_point(self) -> str | None:
         """Whether a member dies right ``before`` or right ``after`` it saves its hard state."""
-        if self.options.has("crash_point") and self.healed_us is None and self.random.random() < 0.05:
+        if self.options.has("crash_point") and self.healed_us is None and self.random.random() < 0.1:
             self.hits["crash_point"] += 1
             return self.random.choice(("before", "after"))
         return None

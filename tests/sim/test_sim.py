@@ -12,7 +12,7 @@ import pytest
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
-REGRESSIONS = (39, 187)
+REGRESSIONS = (60, 272)
 """Seeds that found a bug once."""
 
 
@@ -29,7 +29,7 @@ def test_sim_random_seeds_keep_every_promise(block: int) -> None:
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_sim_regression_seed_stays_fixed(seed: int) -> None:
     """A seed that failed once must never fail again."""
-    result = run_seed(seed, 5_000)
+    result = run_seed(seed, 10_000)
 
     assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
 

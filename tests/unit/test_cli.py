@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
@@ -576,13 +574,17 @@ def test_demo_and_bench_pass_their_exit_codes_on(
 ) -> None:
     """``dledger bench`` takes names one by one or with commas."""
     seen: list[object] = []
-    bench_main = ModuleType("cluster.bench.main")
-    bench = ModuleType("cluster.bench")
-    setattr(bench_main, "run", lambda names, output: seen.append((list(names), output)) or 4)  # noqa: B010 - a new module
-    setattr(bench, "main", bench_main)  # noqa: B010 - a new module
-    monkeypatch.setitem(sys.modules, "cluster.bench", bench)
-    monkeypatch.setitem(sys.modules, "cluster.bench.main", bench_main)
-    monkeypatch.setattr(demo, "run", lambda file, *, keep: seen.append((file, keep)) or 5)
+
+    def run_bench(names: list[str], output: Path) -> int:
+        seen.append((names, output))
+        return 4
+
+    def run_demo(file: Path | None, *, keep: bool) -> int:
+        seen.append((file, keep))
+        return 5
+
+    monkeypatch.setattr("cluster.bench.main.run", run_bench)
+    monkeypatch.setattr(demo, "run", run_demo)
 
     codes = [run("bench", "-n", "a,b", "-n", "c", "-o", "x.json").exit_code, run("demo", "--keep").exit_code]
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.bench.registry import Scenario
-from cluster.bench.scenarios import store
+from cluster.bench.scenarios import appends, failover, resources, restart, store
 
-ALL: Final[tuple[Scenario, ...]] = (store.SCENARIO,)
+ALL: Final[tuple[Scenario, ...]] = (
+    resources.IDLE,
+    resources.PENDING,
+    appends.SYNC,
+    appends.ASYNC,
+    failover.SCENARIO,
+    store.SCENARIO,
+    restart.SCENARIO,
+)

@@ -298,9 +298,12 @@ class EntryDispatcher:
             case ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
                 self.next_index = LogIndex(min(response.conflict.index, self._state.log.last.index) + 1)
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+            case ResponseCode.EXPIRED_TERM:
+                pass  # a late answer to an earlier term's push, whose epoch happens to be the same
             case _:
                 held = max(response.verified_index, leader.match[self.peer])
-                self.next_index = LogIndex(min(self.next_index, held + 1))
+                if held != NO_INDEX:  # a full queue, say, tells nothing about the log
+                    self.next_index = LogIndex(min(self.next_index, held + 1))
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
     def _agreement_guess(self, response: PushResponse) -> LogIndex:

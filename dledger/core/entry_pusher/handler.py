@@ -196,9 +196,11 @@ class EntryHandler:
         state = self._state
         log = state.log
         before = push.before_begin
-        expired = before.index < log.begin.index
-        if not expired and not (before.index <= log.last.index and log.term_at(before.index) == before.term):
-            self._require_uncommitted(before.index)
+        # What is committed here is held even if it has expired here: this log may begin after the leader's.
+        held = before.index <= state.commit_index or (
+            before.index <= log.last.index and log.term_at(before.index) == before.term
+        )
+        if not held:
             log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
             state.advance_commit(before.index)
         self.verified_index = max(self.verified_index, before.index)

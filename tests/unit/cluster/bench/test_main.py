@@ -13,6 +13,7 @@ from cluster.bench.context import BenchSettings, Context
 from cluster.bench.figures import Figure
 from cluster.bench.registry import Scenario, UnknownBenchmarkError, chosen
 from cluster.bench.scenarios import ALL
+from cluster.bench.targets import TARGETS
 
 
 class Recorder:
@@ -128,6 +129,19 @@ def test_a_missing_peer_is_printed_loudly(
     assert json.loads((tmp_path / "o.json").read_text())[0]["ratio"] is None
 
 
+def test_noise_seen_at_any_time_makes_the_ratio_decide(
+    tmp_path: Path, settings: BenchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was quiet at first and busy at the end is not quiet: the absolute target is not judged."""
+    slow = Figure("append_pipelined", 30_000, "entries/s", "PySyncObj", 5_000)
+    scenario = Recorder(slow).scenario()
+    busy = iter([0.0, 0.0, 0.0, 0.5])
+    monkeypatch.setattr(main, "busy_share", lambda: next(busy))
+
+    assert main.run([], tmp_path / "quiet.json", settings=settings, scenarios=[scenario]) == 1
+    assert main.run([], tmp_path / "noisy.json", settings=settings, scenarios=[scenario]) == 0
+
+
 def test_the_directory_of_a_run_is_removed(tmp_path: Path, settings: BenchSettings) -> None:
     """Nothing but the figures stays behind, also when a benchmark broke."""
     main.run([], tmp_path / "o.json", settings=settings, scenarios=[Recorder(error=OSError("full")).scenario("a")])
@@ -135,8 +149,9 @@ def test_the_directory_of_a_run_is_removed(tmp_path: Path, settings: BenchSettin
     assert [path.name for path in tmp_path.iterdir()] == ["o.json"]
 
 
-def test_every_name_is_measured_by_one_scenario() -> None:
-    """The registry has no name twice."""
+def test_every_name_is_measured_by_one_scenario_and_every_target_by_some() -> None:
+    """The registry has no name twice, and no target that nothing measures."""
     names = [name for scenario in ALL for name in scenario.names]
 
     assert len(names) == len(set(names))
+    assert set(TARGETS) <= set(names)

@@ -17,7 +17,8 @@ from cluster.bench.registry import Scenario
 
 def test_sigterm_unwinds_the_running_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scenario's clean-up runs, the data directory goes, and the old handler is back."""
-    monkeypatch.setattr(main, "_describe_machine", lambda _context: True)
+    monkeypatch.setattr(main, "_describe_machine", lambda _context: None)
+    monkeypatch.setattr(main, "busy_share", lambda: 0.0)
     cleaned: list[bool] = []
 
     def measure(context: Context, _names: frozenset[str]) -> Iterator[Figure]:

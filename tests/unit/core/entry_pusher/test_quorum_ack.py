@@ -89,7 +89,10 @@ def test_an_append_wakes_flush_and_dispatchers_and_the_first_one_the_checker() -
 
 
 def test_the_commit_index_is_the_highest_that_a_quorum_holds() -> None:
-    """The quorum-th highest watermark of five, own flush included; it wakes dispatchers and elector."""
+    """The quorum-th highest watermark of five, own flush included; it wakes those whom a new commit index concerns.
+
+    The elector is one of them only while reads wait for it.
+    """
     solo = leading(5)
     append(solo, b"1")
     append(solo, b"2")
@@ -101,7 +104,15 @@ def test_the_commit_index_is_the_highest_that_a_quorum_holds() -> None:
     solo.settle_quorum()
 
     assert solo.state.commit_index == 1
-    assert Wake.DISPATCHERS | Wake.ELECTOR in solo.woken
+    assert Wake.DISPATCHERS in solo.woken
+    assert Wake.ELECTOR not in solo.woken
+
+    solo.leader_role.reads_waiting = True
+    solo.leader_role.match[N2] = LogIndex(2)
+    solo.settle_quorum()
+
+    assert solo.state.commit_index == 2
+    assert Wake.ELECTOR in solo.woken
 
 
 def test_each_append_completes_with_its_own_batch_in_order() -> None:

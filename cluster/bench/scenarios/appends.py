@@ -1,0 +1,110 @@
+"""A group of three under one client: pipelined throughput beside PySyncObj's, single round trips beside etcd's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Final
+
+from cluster.bench import stats
+from cluster.bench.context import Context
+from cluster.bench.figures import Figure
+from cluster.bench.load import LoadClient
+from cluster.bench.peers import etcd, pysyncobj
+from cluster.bench.registry import Scenario
+from cluster.bench.targets import ETCD, OWN_P50, PYSYNCOBJ
+from cluster.local_group import LocalGroup
+
+BODY_BYTES: Final = 1024
+WINDOW: Final = 1000
+"""Appends outstanding, on both sides: the issue's 8,100/s at a p50 of 102 ms are PySyncObj with about this many."""
+DEEP_WINDOW: Final = 8000
+"""Both sides again with far more outstanding (below our default limit of 10,000 pending entries): PySyncObj's speed is
+its window over its tick, so that much of a comparison depends on it. Shown, not judged."""
+
+
+def round_trips(append: Callable[[bytes], object], seconds: float) -> list[float]:
+    """Milliseconds of single appends, one after the other."""
+    body = os.urandom(BODY_BYTES)
+    samples: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while not samples or time.perf_counter() < deadline:
+        started = time.perf_counter()
+        append(body)
+        samples.append((time.perf_counter() - started) * 1e3)
+    return samples
+
+
+def pipelined(context: Context, group: LocalGroup, name: str, window: int) -> Iterator[Figure]:
+    """Throughput with ``window`` appends outstanding."""
+    settings = context.settings
+    ours: list[float] = []
+    theirs: list[float] = []
+    with ExitStack() as stack:
+        client = stack.enter_context(LoadClient(group.addresses, group.name, context.directory / f"{name}.log"))
+        peer = None
+        if pysyncobj.available():
+            peer = stack.enter_context(pysyncobj.pysyncobj_group(context.directory / f"pysyncobj-{name}"))
+        else:
+            context.baseline_missing(PYSYNCOBJ, pysyncobj.INSTALL)
+        for _ in range(settings.rounds):
+            ours.append(client.appends_per_second(settings.seconds, settings.warmup_seconds, BODY_BYTES, window))
+            if peer is not None:
+                theirs.append(peer.appends_per_second(settings.seconds, settings.warmup_seconds, BODY_BYTES, window))
+    yield Figure(name, stats.median(ours), "entries/s", PYSYNCOBJ, stats.median(theirs) if theirs else None)
+
+
+def single(context: Context, group: LocalGroup, suffix: str, names: frozenset[str]) -> Iterator[Figure]:
+    """Round trips, one at a time, in an otherwise idle group."""
+    settings = context.settings
+    ours: list[list[float]] = []
+    theirs: list[list[float]] = []
+    with ExitStack() as stack:
+        client = stack.enter_context(closing(group.client()))
+        put = None
+        if etcd.available():
+            put = stack.enter_context(etcd.etcd_group(context.directory / f"etcd{suffix}")).putter()
+        else:
+            context.baseline_missing(ETCD, etcd.INSTALL)
+        for append in (client.append, put):
+            if append is not None:
+                round_trips(append, settings.warmup_seconds)
+        for _ in range(settings.rounds):
+            ours.append(round_trips(client.append, settings.seconds))
+            if put is not None:
+                theirs.append(round_trips(put, settings.seconds))
+    p50, p99 = (stats.median([stats.percentile(samples, percent) for samples in ours]) for percent in (50, 99))
+    for percent, value in ((50, p50), (99, p99)):
+        name = f"append_roundtrip_p{percent}{suffix}"
+        if name in names:
+            peer_value = stats.median([stats.percentile(samples, percent) for samples in theirs]) if theirs else None
+            yield Figure(name, value, "ms", ETCD, peer_value)
+            if percent == 99:
+                yield Figure(name, value, "ms", OWN_P50, p50)
+
+
+def measure(flush: str, suffix: str, context: Context, names: frozenset[str]) -> Iterator[Figure]:
+    """Everything that is asked of one flush mode, on one group."""
+    with LocalGroup(context.directory / f"group-{flush}", flush=flush) as group:
+        group.leader()
+        if any("roundtrip" in name for name in names):
+            yield from single(context, group, suffix, names)
+        for name, window in ((f"append_pipelined{suffix}", WINDOW), (f"append_pipelined_deep{suffix}", DEEP_WINDOW)):
+            if name in names:
+                yield from pipelined(context, group, name, window)
+
+
+def _scenario(flush: str, suffix: str) -> Scenario:
+    names = ("append_roundtrip_p50", "append_roundtrip_p99", "append_pipelined", "append_pipelined_deep")
+    return Scenario(
+        f"three nodes, flush={flush}, one client",
+        tuple(name + suffix for name in names),
+        functools.partial(measure, flush, suffix),
+    )
+
+
+SYNC: Final = _scenario("sync", "")
+ASYNC: Final = _scenario("async", "_async")

@@ -1,0 +1,154 @@
+"""Groups of real processes for the tests, and what every test asks of them in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from cluster.demo import digest_of
+from cluster.local_group import HOST, LocalGroup, LocalNode
+from dledger.rpc.ports import NodeStatus
+from dledger.types import NodeId, Term
+from tests.support.history import AppendOp, History, Outcome, check
+from tests.support.tcp_proxy import ProxyNetwork
+from tests.support.waiting import wait_until
+from tests.support.workload import Workload, read_log
+
+SMALL_SEGMENTS: Final = {"segment_bytes": "1m", "index_segment_bytes": "64k"}
+FATAL_WORDS: Final = ("node stops:", "Traceback (most recent call last)")
+APPEND_BATCH: Final = 100
+N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
+
+
+class Group(LocalGroup):
+    """A local group with small segments, whose nodes' command lines and member lists a test may change."""
+
+    def __init__(
+        self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None, name: str = "default"
+    ) -> None:
+        super().__init__(directory, size=size, name=name, settings={**SMALL_SEGMENTS, **(settings or {})})
+        self.history = History()
+        self._batches = 0
+        self.prefixes: dict[NodeId, list[str]] = {}
+        """Words before a node's command line: a tracer, a network namespace."""
+        self.overrides: dict[NodeId, dict[str, str]] = {}
+        """Flags of one node that replace the group's, for example ``{"-g": "other"}``."""
+        self.allowed_to_fail: set[NodeId] = set()
+        """Nodes whose logs may hold a fatal error or a traceback."""
+
+    def command(self, node: NodeId) -> list[str]:
+        """As ``LocalGroup.command``, with the node's own prefix, members and flags."""
+        words = super().command(node)
+        words[words.index("-p") + 1] = self.members_of(node)
+        for flag, value in self.overrides.get(node, {}).items():
+            words[words.index(flag) + 1] = value
+        return [*self.prefixes.get(node, []), *words]
+
+    def members_of(self, node: NodeId) -> str:
+        """The member list as ``node`` is given it."""
+        return ";".join(f"{one.node_id}-{self.peer_address(node, one)}" for one in self.nodes.values())
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:
+        """Where ``node`` finds ``other``'s peer port."""
+        return f"{HOST}:{other.peer_port}"
+
+    # -- what a test asks ----------------------------------------------------------------------------------------
+
+    def status(self, node: NodeId) -> NodeStatus | None:
+        """What one node says of itself, None if it does not answer."""
+        return self.statuses().get(node)
+
+    def term(self) -> Term:
+        """The highest term that any node knows."""
+        return max(one.term for one in self.statuses().values())
+
+    def followers(self, leader: NodeId) -> list[NodeId]:
+        """All others."""
+        return [node for node in self.nodes if node != leader]
+
+    def workload(self, name: str = "w", **options: Any) -> Workload:  # Any: the options are Workload's own
+        """A background load on all nodes, recorded in this group's history."""
+        return Workload(self.addresses, self.history, name=name, group=self.name, **options)
+
+    def append(self, count: int, *, size: int = 100) -> None:
+        """Append ``count`` entries, all of which must be acknowledged."""
+        with closing(self.client(timeout_s=15.0)) as client:
+            for _ in range(0, count, APPEND_BATCH):
+                self._batches += 1
+                values = [b"batch-%d/%d " % (self._batches, n) + b"." * size for n in range(min(count, APPEND_BATCH))]
+                began = time.monotonic()
+                results = client.append_many(values)
+                ended = time.monotonic()
+                for value, result in zip(values, results, strict=True):
+                    self.history.record(AppendOp(value, began, ended, Outcome.ACKED, result.index))
+
+    def wait_for(self, condition: Callable[[dict[NodeId, NodeStatus]], bool], what: str, timeout_s: float = 20) -> None:
+        """Wait until the statuses of the nodes that answer satisfy ``condition``."""
+        wait_until(lambda: condition(self.statuses()), what, timeout_s)
+
+    def verify(self) -> dict[int, bytes | None]:
+        """The verdict: all nodes converge, are byte-identical, and one log explains the history; gives that log."""
+        statuses = self.wait_converged(30.0)
+        begin = max(one.begin_index for one in statuses.values())
+        position = max(one.begin_position for one in statuses.values())
+        digests = {
+            node: digest_of(self.data_dir(node), position, status.end_position) for node, status in statuses.items()
+        }
+        assert len(set(digests.values())) == 1, f"the replicas differ: {digests}"
+        logs = {}
+        with closing(self.client(timeout_s=10.0)) as client:
+            for node, status in statuses.items():
+                address = self.nodes[node].client_address
+                logs[node] = read_log(client, begin, status.committed_index, address)
+        first = next(iter(logs.values()))
+        assert all(log == first for log in logs.values()), "the nodes answer reads differently"
+        self.history.dump(self.directory / "history.jsonl")
+        if begin == 0:
+            complaints = check(self.history.appends, self.history.reads, first)
+            assert not complaints, "the history is not linearizable:\n" + "\n".join(complaints)
+        return first
+
+    def data_dir(self, node: NodeId) -> Path:
+        """Where the node's segments are."""
+        return self.store_dir(node) / "data"
+
+    def segments(self, node: NodeId) -> list[Path]:
+        """The node's data files, oldest first."""
+        return sorted(path for path in self.data_dir(node).iterdir() if path.name.isdigit())
+
+    def hard_kill(self) -> None:
+        """SIGKILL to everything that still runs: nothing that a test may have done can keep this from ending."""
+        for node in self.nodes:
+            if self.is_running(node):
+                self.kill(node)
+        self.close()
+
+    def complaints(self) -> list[str]:
+        """Fatal errors and tracebacks in the logs of nodes that were not expected to fail."""
+        found = []
+        for node in self.nodes:
+            text = self.logs(node)
+            if node not in self.allowed_to_fail and any(words in text for words in FATAL_WORDS):
+                found.append(f"{node} reports a failure:\n" + "\n".join(text.splitlines()[-60:]))
+        return found
+
+
+class ProxiedGroup(Group):
+    """Nodes that reach each other only through a ``ProxyNetwork``."""
+
+    def __init__(self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(directory, size=size, settings=settings)
+        self.network = ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:
+        """Itself at its real port, others through the network."""
+        port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
+        return f"{HOST}:{port}"
+
+    def close(self) -> None:
+        """End the nodes, then the network."""
+        super().close()
+        self.network.close()

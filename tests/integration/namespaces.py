@@ -1,0 +1,112 @@
+"""A group whose nodes live in network namespaces of their own, joined by a bridge: packets can really be dropped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.local_group import LocalNode
+from dledger.types import NodeId
+from tests.integration.harness import Group
+
+
+def why_not() -> str:
+    """Why namespaces cannot be used here, in words; empty if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]
+    if missing:
+        return f"network namespaces need {' and '.join(missing)} (packages iproute2 and iptables)"
+    probe = f"dlprobe{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", probe)
+        _run("ip", "netns", "exec", probe, "iptables", "-L", "INPUT", "-n")
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces do not work here: {error.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", probe], check=False, capture_output=True)
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacedNode(LocalNode):
+    """A node with an address of its own."""
+
+    host: str
+    namespace: str
+
+    @property
+    def client_address(self) -> str:
+        """As ``LocalNode.client_address``, at the node's own address."""
+        return f"{self.host}:{self.client_port}"
+
+
+class NamespacedGroup(Group):
+    """Makes the namespaces at once; ``close`` removes them."""
+
+    def __init__(self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(directory, size=size, settings=settings)
+        tag = f"dl{os.getpid() % 100_000}"
+        subnet = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+        self._bridge = f"{tag}br"
+        self.hosts: dict[NodeId, NamespacedNode] = {}
+        self._removed = False
+        try:
+            _run("ip", "link", "add", self._bridge, "type", "bridge")
+            _run("ip", "addr", "add", f"{subnet}.254/24", "dev", self._bridge)
+            _run("ip", "link", "set", self._bridge, "up")
+            for number, (node, one) in enumerate(tuple(self.nodes.items())):
+                self.hosts[node] = NamespacedNode(
+                    node, one.peer_port, one.client_port, one.log_file, f"{subnet}.{number + 1}", f"{tag}{node}"
+                )
+                self._plug_in(self.hosts[node], f"{tag}v{number}")
+        except BaseException:
+            self._remove()
+            raise
+        self.nodes.update(self.hosts)
+        self.prefixes = {node: ["ip", "netns", "exec", one.namespace] for node, one in self.hosts.items()}
+
+    def _plug_in(self, node: NamespacedNode, cable: str) -> None:
+        inside = ["ip", "-n", node.namespace]
+        _run("ip", "netns", "add", node.namespace)
+        _run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
+        _run("ip", "link", "set", cable, "master", self._bridge, "up")
+        _run(*inside, "link", "set", "lo", "up")
+        _run(*inside, "addr", "add", f"{node.host}/24", "dev", "eth0")
+        _run(*inside, "link", "set", "eth0", "up")
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:
+        """At the other's own address."""
+        return f"{self.hosts[other.node_id].host}:{other.peer_port}"
+
+    def drop(self, source: NodeId, target: NodeId) -> None:
+        """Packets of ``source`` vanish before ``target``."""
+        _run(*self._iptables(target), "-A", "INPUT", "-s", self.hosts[source].host, "-j", "DROP")
+
+    def heal_all(self) -> None:
+        """No packet vanishes any more."""
+        for node in self.hosts:
+            _run(*self._iptables(node), "-F", "INPUT")
+
+    def _iptables(self, node: NodeId) -> list[str]:
+        return ["ip", "netns", "exec", self.hosts[node].namespace, "iptables", "-w"]
+
+    def close(self) -> None:
+        """End the nodes, then remove the network."""
+        super().close()
+        if not self._removed:
+            self._remove()
+
+    def _remove(self) -> None:
+        self._removed = True
+        for node in self.hosts.values():
+            subprocess.run(["ip", "netns", "del", node.namespace], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)

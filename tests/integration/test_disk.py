@@ -1,0 +1,318 @@
+"""What disks do: fill up, fail, stall, lose bytes, lose everything; and two processes that want the same one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.local_group import LocalGroupError, free_ports
+from dledger.errors import DiskFullError, DLedgerError
+from dledger.types import NodeId
+from tests.integration.harness import N0, Group
+from tests.integration.tracing import needs_strace, traced
+from tests.support.history import AppendOp, Outcome
+from tests.support.waiting import wait_until
+from tests.support.workload import linearizable_read
+
+MIB = 1 << 20
+DISK_MIB = 8
+KEEP_ALL = {"force_clean": "false", "disk_clean_ratio": "0.9", "clean_interval_ms": "100"}
+"""Nothing is removed to make room: a full disk stays full until somebody acts."""
+OBSERVED_S = 3.0
+"""How long a thing that must never happen is watched not to happen: three election timeouts."""
+
+
+@contextmanager
+def small_disk(directory: Path, mib: int = DISK_MIB) -> Iterator[None]:
+    """A tmpfs of ``mib`` MiB on ``directory``."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: a full disk needs root, to mount a small tmpfs")
+    directory.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "dledger-test", directory],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"NOT TESTED: tmpfs cannot be mounted: {mounted.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def enlarge(directory: Path, mib: int) -> None:
+    """More room, at once."""
+    subprocess.run(["mount", "-o", f"remount,size={mib}m", directory], check=True)
+
+
+def append_until_refused(group: Group, limit: int = 200) -> DLedgerError:
+    """Append 100 KiB at a time until that fails for good; gives the error."""
+    with closing(group.client(timeout_s=4.0)) as client:
+        for number in range(limit):
+            value = b"fill-%d " % number + b"." * (100 << 10)
+            began = time.monotonic()
+            try:
+                index = client.append(value).index
+            except DLedgerError as error:
+                group.history.record(AppendOp(value, began, time.monotonic(), Outcome(error.outcome), error=str(error)))
+                return error
+            group.history.record(AppendOp(value, began, time.monotonic(), Outcome.ACKED, index))
+    raise AssertionError(f"{limit} appends fit into the small disks")
+
+
+def test_full_disks_refuse_appends_and_recover_without_a_restart(make_group: Callable[..., Group]) -> None:
+    """All disks are full: DISK_FULL, but reads and the leadership go on; space returns, appends do (trap 10)."""
+    group = make_group(settings=KEEP_ALL)
+    with ExitStack() as disks:
+        for node in group.nodes:
+            disks.enter_context(small_disk(group.store_dir(node)))
+        disks.callback(group.hard_kill)
+        group.start_all()
+        group.leader()
+
+        error = append_until_refused(group)
+        leader = group.leader()
+        with closing(group.client()) as client:
+            read = linearizable_read(client, 0)
+        for node in group.nodes:
+            enlarge(group.store_dir(node), 4 * DISK_MIB)
+        group.wait_for(lambda all_: not any(one.disk_full for one in all_.values()), "nobody's disk is full")
+        group.append(20)
+
+        assert isinstance(error, DiskFullError), error
+        assert read is not None, f"{leader} answers no reads"
+        group.verify()
+
+
+def test_leader_with_a_full_disk_hands_over(make_group: Callable[..., Group]) -> None:
+    """Only the leader's disk is full: another leads and appends go on; with space, it catches up."""
+    group = make_group(settings={**KEEP_ALL, "preferred_leaders": "n0", "preferred_check_interval_ms": "200"})
+    with small_disk(group.store_dir(N0)), ExitStack() as running:
+        running.callback(group.hard_kill)
+        group.start_all()
+        group.wait_for(lambda all_: all_[N0].leader is not None and all_[N0].leader.node_id == N0, "n0 leads")
+
+        with group.workload(value_bytes=20_000) as load:
+            group.wait_for(lambda all_: all_[N0].disk_full, "n0's disk is full", 40)
+            group.leader(other_than=N0)
+            load.history.wait_for_acks(100)
+        enlarge(group.store_dir(N0), 400)
+        group.wait_for(lambda all_: not all_[N0].disk_full, "n0 has room")
+
+        group.verify()
+
+
+def run_second(group: Group, node: NodeId) -> subprocess.CompletedProcess[str]:
+    """Start another process for the same node and directory, at other ports, and wait for its end."""
+    words = group.command(node)
+    peer, client = (str(port) for port in free_ports(2))
+    own = group.nodes[node]
+    words[words.index("-p") + 1] = group.members_of(node).replace(f":{own.peer_port}", f":{peer}")
+    words[words.index("--client-port") + 1] = client
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+
+
+def test_second_process_on_one_directory_is_refused(group: Group) -> None:
+    """flock: the second one ends with a message that says why; the first one notices nothing (trap 15)."""
+    group.append(10)
+    term = group.term()
+
+    second = run_second(group, N0)
+
+    assert second.returncode not in (0, 70)
+    assert "Traceback" not in second.stderr
+    assert str(group.store_dir(N0)) in second.stderr
+    assert "process" in second.stderr
+    group.append(10)
+    assert group.term() == term
+    group.verify()
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def start_damaged(group: Group, node: NodeId) -> str:
+    """Start a node that is expected to refuse; gives what it says."""
+    said = len(group.logs(node))
+    with pytest.raises(LocalGroupError, match="ended with exit code"):
+        group.start(node)
+    return group.logs(node)[said:]
+
+
+def flip_byte(file: Path, offset: int) -> None:
+    """One bit of one byte goes wrong."""
+    with file.open("r+b") as stream:
+        stream.seek(offset)
+        (byte,) = stream.read(1)
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 0x10]))
+
+
+def test_damage_in_the_middle_is_refused_and_repaired_from_peers(group: Group) -> None:
+    """Flushed bytes that are wrong: never cut silently (trap 6). ``--repair`` fetches them again."""
+    group.append(3000, size=1000)
+    victim = group.followers(group.leader())[0]
+    damaged = group.segments(victim)[1]
+    group.kill(victim)
+    flip_byte(damaged, 500_000)
+
+    words = start_damaged(group, victim)
+    kept = damaged.stat().st_size
+    group.start(victim, extra=["--repair"])
+    group.append(10)
+
+    assert str(damaged) in words
+    assert "offset" in words
+    assert "--repair" in words
+    assert "Traceback" not in words
+    assert kept == 1 * MIB, "the refused bytes are left as they were"
+    group.verify()
+
+
+def assert_no_leader_for(group: Group, seconds: float) -> None:
+    """Watch that nobody leads, for that long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        leaders = [node for node, one in group.statuses().items() if one.role == "LEADER"]
+        assert not leaders, f"{leaders} lead without a quorum that may vote"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["damaged", "wiped"])
+def test_node_without_its_entries_does_not_vote_before_it_has_caught_up(group: Group, loss: str) -> None:
+    """Its vote could elect a leader that lacks what it had acknowledged (trap 30): so with another node down, wait."""
+    group.append(2000, size=1000)
+    group.wait_converged()
+    leader = group.leader()
+    victim, other = group.followers(leader)
+    group.kill(victim)
+    group.append(100)
+    group.kill(leader)
+    if loss == "wiped":
+        shutil.rmtree(group.store_dir(victim))
+    else:
+        flip_byte(group.segments(victim)[0], 500_000)
+
+    group.start(victim, extra=["--repair"])
+    assert_no_leader_for(group, OBSERVED_S)
+    assert not group.statuses()[victim].voter
+    assert group.statuses()[other].committed_index >= 0
+    group.start(leader)
+    group.leader()
+    group.append(10)
+
+    group.verify()
+    assert group.statuses()[victim].voter
+
+
+def test_wiped_node_is_filled_again(group: Group) -> None:
+    """A lost disk is replaced by an empty one, under load: everything is fetched, and the node may vote again."""
+    with group.workload() as load:
+        load.history.wait_for_acks(300)
+        victim = group.followers(group.leader())[0]
+        group.kill(victim)
+        shutil.rmtree(group.store_dir(victim))
+        group.start(victim)
+        load.history.wait_for_acks(100)
+        group.wait_for(lambda all_: all_[victim].voter, "the node may vote again")
+
+    group.verify()
+
+
+def test_torn_tail_is_cut_and_the_node_rejoins(group: Group) -> None:
+    """Half a record behind the flushed end was never acknowledged: cut it, say so, go on."""
+    group.append(100)
+    end = group.wait_converged()[N0].end_position
+    group.kill(N0)
+    segment = group.segments(N0)[0]
+    content = segment.read_bytes()
+    with segment.open("r+b") as stream:
+        stream.seek(end)
+        stream.write(content[:70])
+
+    group.start(N0)
+    group.append(10)
+
+    assert "cut_at=None" not in group.logs(N0).splitlines()[-1]
+    group.verify()
+
+
+def test_follower_behind_an_expired_head_is_installed_again(make_group: Callable[..., Group]) -> None:
+    """What a dead follower lacks has expired: it starts over at the leader's begin (trap 12, rocketmq #1778)."""
+    group = make_group(
+        settings={
+            "segment_bytes": "128k",
+            "index_segment_bytes": "8k",
+            "retention_hours": "0",
+            "disk_check_ratio": "0.0000001",
+            "follower_keep_bytes": "200k",
+            "clean_interval_ms": "50",
+        }
+    )
+    group.start_all()
+    group.append(200, size=1000)
+    victim = group.followers(group.leader())[0]
+    behind = group.statuses()[victim].end_index
+    group.kill(victim)
+    leader = group.leader()
+    group.append(2000, size=1000)
+    group.wait_for(lambda all_: all_[leader].begin_index > behind + 1, "the head expires")
+
+    group.start(victim)
+    group.append(10)
+    statuses = group.wait_converged()
+
+    assert statuses[victim].begin_index > behind
+    wait_until(lambda: len({one.begin_position for one in group.statuses().values()}) == 1, "all expire alike")
+    group.verify()
+
+
+# --- failing and stalling flushes ------------------------------------------------------------------------------------
+
+
+@needs_strace
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_failed_flush_ends_the_node(group: Group, role: str) -> None:
+    """After EIO a page may look clean without being stored: stop, never acknowledge, never retry (trap 3)."""
+    with group.workload() as load:
+        load.history.wait_for_acks(50)
+        leader = group.leader()
+        victim = leader if role == "leader" else group.followers(leader)[0]
+        group.allowed_to_fail.add(victim)
+
+        with traced(group.pid(victim), "fdatasync:error=EIO"):
+            code = group.wait_exit(victim)
+        load.history.wait_for_acks(100)
+        group.start(victim)
+        load.history.wait_for_acks(50)
+
+    assert code == 70
+    group.verify()
+
+
+@needs_strace
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_stalled_flush_costs_no_election(group: Group, role: str) -> None:
+    """fdatasync that takes 2 s holds neither the GIL nor the node's lock, so heartbeats go on (trap 5)."""
+    with group.workload() as load:
+        load.history.wait_for_acks(50)
+        leader, term = group.leader(), group.term()
+        victim = leader if role == "leader" else group.followers(leader)[0]
+
+        with traced(group.pid(victim), "fdatasync:delay_enter=2000000") as trace:
+            wait_until(lambda: trace.count("fdatasync") >= 2, "two stalled flushes")
+            load.history.wait_for_acks(50)
+            assert group.term() == term
+        load.history.wait_for_acks(50)
+
+    group.verify()
+    assert group.term() == term

@@ -1,0 +1,61 @@
+"""Injecting failures and delays into the system calls of a running node, with strace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+
+def why_not() -> str:
+    """Why strace cannot be used here; empty if it can."""
+    if shutil.which("strace") is None:
+        return "injecting into system calls needs strace (package strace)"
+    probe = subprocess.run(["strace", "-f", "-o", os.devnull, "true"], check=False, capture_output=True, text=True)
+    return f"strace does not work here: {probe.stderr.strip()}" if probe.returncode else ""
+
+
+needs_strace = pytest.mark.skipif(bool(why_not()), reason=f"NOT TESTED: {why_not()}")
+
+
+class Trace:
+    """What a tracer has seen so far."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def count(self, words: str) -> int:
+        """How often the words occur in the trace."""
+        return self._file.read_text().count(words)
+
+
+@contextmanager
+def traced(pid: int, inject: str) -> Iterator[Trace]:
+    """Attach to all threads of ``pid`` and tamper with what ``inject`` names; undone at the end."""
+    with tempfile.TemporaryDirectory() as directory:
+        file, errors = Path(directory, "trace"), Path(directory, "errors")
+        call = inject.partition(":")[0]
+        words = ["strace", "-f", "-p", str(pid), "-o", str(file), "-e", f"trace={call}", "-e", f"inject={inject}"]
+        with errors.open("wb") as out:
+            tracer = subprocess.Popen(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: "attached" in errors.read_text() or tracer.poll() is not None, "strace attaches")
+            assert tracer.poll() is None, errors.read_text()
+            yield Trace(file)
+        finally:
+            if tracer.poll() is None:
+                tracer.send_signal(signal.SIGTERM)
+            try:
+                tracer.wait(10)
+            except subprocess.TimeoutExpired:
+                tracer.kill()
+                tracer.wait()

@@ -1,0 +1,239 @@
+"""Bugs to plant on purpose: each breaks one rule of the core, and some seed must show it.
+
+A simulator that never fails proves nothing. ``planted(name)`` replaces one method for the length of a ``with`` block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+from unittest.mock import patch
+
+from dledger.config import ReplicationConfig
+from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker
+from dledger.core.leader_elector import LeaderElector
+from dledger.core.member_state import Candidate, Leader, MemberState
+from dledger.core.messages import (
+    CheckedAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushResponse,
+    PushTruncate,
+    ReceivedPush,
+    VoteRequest,
+    VoteResult,
+)
+from dledger.core.outbox import Wake
+from dledger.core.read_index import ReadDone, ReadIndexQueue
+from dledger.errors import QuorumAckTimeoutError, ResponseCode, TermChangedError
+from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, Term
+from tests.sim.simulation import Result, run_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """One method and what it is replaced by."""
+
+    owner: type
+    name: str
+    replacement: object
+
+
+def _commit_old_terms(self: QuorumAckChecker) -> None:
+    state, leader = self._state, self._state.role
+    if isinstance(leader, Leader):
+        held = sorted([state.durable_index, *leader.match.values()], reverse=True)[state.quorum - 1]
+        if held > state.commit_index:
+            state.advance_commit(held)
+            state.outbox.wake |= Wake.DISPATCHERS | Wake.ELECTOR
+
+
+def _commit_without_quorum(self: QuorumAckChecker) -> None:
+    state, leader = self._state, self._state.role
+    if isinstance(leader, Leader):
+        held = sorted([state.durable_index, *leader.match.values()], reverse=True)[max(state.quorum - 2, 0)]
+        if held > state.commit_index and state.log.term_at(held) == state.term:
+            state.advance_commit(held)
+            state.outbox.wake |= Wake.DISPATCHERS | Wake.ELECTOR
+
+
+_append = EntryHandler._append
+
+
+def _truncate_on_overlap(self: EntryHandler, push: CheckedAppend) -> None:
+    state, run = self._state, push.run.run
+    if self._continues_log(push.run) and state.commit_index < run.first_index <= state.log.last.index:
+        state.log.truncate(run.first_index)
+    _append(self, push)
+
+
+def _vote_unsaved(self: MemberState, hard_state: HardState) -> None:
+    forgotten = hard_state.term == self._hard_state.term
+    self._hard_state = hard_state
+    self._hard_state_version += not forgotten
+
+
+def _flushed_is_verified(self: EntryHandler) -> LogIndex:
+    return self.verified_index
+
+
+def _stale_push(self: EntryHandler, sender: NodeId, push: ReceivedPush, now_ms: int) -> None:
+    self._state.follow(sender, push.term, now_ms)
+    if self._session != (self._state.term, sender):
+        self._begin_session(sender)
+    self._leader_epoch = push.epoch
+    match push:
+        case PushCompare():
+            self._compare(push)
+        case PushTruncate():
+            self._truncate(push)
+        case CheckedAppend():
+            self._append(push)
+        case PushCommit(commit_index=commit_index):
+            self._commit(commit_index)
+        case PushInstall():
+            self._install(push)
+
+
+def _commit_unverified(self: EntryHandler, leader_commit: LogIndex) -> None:
+    self._state.advance_commit(min(leader_commit, self._state.log.last.index))
+    self._become_voter_if_caught_up(leader_commit)
+
+
+_judge_vote = LeaderElector._judge_vote
+_judge_pre_vote = LeaderElector._judge_pre_vote
+
+
+def _any_log_wins(self: LeaderElector, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
+    return _judge_vote(self, sender, replace(request, last=max(request.last, self._state.log.last)), now_ms)
+
+
+def _any_log_may_win(self: LeaderElector, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
+    return _judge_pre_vote(self, sender, replace(request, last=max(request.last, self._state.log.last)), now_ms)
+
+
+def _unconfirmed_reads(self: ReadIndexQueue) -> int:
+    return self.round
+
+
+def _new_disks_vote(self: LeaderElector) -> None:
+    self._state.allow_voting()
+
+
+_init_dispatcher = EntryDispatcher.__init__
+
+
+def _no_deadline(self: EntryDispatcher, state: MemberState, peer: NodeId, config: ReplicationConfig) -> None:
+    _init_dispatcher(self, state, peer, replace(config, push_timeout_ms=10**9))
+
+
+def _success_in_another_term(self: QuorumAckChecker, now_ms: int) -> int | None:
+    self._advance_commit()
+    while self._pending:
+        head = self._pending[0]
+        if head.batch.last_index <= self._state.commit_index:
+            self._pop(head.batch)
+        elif not isinstance(self._state.role, Leader):
+            self._pop(TermChangedError("lost"))
+        elif head.due_ms <= now_ms:
+            self._pop(QuorumAckTimeoutError("late"))
+        else:
+            return head.due_ms
+    return None
+
+
+def _verified_of_last_leader(self: EntryHandler, leader: NodeId) -> None:
+    self._session = (self._state.term, leader)
+    self._leader_epoch = 0
+    self._deferred.clear()
+    self._ack_due = False
+
+
+def _campaign_in_old_term(self: MemberState, now_ms: int, *, pre_vote: bool) -> None:
+    before = self._view()
+    if not pre_vote:
+        term = self.term if self.term > 0 and self._hard_state.vote in (None, self.node_id) else Term(self.term + 1)
+        self.save_hard_state(replace(self._hard_state, term=term, vote=self.node_id))
+    self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: True})
+    self._announce(before)
+
+
+def _install_always(self: EntryHandler, push: PushInstall) -> None:
+    before = push.before_begin
+    self._state.log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
+    self._state.advance_commit(before.index)
+    self.verified_index = before.index
+    self._answer_when_durable(push.epoch, PushKind.INSTALL)
+
+
+def _answer_before_durable(self: EntryHandler, epoch: int, kind: PushKind) -> None:
+    self._answer(epoch, kind, ResponseCode.SUCCESS)
+
+
+_raise_watermark = EntryDispatcher._raise_watermark
+
+
+def _count_verified(self: EntryDispatcher, leader: Leader, response: PushResponse) -> None:
+    _raise_watermark(self, leader, replace(response, flushed_index=response.verified_index))
+
+
+_submit = ReadIndexQueue.submit
+
+
+def _nothing(self: object, *_arguments: object) -> None:
+    pass
+
+
+def _read_what_is_committed(self: ReadIndexQueue, now_ms: int, done: ReadDone) -> None:
+    leader = self._state.role
+    if isinstance(leader, Leader):
+        with patch.object(leader, "noop_index", NO_INDEX):
+            _submit(self, now_ms, done)
+    else:
+        _submit(self, now_ms, done)
+
+
+PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
+    "commit-old-terms": (Plant(QuorumAckChecker, "_advance_commit", _commit_old_terms),),
+    "commit-without-quorum": (Plant(QuorumAckChecker, "_advance_commit", _commit_without_quorum),),
+    "truncate-on-overlap": (Plant(EntryHandler, "_append", _truncate_on_overlap),),
+    "vote-not-saved": (Plant(MemberState, "save_hard_state", _vote_unsaved),),
+    "ack-before-flush": (Plant(EntryHandler, "_flushed_index", _flushed_is_verified),),
+    "leader-counts-unflushed": (Plant(MemberState, "durable_index", property(lambda self: self.log.last.index)),),
+    "watermark-from-verified": (Plant(EntryDispatcher, "_raise_watermark", _count_verified),),
+    "stale-push": (Plant(EntryHandler, "_execute", _stale_push),),
+    "commit-unverified": (Plant(EntryHandler, "_commit", _commit_unverified),),
+    "any-log-wins": (
+        Plant(LeaderElector, "_judge_vote", _any_log_wins),
+        Plant(LeaderElector, "_judge_pre_vote", _any_log_may_win),
+    ),
+    "unconfirmed-reads": (Plant(ReadIndexQueue, "_confirmed_round", _unconfirmed_reads),),
+    "read-before-noop": (Plant(ReadIndexQueue, "submit", _read_what_is_committed),),
+    "new-disks-vote": (Plant(LeaderElector, "_bootstrap_if_all_new", _new_disks_vote),),
+    "no-push-deadline": (Plant(EntryDispatcher, "__init__", _no_deadline),),
+    "success-in-another-term": (Plant(QuorumAckChecker, "step", _success_in_another_term),),
+    "verified-of-last-leader": (Plant(EntryHandler, "_begin_session", _verified_of_last_leader),),
+    "campaign-in-old-term": (Plant(MemberState, "become_candidate", _campaign_in_old_term),),
+    "install-always": (Plant(EntryHandler, "_install", _install_always),),
+    "truncate-answered-early": (Plant(EntryHandler, "_answer_when_durable", _answer_before_durable),),
+    "no-adopted-term": (Plant(MemberState, "_adopt_term_of_log", _nothing),),
+}
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Run the block with one bug in the core, or (None) with none."""
+    with ExitStack() as stack:
+        for plant in PLANTS[name] if name else ():
+            stack.enter_context(patch.object(plant.owner, plant.name, plant.replacement))
+        yield
+
+
+def run_planted(seed: int, events: int, plant: str | None, *, trace: bool = False) -> Result:
+    """Run one seed, with a bug if one is named."""
+    with planted(plant):
+        return run_seed(seed, events, trace=trace)

@@ -1,0 +1,67 @@
+"""A ``Receiver`` that records what arrives and answers requests."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+
+from dledger.core.messages import (
+    Envelope,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Message,
+    PushResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.types import NodeId
+
+
+@dataclass
+class RecordingReceiver:
+    """Grants every vote; ``refusal`` is raised for whatever arrives next."""
+
+    client_address: str = ""
+    refusal: DLedgerError | None = None
+    requested: list[Envelope] = field(default_factory=list)
+    received: list[Envelope] = field(default_factory=list)
+    lost: list[NodeId] = field(default_factory=list)
+    release: threading.Event = field(default_factory=threading.Event)
+    """Requests are answered only while this is set; it is, unless a test clears it."""
+
+    def __post_init__(self) -> None:
+        self.release.set()
+
+    def request(self, envelope: Envelope) -> Envelope:
+        self._refuse()
+        self.requested.append(envelope)
+        self.release.wait(10)
+        answer: Message
+        match envelope.message:
+            case VoteRequest(term=term):
+                answer = VoteResponse(term, granted=True)
+            case HeartbeatRequest(term=term, read_sequence=read_sequence):
+                answer = HeartbeatResponse(term, read_sequence, client_address=self.client_address)
+            case _:
+                raise InvalidRequestError("no request")
+        return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
+
+    def receive(self, envelope: Envelope) -> None:
+        self._refuse()
+        self.received.append(envelope)
+
+    def connection_lost(self, peer: NodeId) -> None:
+        self.lost.append(peer)
+
+    def messages(self) -> list[Message]:
+        """What was received, without the addresses."""
+        return [envelope.message for envelope in list(self.received)]
+
+    def push_responses(self) -> list[PushResponse]:
+        """The push responses among them."""
+        return [message for message in self.messages() if isinstance(message, PushResponse)]
+
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
