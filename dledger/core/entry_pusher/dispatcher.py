@@ -272,6 +272,9 @@ class EntryDispatcher:
         log = self._state.log
         last = log.last.index
         self.next_index = LogIndex(min(max(self.next_index, response.verified_index + 1), last + 1))
+        if self.next_index <= log.begin.index:  # expired while the answer was on its way
+            self._restart()
+            return
         if response.end_index < self.next_index or self.next_index > last:
             self._enter_append()
             return
