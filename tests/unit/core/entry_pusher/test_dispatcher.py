@@ -380,3 +380,14 @@ def test_entries_that_expire_while_a_compare_is_under_way_lead_to_an_install() -
     (message,) = solo.dispatch(N1)
     assert isinstance(message, PushInstall)
     assert message.before_begin.index == 2
+
+
+def test_a_late_refusal_of_an_earlier_term_does_not_start_over() -> None:
+    """EXPIRED_TERM answers a push of an earlier leadership, even if its epoch is the present attempt's."""
+    solo = leading()
+    solo.dispatch(N1)
+
+    solo.respond(N1, PushKind.COMPARE, ResponseCode.EXPIRED_TERM)
+
+    assert solo.dispatch(N1, ms=500) == []
+    assert state_of(solo) is DispatcherState.COMPARE
