@@ -64,7 +64,7 @@ class DLedgerServer:
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
-        self._stop_lock = threading.Lock()  # one stop at a time
+        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         if repair:
             set_aside_damaged(config.store, node_id=config.node_id)
@@ -120,21 +120,24 @@ class DLedgerServer:
         self._roles.add_handler(handler)
 
     def start(self) -> DLedgerServer:
-        """Open both ports and take part in the group. Raises ``ConfigError`` when a port is taken."""
-        _log.info("%s: %s", self._config.node_id, self.log.recovery_report)
-        try:
-            self._clients.start()
-            self._node.elector.client_address = self.client_address
-            self._transport = GrpcTransport(self._config, client_address=self.client_address)
-            self._transport.start(self)
-            self._roles.start()
-            self._driver.start()
-            for worker in self._workers:
-                worker.start()
-        except BaseException:
-            self.stop(graceful=False)
-            raise
-        return self
+        """Open both ports and take part in the group; nothing if it was stopped. Raises ``ConfigError``: port taken."""
+        with self._life_lock:
+            if self._stopped.is_set():
+                return self
+            _log.info("%s: %s", self._config.node_id, self.log.recovery_report)
+            try:
+                self._clients.start()
+                self._node.elector.client_address = self.client_address
+                self._transport = GrpcTransport(self._config, client_address=self.client_address)
+                self._transport.start(self)
+                self._roles.start()
+                self._driver.start()
+                for worker in self._workers:
+                    worker.start()
+            except BaseException:
+                self.stop(graceful=False)
+                raise
+            return self
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Block until the node has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
@@ -143,18 +146,21 @@ class DLedgerServer:
         return EXIT_FATAL if self._supervisor.fatal is not None else 0
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stop: a leader first hands over (``graceful``), then ports, threads and store are closed. Idempotent."""
-        with self._stop_lock:
+        """Stop: a leader first hands over (``graceful``), then ports, threads and store are closed. Idempotent.
+
+        A store that cannot be closed well makes the stop a failure: see ``wait`` and ``fatal``.
+        """
+        with self._life_lock:
             if graceful and self._supervisor.fatal is None and not self._stopped.is_set():
                 self._step_down()
             self._clients.close()
             if self._transport is not None:
                 self._transport.close()
-            self._driver.stop()
-            for worker in self._workers:
+            for worker in self._workers:  # before the driver, which they use
                 worker.stop(JOIN_TIMEOUT_S)
+            self._driver.stop()
             self._roles.stop()
-            self.log.close()
+            self._supervisor.run(self.log.close)
             self._stopped.set()
 
     def _step_down(self) -> None:

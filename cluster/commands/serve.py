@@ -99,11 +99,12 @@ def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int
     server.start()
     if until_stdin_closes:
         _watch("dledger-stdin", lambda: _on_end_of_stdin(server.stop))
-    click.echo(
-        f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
-        f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
-    )
-    sys.stdout.flush()
+    if server.wait(0) is None:  # else a signal came during the recovery
+        click.echo(
+            f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
+            f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
+        )
+        sys.stdout.flush()
     code = server.wait() or 0
     if code:
         # A node that failed must be gone at once: its other threads may wait for a disk that never answers.
