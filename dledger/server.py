@@ -42,6 +42,7 @@ from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
+from dledger.store import cleaner
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
 from dledger.types import AppendedBatch, Entry, LogIndex, NodeId
@@ -193,7 +194,7 @@ class DLedgerServer:
 
     def _clean(self) -> int:
         # Under the node's lock: the log's begin must not move between two looks that the core takes at it.
-        self._driver.call(lambda _now_ms: self.log.clean(_protected_index(self._node)))
+        self._driver.call(lambda now_ms: self.log.clean(_protected_index(self._node, now_ms)))
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------
@@ -346,13 +347,18 @@ class DLedgerServer:
 _WARM_INTERVAL_MS = 20
 
 
-def _protected_index(node: Node) -> LogIndex:
-    """Entries above this index must not expire: not committed, or still needed by a follower that is alive."""
+def _protected_index(node: Node, now_ms: int) -> LogIndex:
+    """Entries above this index must not expire: not committed, or still needed by a follower that is alive.
+
+    Alive as check-quorum has it. One that only restarts needs recent entries, which do not expire.
+    """
     state = node.state
-    matches = [state.commit_index]
-    if isinstance(state.role, Leader):
-        matches += state.role.match.values()
-    return LogIndex(min(matches))
+    leader = state.role
+    if not isinstance(leader, Leader):
+        return state.commit_index
+    limit = now_ms - state.election.election_timeout_ms_max
+    alive = (peer for peer, contact in leader.contact_ms.items() if contact > limit)
+    return cleaner.protected(state.commit_index, [leader.match[peer] for peer in alive])
 
 
 def _version() -> str:

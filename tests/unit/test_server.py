@@ -11,9 +11,11 @@ import pytest
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DiskError
 from dledger.runtime.supervisor import EXIT_FATAL
-from dledger.server import DLedgerServer
-from dledger.types import NodeId, Role
+from dledger.server import DLedgerServer, _protected_index
+from dledger.types import LogIndex, NodeId, Role
+from tests.support.cluster import N1, N2
 from tests.support.ports import free_ports
+from tests.support.solo import Solo
 from tests.support.waiting import wait_until
 
 N0 = NodeId("n0")
@@ -46,7 +48,7 @@ def test_background_work_ends_before_the_node_that_it_uses(
     """A clean-up that is due while the node stops must not make a failure (status 70) of a graceful stop."""
     server.start()
     wait_until(lambda: server.status().role is Role.LEADER, "it leads itself")
-    stop_node, left = server._driver.stop, []
+    stop_node, left = server._driver.stop, list[str]()
 
     def note_and_stop() -> None:
         left.extend(name for name in threads() if name.startswith(("dledger-clean", "dledger-checkpoint")))
@@ -106,3 +108,17 @@ def test_a_stop_during_the_start_waits_for_it(server: DLedgerServer, monkeypatch
 
     assert server.wait(0) == 0
     assert threads() == []
+
+
+def test_retention_waits_for_live_followers_only() -> None:
+    """A dead follower must not fill the disks of those that live: it is given a newer begin when it returns."""
+    solo = Solo(terms=[1] * 9, committed=8)
+    assert _protected_index(solo.node, solo.now_ms) == 8, "a follower keeps what is not committed"
+    solo.lead()
+    solo.leader_role.match |= {N1: LogIndex(8), N2: LogIndex(3)}
+    assert _protected_index(solo.node, solo.now_ms) == 3
+
+    solo.now_ms += solo.config.election.election_timeout_ms_max + 1
+    solo.beat(N1)
+
+    assert _protected_index(solo.node, solo.now_ms) == 8
