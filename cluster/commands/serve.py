@@ -49,7 +49,9 @@ Flags win over the environment, which wins over the file.""",
     "--flush", "flush_mode", type=click.Choice(["sync", "async"]), help="Acknowledge after or before the flush."
 )
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-@click.option("--repair", is_flag=True, help="Drop damaged entries of this node and fetch them from the others again.")
+@click.option(
+    "--repair", is_flag=True, help="Set the damaged log aside, all of it (in damaged-N), and fetch it from the others."
+)
 @click.option(
     "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(_LOG_LEVELS), default="info", show_default=True
 )
