@@ -266,6 +266,8 @@ class EntryDispatcher:
                     self._in_flight.popleft()
             case (DispatcherState.APPEND, PushKind.COMMIT):
                 self._commit_answer_due_ms = None
+                if self._commit_sent < self._state.commit_index:  # it moved meanwhile, and that step sent nothing
+                    self._state.outbox.wake |= Wake.DISPATCHERS
             case _:
                 pass
 

@@ -349,6 +349,25 @@ def test_an_idle_follower_gets_the_commit_index_alone() -> None:
     assert solo.dispatch(N1, ms=5000) == []
 
 
+def test_a_commit_that_moved_while_another_was_on_its_way_goes_out_once_that_is_answered() -> None:
+    """An idle follower must not learn of committed entries only when the push timeout has passed."""
+    solo = leading(term_entries=1)
+    solo.streaming(N1)
+    solo.state.advance_commit(LogIndex(0))
+    solo.dispatch(N1)
+    solo.dispatch(N1, ms=5)
+    solo.state.advance_commit(LogIndex(1))
+    assert solo.dispatch(N1) == []
+
+    solo.respond(N1, PushKind.COMMIT, verified=1)
+    solo.take()
+
+    assert Wake.DISPATCHERS in solo.woken
+    solo.dispatch(N1)
+    (message,) = solo.dispatch(N1, ms=5)
+    assert message == PushCommit(Term(1), solo.epochs[N1], LogIndex(1))
+
+
 def test_a_broken_stream_starts_a_new_attempt() -> None:
     """What was in flight may be lost; an idle dispatcher does not care."""
     solo = leading(term_entries=1)
