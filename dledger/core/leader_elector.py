@@ -63,6 +63,8 @@ class LeaderElector:
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
         self._empty_peers: set[NodeId] = set()
+        self._used_peers: set[NodeId] = set()
+        self._asked_ms: int | None = None
         self.client_address = ""
 
     # -- timers --------------------------------------------------------------------------------------------------
@@ -84,6 +86,8 @@ class LeaderElector:
                 if now_ms >= due:
                     self._seek_leadership(now_ms)
                     return self._role_due_ms()
+                if self._asked_ms is None and not self._state.hard_state.voter:
+                    self._ask_whether_new(now_ms)
                 return due
             case role:
                 assert_never(role)
@@ -128,10 +132,10 @@ class LeaderElector:
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
             state.become_follower(state.term, None, now_ms)
             return
-        self._bootstrap_if_all_new()
+        self._bootstrap_if_all_new(now_ms)
         if not state.hard_state.voter:
             state.become_follower(state.term, None, now_ms)
-            self._broadcast(VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, fresh=state.log_is_empty))
+            self._ask_whether_new(now_ms)
         elif state.quorum == 1:
             self._campaign(now_ms, transfer=False)
         else:
@@ -157,15 +161,29 @@ class LeaderElector:
         self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
         self._heartbeat(now_ms)
 
-    def _bootstrap_if_all_new(self) -> None:
+    def _ask_whether_new(self, now_ms: int) -> None:
+        """A pre-vote of one that may not lead: it tells the others about its log, and they tell about theirs."""
+        state = self._state
+        self._asked_ms = now_ms
+        self._broadcast(VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, fresh=state.log_is_empty))
+
+    def _bootstrap_if_all_new(self, now_ms: int) -> None:
         """A new disk may vote once a quorum's logs, its own among them, are empty: nothing was ever committed.
 
         A member whose disk was wiped meets peers that hold entries, so it stays silent until it has caught up. Where a
-        leader is known the group is not new: the leader's log decides, however many others are empty.
+        leader is known the group is not new: the leader's log decides, however many others are empty. Nor is it where
+        one peer holds entries, so all that live get the time to say so:
+
+        1. Two of three disks are lost and replaced; the third member has everything that was acknowledged.
+        2. The two empty members are a quorum: were that enough, they would elect each other and begin anew.
         """
         state = self._state
-        if state.hard_state.voter or state.leader_id is not None:
+        if state.hard_state.voter or state.leader_id is not None or self._used_peers:
             return
+        if state.peers:
+            wait_ms = state.election.heartbeat_interval_ms
+            if self._asked_ms is None or now_ms < self._asked_ms + wait_ms:
+                return
         if state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
             state.allow_voting()
 
@@ -175,6 +193,7 @@ class LeaderElector:
         """Decide on a vote; the driver answers only after the hard state is durable."""
         state = self._state
         self._note_log_of(sender, empty=request.fresh)
+        self._bootstrap_if_all_new(now_ms)
         if request.pre_vote:
             result = self._judge_pre_vote(sender, request, now_ms)
             granted = result is VoteResult.ACCEPT
@@ -242,12 +261,9 @@ class LeaderElector:
 
     def _note_log_of(self, peer: NodeId, *, empty: bool) -> None:
         """Remember whose log is empty: what a member with a new disk needs to know before it may vote."""
-        if empty:
-            self._empty_peers.add(peer)
-            if not self._state.hard_state.voter:
-                self._bootstrap_if_all_new()
-        else:
-            self._empty_peers.discard(peer)
+        known, other = (self._empty_peers, self._used_peers) if empty else (self._used_peers, self._empty_peers)
+        known.add(peer)
+        other.discard(peer)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------
 

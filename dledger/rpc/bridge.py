@@ -104,10 +104,11 @@ class EventHub:
     def __init__(self, node: LogNode, bridge: LoopBridge) -> None:
         self.committed_index: LogIndex = NO_INDEX
         self._bridge = bridge
+        self._commit_lock = threading.Lock()  # one at a time raises committed_index
         self._followers: set[asyncio.Event] = set()
         self._watchers: set[RoleWatch] = set()
         self._unsubscribe = node.subscribe(self._on_event)
-        self.committed_index = max(self.committed_index, node.status().committed_index)
+        self._raise_committed(node.status().committed_index)
 
     def close(self) -> None:
         """Stop listening."""
@@ -136,12 +137,16 @@ class EventHub:
     def _on_event(self, event: NodeEvent) -> None:  # on any thread
         match event:
             case CommitEvent(committed_index):
-                # Events come in order and one at a time, so this needs no lock; the loop only reads it.
-                self.committed_index = max(self.committed_index, committed_index)
+                self._raise_committed(committed_index)
                 if self._followers:
                     self._bridge.post(self._wake_followers)
             case RoleEvent():
                 self._bridge.post(lambda: self._tell_watchers(event))
+
+    def _raise_committed(self, index: LogIndex) -> None:
+        """Take a commit index from any thread; the threads that move it may tell of it in another order."""
+        with self._commit_lock:
+            self.committed_index = max(self.committed_index, index)
 
     def _wake_followers(self) -> None:
         for follower in tuple(self._followers):

@@ -20,11 +20,11 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvariantError
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from dledger.rpc.control_link import ControlLink, Refusals
+from dledger.rpc.control_link import ControlLink, Introduction, Refusals
 from dledger.rpc.identity import Identity
 from dledger.rpc.peer_server import PeerServer
 from dledger.rpc.ports import Receiver
-from dledger.rpc.push_link import Introduction, PushLink
+from dledger.rpc.push_link import PushLink
 from dledger.types import NodeId
 
 
@@ -81,20 +81,20 @@ class GrpcTransport:
         replication = self._config.replication
         for peer in self._config.peers:
             refusals = Refusals(self._identity.node_id, peer.node_id)
+            introduction = Introduction(self._client_address, self._learn, refusals)
             control = ControlLink(
                 self._identity,
                 peer,
                 receiver,
-                learn=self._learn,
+                introduction=introduction,
                 timeout_s=self._config.election.election_timeout_ms_min / 1000,
-                refusals=refusals,
             )
             push = PushLink(
                 self._identity,
                 peer,
                 receiver,
                 bridge,
-                introduction=Introduction(self._client_address, self._learn, refusals),
+                introduction=introduction,
                 queue_pushes_max=2 * replication.inflight_pushes_max + 16,
             )
             bridge.run(push.start())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
 
 import grpc
 
@@ -21,17 +20,9 @@ from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, ResponseCode
 from dledger.rpc import codec, options
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.control_link import MISCONFIGURED, Learn, Refusals
+from dledger.rpc.control_link import MISCONFIGURED, Introduction
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
-
-
-class Introduction(NamedTuple):
-    """What two members tell each other when they meet: where to find us, whom to tell theirs, and why they part."""
-
-    client_address: str
-    learn: Learn
-    refusals: Refusals
 
 
 class PushLink:

@@ -36,6 +36,8 @@ from dledger.types import HardState, LogIndex, NodeId
 Result = TypeVar("Result")
 
 JOIN_TIMEOUT_S = 10.0
+_IN_FLIGHT_WHEN_IDLE = 1
+"""Pushes on their way to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
 
 
@@ -134,8 +136,10 @@ class NodeDriver:
         for worker in self._workers:
             worker.stop(JOIN_TIMEOUT_S)
 
-    def call(self, action: Callable[[int], Result]) -> Result:
+    def call(self, action: Callable[[int], Result], *, flush_here: bool = False) -> Result:
         """Run ``action(now_ms)`` under the node's lock, then carry out what it caused.
+
+        ``flush_here``: if that includes a flush, do it on this thread, not on the flusher's.
 
         Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on what is wrong
         with the request itself. Anything else is fatal for the node, whichever thread it happens on.
@@ -146,7 +150,12 @@ class NodeDriver:
                 result = action(self._clock.monotonic_ms())
                 effects, hard_state, version = self._take_effects()
             if effects is not None:
+                flush_here = flush_here and Wake.FLUSH in effects.wake
+                if flush_here:
+                    effects.wake &= ~Wake.FLUSH
                 self._carry_out(effects, hard_state, version)
+                if flush_here:
+                    self._flush()
         except (ShutdownError, NodeFailedError, UnknownMemberError, InvalidRequestError):
             raise
         except BaseException as error:
@@ -194,7 +203,7 @@ class NodeDriver:
         if Wake.DISPATCHERS in outbox.wake:
             outbox.wake &= ~Wake.DISPATCHERS
             for part, dispatcher in self._dispatchers:
-                if dispatcher.in_flight:
+                if dispatcher.in_flight > _IN_FLIGHT_WHEN_IDLE:
                     part.worker.wake()
                 else:
                     part.run_early(now_ms)

@@ -48,6 +48,9 @@ from dledger.types import (
     Term,
 )
 
+MARK_INTERVAL_MS = 20
+"""How old the unsynced flushed mark may become while flushes go on; ``sync_checkpoint`` brings it up to date."""
+
 
 class FileStore:
     """A log in a directory. Implements ``dledger.core.ports.Log``, whose docstrings say what each method promises."""
@@ -65,6 +68,7 @@ class FileStore:
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
         self._warmed_at = self._state.end
+        self._marked_ms = -MARK_INTERVAL_MS
         self._disk_full = False
         self._ran_out_of_space = False
         reader = self._reader
@@ -329,10 +333,17 @@ class FileStore:
                 file.sync()
             self._files.sync_dirs()
             mark = state.end_flush(sequence)
-            self._checkpoint_file.write(state.checkpoint)
+            self._note_mark()
         except OSError as error:
             raise state.poisoned("flushing the log", error) from error
         return mark
+
+    def _note_mark(self) -> None:
+        """Write the mark down, unsynced, for a start after SIGKILL; not after every flush: acks wait here."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._marked_ms >= MARK_INTERVAL_MS:
+            self._marked_ms = now_ms
+            self._checkpoint_file.write(self._state.checkpoint)
 
     def sync_checkpoint(self) -> None:
         """Make the marks durable too: data, then index, then the checkpoint. For a background thread. ``DiskError``."""

@@ -16,7 +16,16 @@ from tests.integration.namespaces import NamespacedGroup
 AnyGroup = TypeVar("AnyGroup", bound=Group)
 LOG_LINES_SHOWN = 40
 
+HERE = Path(__file__).parent
+
 _failed = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One after the other, also with ``pytest -n``: each test wants a small machine for itself."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cluster.demo import digest_of
 from cluster.local_group import HOST, LocalGroup, LocalNode
@@ -69,9 +69,9 @@ class Group(LocalGroup):
         """All others."""
         return [node for node in self.nodes if node != leader]
 
-    def workload(self, name: str = "w", **options: Any) -> Workload:  # Any: the options are Workload's own
-        """A background load on all nodes, recorded in this group's history."""
-        return Workload(self.addresses, self.history, name=name, group=self.name, **options)
+    def workload(self, *, pipelines: int = 1, value_bytes: int = 64) -> Workload:
+        """A background load on all nodes, recorded in this group's history; at most one per group."""
+        return Workload(self.addresses, self.history, group=self.name, pipelines=pipelines, value_bytes=value_bytes)
 
     def append(self, count: int, *, size: int = 100) -> None:
         """Append ``count`` entries, all of which must be acknowledged."""

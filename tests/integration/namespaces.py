@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -32,6 +33,9 @@ def why_not() -> str:
     return ""
 
 
+_numbers = itertools.count()
+
+
 @dataclass(frozen=True, slots=True)
 class NamespacedNode(LocalNode):
     """A node with an address of its own."""
@@ -50,8 +54,10 @@ class NamespacedGroup(Group):
 
     def __init__(self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(directory, size=size, settings=settings)
-        tag = f"dl{os.getpid() % 100_000}"
-        subnet = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+        # The kernel takes a namespace's links away some time after the namespace: no name or address is used twice.
+        number = next(_numbers)
+        tag = f"dl{os.getpid() % 100_000}x{number}"
+        subnet = f"10.{200 + os.getpid() % 50}.{(os.getpid() // 50 + number) % 250}"
         self._bridge = f"{tag}br"
         self.hosts: dict[NodeId, NamespacedNode] = {}
         self._removed = False
@@ -59,11 +65,11 @@ class NamespacedGroup(Group):
             _run("ip", "link", "add", self._bridge, "type", "bridge")
             _run("ip", "addr", "add", f"{subnet}.254/24", "dev", self._bridge)
             _run("ip", "link", "set", self._bridge, "up")
-            for number, (node, one) in enumerate(tuple(self.nodes.items())):
+            for place, (node, one) in enumerate(tuple(self.nodes.items())):
                 self.hosts[node] = NamespacedNode(
-                    node, one.peer_port, one.client_port, one.log_file, f"{subnet}.{number + 1}", f"{tag}{node}"
+                    node, one.peer_port, one.client_port, one.log_file, f"{subnet}.{place + 1}", f"{tag}{node}"
                 )
-                self._plug_in(self.hosts[node], f"{tag}v{number}")
+                self._plug_in(self.hosts[node], f"{tag}v{place}")
         except BaseException:
             self._remove()
             raise

@@ -81,11 +81,11 @@ def call(channel: grpc.Channel, method: str, payload: bytes) -> grpc.StatusCode:
     name = method.rpartition("/")[2]
     try:
         if name in STREAMS_IN:
-            list(channel.stream_stream(method)(iter([payload]), timeout=5))
+            list(channel.stream_stream(method, None, None)(iter([payload]), timeout=5))
         elif name in ("Follow", "WatchRole"):
-            next(iter(channel.unary_stream(method)(payload, timeout=5)))
+            next(iter(channel.unary_stream(method, None, None)(payload, timeout=5)))
         else:
-            channel.unary_unary(method)(payload, timeout=5)
+            channel.unary_unary(method, None, None)(payload, timeout=5)
     except grpc.RpcError as error:
         return error.code()
     return grpc.StatusCode.OK

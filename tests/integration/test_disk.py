@@ -14,7 +14,7 @@ import pytest
 
 from cluster.local_group import LocalGroupError, free_ports
 from dledger.errors import DiskFullError, DLedgerError
-from dledger.types import NodeId
+from dledger.types import NodeId, Role
 from tests.integration.harness import N0, Group
 from tests.integration.tracing import needs_strace, traced
 from tests.support.history import AppendOp, Outcome
@@ -99,14 +99,14 @@ def test_leader_with_a_full_disk_hands_over(make_group: Callable[..., Group]) ->
     with small_disk(group.store_dir(N0)), ExitStack() as running:
         running.callback(group.hard_kill)
         group.start_all()
-        group.wait_for(lambda all_: all_[N0].leader is not None and all_[N0].leader.node_id == N0, "n0 leads")
+        group.wait_for(lambda all_: all_[N0].role is Role.LEADER, "n0 leads")
 
         with group.workload(value_bytes=20_000) as load:
             group.wait_for(lambda all_: all_[N0].disk_full, "n0's disk is full", 40)
             group.leader(other_than=N0)
             load.history.wait_for_acks(100)
         enlarge(group.store_dir(N0), 400)
-        group.wait_for(lambda all_: not all_[N0].disk_full, "n0 has room")
+        group.wait_for(lambda all_: all_[N0].role is Role.LEADER and not all_[N0].disk_full, "n0 leads again")
 
         group.verify()
 
@@ -138,6 +138,11 @@ def test_second_process_on_one_directory_is_refused(group: Group) -> None:
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def wait_until_deposed(group: Group, node: NodeId) -> None:
+    """A leader that lost its quorum notices."""
+    group.wait_for(lambda all_: all_[node].role is not Role.LEADER, f"{node} steps down")
 
 
 def start_damaged(group: Group, node: NodeId) -> str:
@@ -182,7 +187,7 @@ def assert_no_leader_for(group: Group, seconds: float) -> None:
     """Watch that nobody leads, for that long."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        leaders = [node for node, one in group.statuses().items() if one.role == "LEADER"]
+        leaders = [node for node, one in group.statuses().items() if one.role is Role.LEADER]
         assert not leaders, f"{leaders} lead without a quorum that may vote"
 
 
@@ -212,6 +217,38 @@ def test_node_without_its_entries_does_not_vote_before_it_has_caught_up(group: G
 
     group.verify()
     assert group.statuses()[victim].voter
+
+
+def test_two_lost_disks_do_not_begin_anew_while_the_third_has_everything(group: Group) -> None:
+    """Two empty nodes are a quorum, but not of a new group: nobody may lead before a person has decided."""
+    group.append(100)
+    statuses = group.wait_converged()
+    leader = group.leader()
+    lost = group.followers(leader)
+    for node in lost:
+        group.kill(node)
+        shutil.rmtree(group.store_dir(node))
+    wait_until_deposed(group, leader)
+
+    group.start(lost[0])
+    group.start(lost[1])
+    assert_no_leader_for(group, OBSERVED_S)
+
+    assert group.statuses()[leader].committed_index == statuses[leader].committed_index
+
+
+def test_repair_of_a_sound_node_changes_nothing(group: Group) -> None:
+    """``--repair`` left in a start script must not empty anybody, least of all everybody."""
+    group.append(300)
+    before = group.verify()
+    for node in group.nodes:
+        group.kill(node)
+
+    for node in group.nodes:
+        group.start(node, extra=["--repair"])
+
+    after = group.verify()
+    assert {index: after[index] for index in before} == before
 
 
 def test_wiped_node_is_filled_again(group: Group) -> None:

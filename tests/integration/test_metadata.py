@@ -110,12 +110,12 @@ class RoleWatcher:
     def _collect(self) -> None:
         try:
             for change in self._call:
-                self.changes.append(change)  # noqa: PERF402 - seen while it grows
+                self.changes.append(change)
         except grpc.RpcError:
             return
 
     def close(self) -> None:
-        self._call.cancel()
+        self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
         self._thread.join(10)
         self._channel.close()
 

@@ -95,6 +95,24 @@ def test_a_wiped_member_does_not_vote_until_it_has_caught_up() -> None:
     assert cluster.bodies(N1) == [b"only on n0 and n1"]
 
 
+def test_two_lost_disks_do_not_begin_a_new_group_while_the_third_has_everything() -> None:
+    """Two empty members are a quorum, but not of a new group: with two copies lost, halt and let a person decide."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.append(N0, b"only on n0 from now on")
+    cluster.wipe(N1)
+    cluster.wipe(N2)
+    cluster.advance(2000)
+
+    cluster.start(N1)
+    cluster.start(N2)
+    cluster.advance(20_000)
+
+    assert cluster.leader() is None
+    assert not cluster[N1].saved.voter
+    assert not cluster[N2].saved.voter
+
+
 def test_a_new_disk_does_not_become_voter_through_entries_of_an_older_term() -> None:
     """Only a commit of the present leader's own term proves a leader elected without the new disk."""
     solo = Solo(hard_state=HardState())

@@ -221,7 +221,8 @@ class EntryDispatcher:
             self._on_success(response)
         else:
             self._on_refusal(leader, response, now_ms)
-        if self.state is not DispatcherState.APPEND or self.next_index <= state.log.last.index:
+        idle = self.next_index > state.log.last.index and self._commit_sent >= state.commit_index
+        if self.state is not DispatcherState.APPEND or not idle:
             state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
@@ -265,6 +266,8 @@ class EntryDispatcher:
                     self._in_flight.popleft()
             case (DispatcherState.APPEND, PushKind.COMMIT):
                 self._commit_answer_due_ms = None
+                if self._commit_sent < self._state.commit_index:  # it moved meanwhile, and that step sent nothing
+                    self._state.outbox.wake |= Wake.DISPATCHERS
             case _:
                 pass
 
@@ -272,6 +275,9 @@ class EntryDispatcher:
         log = self._state.log
         last = log.last.index
         self.next_index = LogIndex(min(max(self.next_index, response.verified_index + 1), last + 1))
+        if self.next_index <= log.begin.index:  # expired while the answer was on its way
+            self._restart()
+            return
         if response.end_index < self.next_index or self.next_index > last:
             self._enter_append()
             return

@@ -138,6 +138,8 @@ def test_a_non_voter_asks_without_campaigning() -> None:
 def test_a_member_whose_log_is_no_longer_empty_is_forgotten_as_new() -> None:
     """Five members: two empty peers make a quorum, but one of them has stored something meanwhile."""
     solo = Solo(5, hard_state=HardState())
+    solo.tick()
+    solo.tick(solo.state.election.heartbeat_interval_ms)
     solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
     solo.ask_vote(N1, 1, pre_vote=True, fresh=False)
 
@@ -145,6 +147,21 @@ def test_a_member_whose_log_is_no_longer_empty_is_forgotten_as_new() -> None:
     assert not solo.state.hard_state.voter
     solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
 
+    assert solo.state.hard_state.voter
+
+
+def test_a_new_member_asks_before_it_believes_that_the_group_is_new() -> None:
+    """Whoever holds entries gets the time to say so, before a quorum of empty logs is taken for a new group."""
+    solo = Solo(hard_state=HardState())
+
+    questions = solo.tick()
+    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
+    too_early = solo.state.hard_state.voter
+    solo.tick(solo.state.election.heartbeat_interval_ms)
+    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
+
+    assert questions == [(peer, VoteRequest(Term(1), solo.log.last, pre_vote=True, fresh=True)) for peer in (N1, N2)]
+    assert not too_early
     assert solo.state.hard_state.voter
 
 
