@@ -22,7 +22,14 @@ from pathlib import Path
 from dledger.clock import Clock
 from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES, StoreConfig
 from dledger.core.ports import AppendHook
-from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, invariant
+from dledger.errors import (
+    CorruptLogError,
+    DiskError,
+    DiskFullError,
+    IndexBeforeBeginError,
+    MisplacedRunError,
+    invariant,
+)
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
 from dledger.store.checkpoint import Mark
@@ -184,13 +191,13 @@ class FileStore:
         self._check_writable()
         problem = records.run_problem(checked, from_index, state.last, state.chain_crc)
         if problem:
-            raise DiskError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not continue the log: {problem}")
         offset = checked.offset_of(from_index)
         data = run.data[offset:] if offset else run.data
         position = run.position + offset
         problem = records.run_place_problem(position, len(data), state.end, self._config.segment_bytes)
         if problem:
-            raise DiskError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not continue the log: {problem}")
         units = checked.index_units[(from_index - run.first_index) * INDEX_UNIT_BYTES :]
         writes = [(position, data)] if position == state.end else [self._files.tail_blank(state.end), (position, data)]
         self._write(writes, units, checked.last, Mark(checked.last.index, position + len(data), checked.last_chain_crc))
