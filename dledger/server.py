@@ -214,8 +214,9 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        # Under the node's lock: the log's begin must not move between two looks that the core takes at it.
-        self._driver.call(lambda now_ms: self.log.clean(_protected_index(self._node, now_ms)))
+        room = self.log.measure_room()
+        if self._driver.call(lambda now_ms: self.log.retire(_protected_index(self._node, now_ms), room)):
+            self.log.remove_retired()
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------
