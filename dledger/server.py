@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -80,12 +81,17 @@ class DLedgerServer:
 
         1. All nodes of a group are started with ``repair``, because one of them needed it once.
         2. Were every log set aside, a quorum would be empty, and so take itself for a new group.
+
+        With ``repair`` the whole log is verified: damage older than the last ``recovery_verify_bytes`` is found by a
+        read only, which advises ``--repair``; an opening that does not look there would keep it.
         """
         config = self._config
+        verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
+        store = replace(config.store, recovery_verify_bytes=verified_bytes)
 
         def open_it() -> FileStore:
             return FileStore.open(
-                config.store,
+                store,
                 cluster_id=config.effective_cluster_id,
                 group=config.group,
                 node_id=config.node_id,
