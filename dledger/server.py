@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -80,12 +81,17 @@ class DLedgerServer:
 
         1. All nodes of a group are started with ``repair``, because one of them needed it once.
         2. Were every log set aside, a quorum would be empty, and so take itself for a new group.
+
+        With ``repair`` the whole log is verified: damage older than the last ``recovery_verify_bytes`` is found by a
+        read only, which advises ``--repair``; an opening that does not look there would keep it.
         """
         config = self._config
+        verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
+        store = replace(config.store, recovery_verify_bytes=verified_bytes)
 
         def open_it() -> FileStore:
             return FileStore.open(
-                config.store,
+                store,
                 cluster_id=config.effective_cluster_id,
                 group=config.group,
                 node_id=config.node_id,
@@ -214,8 +220,9 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        # Under the node's lock: the log's begin must not move between two looks that the core takes at it.
-        self._driver.call(lambda now_ms: self.log.clean(_protected_index(self._node, now_ms)))
+        room = self.log.measure_room()
+        if self._driver.call(lambda now_ms: self.log.retire(_protected_index(self._node, now_ms), room)):
+            self.log.remove_retired()
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------

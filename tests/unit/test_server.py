@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DiskError
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer, _protected_index
-from dledger.types import LogIndex, NodeId, Role
+from dledger.types import LogIndex, NodeId, Role, Term
 from tests.support.cluster import N1, N2
 from tests.support.ports import free_ports
 from tests.support.solo import Solo
@@ -122,3 +123,23 @@ def test_retention_waits_for_live_followers_only() -> None:
     solo.beat(N1)
 
     assert _protected_index(solo.node, solo.now_ms) == 8
+
+
+def test_repair_looks_at_the_whole_log(config: ServerConfig) -> None:
+    """Old damage is found by a read, which advises ``--repair``: that must then find it too, wherever it is."""
+    config = replace(config, store=replace(config.store, recovery_verify_bytes=0))
+    server = DLedgerServer(config)
+    server.log.append_as_leader(Term(1), [b"damaged", b"sound", b"sound"])
+    data = server.log.directory / "data" / f"{0:020}"
+    server.stop()
+    content = bytearray(data.read_bytes())
+    content[content.index(b"damaged")] ^= 1
+    data.write_bytes(content)
+
+    unaware = DLedgerServer(config)
+    unaware.stop()
+    repaired = DLedgerServer(config, repair=True)
+    repaired.stop()
+
+    assert unaware.log.last.index == 2
+    assert repaired.log.last.index == -1

@@ -29,7 +29,7 @@ from dledger.core.messages import (
     PushTruncate,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import ResponseCode, invariant
+from dledger.errors import ResponseCode
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
 
 
@@ -214,6 +214,9 @@ class EntryDispatcher:
         leader.contact_ms[self.peer] = now_ms
         if not self._is_same_process(leader, response):
             return
+        if response.flushed_index > state.log.last.index:
+            self._ignore_longer_history(response, now_ms)
+            return
         self._raise_watermark(leader, response)
         if response.epoch != self._epoch:
             return
@@ -241,11 +244,22 @@ class EntryDispatcher:
             return False
         return response.epoch >= self._boot_epoch
 
+    def _ignore_longer_history(self, response: PushResponse, now_ms: int) -> None:
+        """Leave a follower that claims to match more than there is here to its own judgement.
+
+        1. With ``flush_mode=async`` a power cut takes committed entries from a quorum, but not from this follower.
+        2. The others elect a leader without them. The follower reports its commit index, which is beyond that log.
+        3. Were that fatal here, one member's message would stop the leader, and after it every other one.
+
+        So it is compared again after a pause, until it meets the entry that differs and stops at its own check ("two
+        histories of committed entries").
+        """
+        if response.epoch == self._epoch:
+            self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+
     def _raise_watermark(self, leader: Leader, response: PushResponse) -> None:
         flushed = response.flushed_index
         if flushed > leader.match[self.peer]:
-            last = self._state.log.last.index
-            invariant(flushed <= last, "a follower cannot match more than its leader has", match=flushed, end=last)
             leader.match[self.peer] = flushed
             self._state.outbox.wake |= Wake.QUORUM_ACK
             if leader.transferring:

@@ -8,7 +8,7 @@ from dledger.config import MIB
 from dledger.core.entry_pusher import DispatcherState
 from dledger.core.messages import LoadRun, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.outbox import Wake
-from dledger.errors import InvariantError, ResponseCode
+from dledger.errors import ResponseCode
 from dledger.types import EntryId, LogIndex, Role, Term
 from tests.support.cluster import N1
 from tests.support.solo import Solo, load_runs
@@ -213,13 +213,30 @@ def test_a_watermark_wakes_quorum_ack_and_during_a_transfer_the_elector() -> Non
     assert not solo.woken & (Wake.QUORUM_ACK | Wake.ELECTOR)
 
 
-def test_a_watermark_beyond_the_leaders_log_is_fatal() -> None:
-    """A follower cannot match more than its leader has."""
+def test_a_watermark_beyond_the_leaders_log_is_ignored() -> None:
+    """A follower with another history (async flush, power cut) must not stop its leader; it is asked again later."""
     solo = leading()
     solo.dispatch(N1)
 
-    with pytest.raises(InvariantError, match="cannot match more"):
-        solo.respond(N1, PushKind.COMPARE, verified=99)
+    solo.respond(N1, PushKind.COMPARE, verified=99)
+
+    assert solo.leader_role.match[N1] == -1
+    assert state_of(solo) is DispatcherState.COMPARE
+    assert solo.dispatch(N1, ms=99) == []
+    (again,) = solo.dispatch(N1, ms=1)
+    assert isinstance(again, PushCompare)
+    assert again.previous == solo.log.last
+
+
+def test_a_late_watermark_beyond_the_leaders_log_does_not_start_over() -> None:
+    """An answer to an earlier attempt moves no state, whatever it claims."""
+    solo = leading()
+    solo.dispatch(N1)
+
+    solo.respond(N1, PushKind.COMPARE, verified=99, epoch=0)
+
+    assert solo.leader_role.match[N1] == -1
+    assert solo.dispatch(N1, ms=100) == []
 
 
 def test_a_restarted_follower_loses_its_watermark() -> None:
