@@ -39,7 +39,7 @@ class AppenderOptions:
     """See ``Appender``."""
 
     linger_s: float = 0.002
-    batch_bytes: int = MIB // 4
+    batch_bytes: int = MIB // 2
     batch_entries: int = 1024
     pending_bytes_max: int = 8 * MIB
     inflight_entries_max: int = 4096
