@@ -42,18 +42,21 @@ class LogFiles:
             raise CorruptLogError(file.path, position - file.base, f"no index unit of entry {index}", advice)
         return unit
 
-    def chain_crc(self, index: int) -> int:
+    def chain_crc(self, index: int, hot_from: int = 0) -> int:
         """The chain CRC stored in an entry's record."""
         position = self.unit(index).position
-        return int(CHAIN_CRC.unpack(self.read(position + CHAIN_CRC_OFFSET, CHAIN_CRC.size))[0])
+        return int(CHAIN_CRC.unpack(self.read(position + CHAIN_CRC_OFFSET, CHAIN_CRC.size, hot_from))[0])
 
-    def read(self, position: int, length: int) -> bytes:
-        """Bytes inside one data segment. Raises ``IndexBeforeBeginError`` if it is gone."""
+    def read(self, position: int, length: int, hot_from: int = 0) -> bytes:
+        """Bytes inside one data segment. Raises ``IndexBeforeBeginError`` if it is gone.
+
+        What begins below ``hot_from`` is read by ``pread``: see ``MappedFile.read_cold``. Raises ``DiskError``.
+        """
         file = self.data.find(position)
         if file is None:
             raise IndexBeforeBeginError(f"position {position} is no longer kept here")
         offset = position - file.base
-        return file.map[offset : offset + length]
+        return file.read(offset, length) if position >= hot_from else file.read_cold(offset, length)
 
     def slice_end(self, first: int, last: int, max_bytes: int) -> int:
         """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``."""

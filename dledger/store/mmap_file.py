@@ -47,6 +47,20 @@ class MappedFile:
         """Copy ``length`` bytes out."""
         return self.map[offset : offset + length]
 
+    def read_cold(self, offset: int, length: int) -> bytes:
+        """The same by ``pread``, for what is probably not in memory. Raises ``DiskError``.
+
+        A page fault of the mapping holds the GIL until the disk has answered, so that one reader of old entries delays
+        heartbeats, and an unreadable sector is SIGBUS: the end of the process, not an error.
+        """
+        try:
+            found = os.pread(self._fd, length, offset)
+            while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
+                found += more
+        except OSError as error:
+            raise DiskError(f"reading {length} bytes at offset {offset} of {self.path} failed: {error}") from error
+        return found
+
     def write(self, offset: int, data: bytes) -> None:
         """Write ``data``, which must lie inside. Raises ``OSError``."""
         end = offset + len(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from dledger.config import MIB
 from dledger.errors import (
     CorruptLogError,
     IndexBeforeBeginError,
@@ -18,6 +19,9 @@ from dledger.store.log_state import LogState
 from dledger.types import Entry, EntryId, EntryRun, LogIndex, Position, Term
 
 _Result = TypeVar("_Result")
+
+HOT_BYTES = 64 * MIB
+"""What was written last is in memory, where reading the mapping is the fastest; what is older may not be."""
 
 
 class LogReader:
@@ -43,6 +47,10 @@ class LogReader:
             if generation == state.generation:
                 return result
 
+    @property
+    def _hot_from(self) -> int:
+        return self._state.end - HOT_BYTES
+
     def term_at(self, index: LogIndex) -> Term:
         return self._stable(lambda: self._term_at(index))
 
@@ -60,7 +68,7 @@ class LogReader:
     def _chain_crc_at(self, index: int) -> int:
         self._state.check_index(index)
         begin = self._state.begin
-        return begin.chain_crc if index == begin.index else self._files.chain_crc(index)
+        return begin.chain_crc if index == begin.index else self._files.chain_crc(index, self._hot_from)
 
     def first_index_of_term(self, term: Term) -> LogIndex:
         state, files = self._state, self._files
@@ -96,7 +104,7 @@ class LogReader:
             first_index=first,
             last_index=last,
             position=Position(start.position),
-            data=files.read(start.position, length),
+            data=files.read(start.position, length, self._hot_from),
         )
 
     def read_range(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
@@ -151,7 +159,7 @@ class LogReader:
         file = files.data.find(position) if 0 <= position < state.end else None
         if file is None or position - file.base + HEADER.size > file.size:
             raise nothing
-        index = Header(*HEADER.unpack_from(file.map, position - file.base)).index
+        index = Header(*HEADER.unpack(files.read(position, HEADER.size, self._hot_from))).index
         if not state.begin.index < index <= state.last.index or files.unit(index).position != position:
             raise nothing
         return LogIndex(index)

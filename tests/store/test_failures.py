@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, IndexOutOfRangeError
+from dledger.store import reader
 from dledger.store.file_store import FileStore
 from dledger.store.fs import DiskUsage, RealFileSystem
 from dledger.store.hard_state import FileHardState, create_hard_state
@@ -300,4 +302,45 @@ def test_readers_beside_writers_see_whole_entries_only(config: StoreConfig) -> N
     assert not wrong
     assert finished == [True, True]
     assert store.begin.index > 0
+    store.close()
+
+
+def test_an_unreadable_sector_is_an_error_that_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trap 5: old entries are read by ``pread``; through the mapping the process would end by SIGBUS."""
+    store = open_store(small_config(tmp_path))
+    bodies = fill(store, 60)
+    position = store.read(LogIndex(3)).position
+    fill(store, 1)
+
+    def fail(_fd: int, _length: int, _offset: int) -> bytes:
+        raise OSError(errno.EIO, "a bad sector")
+
+    monkeypatch.setattr(os, "pread", fail)
+    assert store.read(LogIndex(3)).body == bodies[3], "what is hot is read through the mapping"
+    monkeypatch.setattr(reader, "HOT_BYTES", 4096)
+    reads: list[Callable[[], object]] = [
+        lambda: store.read(LogIndex(3)),
+        lambda: store.read_at(position),
+        lambda: store.read_run(LogIndex(1), LogIndex(3)),
+        lambda: store.read_range(LogIndex(1), LogIndex(3), 1000),
+        lambda: store.chain_crc_at(LogIndex(3)),
+    ]
+
+    for read in reads:
+        with pytest.raises(DiskError, match=f"{0:020}.*a bad sector"):
+            read()
+
+    assert store.read(LogIndex(59)).body == bodies[59]
+    store.close()
+
+
+def test_a_cold_read_that_comes_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pread`` may give less than it was asked for."""
+    store = open_store(small_config(tmp_path))
+    bodies = fill(store, 30)
+    plain = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: plain(fd, min(length, 7), offset))
+    monkeypatch.setattr(reader, "HOT_BYTES", 0)
+
+    assert bodies_of(store) == bodies
     store.close()
