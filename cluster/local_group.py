@@ -26,7 +26,6 @@ from dledger.types import NodeId, Role
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
-
     from dledger.rpc.ports import NodeStatus
 
 HOST: Final = "127.0.0.1"

@@ -150,6 +150,12 @@ class DiskError(DLedgerError):
     outcome: Outcome = "unknown"
 
 
+class MisplacedRunError(DiskError):
+    """Raised when a run does not continue the log; nothing was written and the store is as good as before."""
+
+    outcome: Outcome = "not_applied"
+
+
 class CorruptLogError(DLedgerError):
     """Raised when stored bytes do not check out: names the file, the offset in it and what to do."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,6 +43,7 @@ from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
+from dledger.store import cleaner
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
 from dledger.types import AppendedBatch, Entry, LogIndex, NodeId
@@ -61,10 +63,11 @@ class DLedgerServer:
 
     def __init__(self, config: ServerConfig, *, repair: bool = False, clock: Clock | None = None) -> None:
         self._config = config.check()
+        self._last_push_ms = 0
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
-        self._stop_lock = threading.Lock()  # one stop at a time
+        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self.log = self._open_log(repair=repair)
         try:
@@ -78,12 +81,17 @@ class DLedgerServer:
 
         1. All nodes of a group are started with ``repair``, because one of them needed it once.
         2. Were every log set aside, a quorum would be empty, and so take itself for a new group.
+
+        With ``repair`` the whole log is verified: damage older than the last ``recovery_verify_bytes`` is found by a
+        read only, which advises ``--repair``; an opening that does not look there would keep it.
         """
         config = self._config
+        verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
+        store = replace(config.store, recovery_verify_bytes=verified_bytes)
 
         def open_it() -> FileStore:
             return FileStore.open(
-                config.store,
+                store,
                 cluster_id=config.effective_cluster_id,
                 group=config.group,
                 node_id=config.node_id,
@@ -138,21 +146,26 @@ class DLedgerServer:
         self._roles.add_handler(handler)
 
     def start(self) -> DLedgerServer:
-        """Open both ports and take part in the group. Raises ``ConfigError`` when a port is taken."""
-        _log.info("%s: %s", self._config.node_id, self.log.recovery_report)
-        try:
-            self._clients.start()
-            self._node.elector.client_address = self.client_address
-            self._transport = GrpcTransport(self._config, client_address=self.client_address)
-            self._transport.start(self)
-            self._roles.start()
-            self._driver.start()
-            for worker in self._workers:
-                worker.start()
-        except BaseException:
-            self.stop(graceful=False)
-            raise
-        return self
+        """Open both ports and take part in the group; nothing if it was stopped. Raises ``ConfigError``: port taken."""
+        with self._life_lock:
+            if self._stopped.is_set():
+                return self
+            _log.info("%s: %s", self._config.node_id, self.log.recovery_report)
+            try:
+                self._clients.start()
+                self._node.elector.client_address = self.client_address
+                self._transport = GrpcTransport(
+                    self._config, client_address=self.client_address, bridge=self._clients.bridge
+                )
+                self._transport.start(self)
+                self._roles.start()
+                self._driver.start()
+                for worker in self._workers:
+                    worker.start()
+            except BaseException:
+                self.stop(graceful=False)
+                raise
+            return self
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Block until the node has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
@@ -161,18 +174,21 @@ class DLedgerServer:
         return EXIT_FATAL if self._supervisor.fatal is not None else 0
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stop: a leader first hands over (``graceful``), then ports, threads and store are closed. Idempotent."""
-        with self._stop_lock:
+        """Stop: a leader first hands over (``graceful``), then ports, threads and store are closed. Idempotent.
+
+        A store that cannot be closed well makes the stop a failure: see ``wait`` and ``fatal``.
+        """
+        with self._life_lock:
             if graceful and self._supervisor.fatal is None and not self._stopped.is_set():
                 self._step_down()
-            self._clients.close()
             if self._transport is not None:
-                self._transport.close()
-            self._driver.stop()
-            for worker in self._workers:
+                self._transport.close()  # before the clients' event loop, on which its pushes run
+            self._clients.close()
+            for worker in self._workers:  # before the driver, which they use
                 worker.stop(JOIN_TIMEOUT_S)
+            self._driver.stop()
             self._roles.stop()
-            self.log.close()
+            self._supervisor.run(self.log.close)
             self._stopped.set()
 
     def _step_down(self) -> None:
@@ -204,8 +220,9 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        # Under the node's lock: the log's begin must not move between two looks that the core takes at it.
-        self._driver.call(lambda _now_ms: self.log.clean(_protected_index(self._node)))
+        room = self.log.measure_room()
+        if self._driver.call(lambda now_ms: self.log.retire(_protected_index(self._node, now_ms), room)):
+            self.log.remove_retired()
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------
@@ -223,11 +240,19 @@ class DLedgerServer:
     def receive(self, envelope: Envelope) -> None:
         """Take any other message; a run is verified first, outside the lock."""
         message: Message = envelope.message
+        flush_here = False
         if isinstance(message, PushAppend):
             checked = self.log.check_run(message.run)
+            flush_here = self._is_isolated(len(message.run.data))
             message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
         received = message
-        self._driver.call(lambda now_ms: self._node.receive(envelope.sender, received, now_ms))
+        self._driver.call(lambda now_ms: self._node.receive(envelope.sender, received, now_ms), flush_here=flush_here)
+
+    def _is_isolated(self, size: int) -> bool:
+        """Whether a push stands alone: then nothing is gained by gathering, handing over costs time."""
+        now_ms = self._clock.monotonic_ms()
+        pause_ms, self._last_push_ms = now_ms - self._last_push_ms, now_ms
+        return size <= _ISOLATED_PUSH_BYTES and pause_ms >= _ISOLATED_PUSH_PAUSE_MS
 
     def connection_lost(self, peer: NodeId) -> None:
         """The push stream towards ``peer`` broke."""
@@ -356,15 +381,22 @@ class DLedgerServer:
 
 
 _WARM_INTERVAL_MS = 20
+_ISOLATED_PUSH_BYTES = 16 * 1024
+_ISOLATED_PUSH_PAUSE_MS = 1
 
 
-def _protected_index(node: Node) -> LogIndex:
-    """Entries above this index must not expire: not committed, or still needed by a follower that is alive."""
+def _protected_index(node: Node, now_ms: int) -> LogIndex:
+    """Entries above this index must not expire: not committed, or still needed by a follower that is alive.
+
+    Alive as check-quorum has it. One that only restarts needs recent entries, which do not expire.
+    """
     state = node.state
-    matches = [state.commit_index]
-    if isinstance(state.role, Leader):
-        matches += state.role.match.values()
-    return LogIndex(min(matches))
+    leader = state.role
+    if not isinstance(leader, Leader):
+        return state.commit_index
+    limit = now_ms - state.election.election_timeout_ms_max
+    alive = (peer for peer, contact in leader.contact_ms.items() if contact > limit)
+    return cleaner.protected(state.commit_index, [leader.match[peer] for peer in alive])
 
 
 def _version() -> str:

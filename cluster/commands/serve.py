@@ -49,7 +49,9 @@ Flags win over the environment, which wins over the file.""",
     "--flush", "flush_mode", type=click.Choice(["sync", "async"]), help="Acknowledge after or before the flush."
 )
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-@click.option("--repair", is_flag=True, help="Drop damaged entries of this node and fetch them from the others again.")
+@click.option(
+    "--repair", is_flag=True, help="Set the damaged log aside, all of it (in damaged-N), and fetch it from the others."
+)
 @click.option(
     "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(_LOG_LEVELS), default="info", show_default=True
 )
@@ -99,11 +101,12 @@ def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int
     server.start()
     if until_stdin_closes:
         _watch("dledger-stdin", lambda: _on_end_of_stdin(server.stop))
-    click.echo(
-        f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
-        f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
-    )
-    sys.stdout.flush()
+    if server.wait(0) is None:  # else a signal came during the recovery
+        click.echo(
+            f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
+            f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
+        )
+        sys.stdout.flush()
     code = server.wait() or 0
     if code:
         # A node that failed must be gone at once: its other threads may wait for a disk that never answers.

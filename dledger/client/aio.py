@@ -251,7 +251,11 @@ class AsyncDLedgerClient:
                 if self._closed or not retried(error):
                     raise
         policy = tenacity.AsyncRetrying(**retry_options(deadline, lambda e: not self._closed and retried(e)))
-        return await policy(attempt)
+
+        async def again() -> _T:  # tenacity awaits coroutine functions only, not what a lambda returns
+            return await attempt()
+
+        return await policy(again)
 
     async def _leader(self, deadline: Deadline) -> str:
         leader = self._directory.leader
@@ -368,6 +372,8 @@ class _AsyncPipe:
         """As ``AppendPipe.append``."""
         if self.broken is not None:
             raise UnavailableError(f"the stream to {self._address} is closed: {self.broken}")
+        if deadline.expired:
+            raise UnavailableError(f"no time was left to ask {self._address}: {deadline.timeout_s} s are over")
         self._next_id += 1
         request_id = self._next_id
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

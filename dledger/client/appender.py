@@ -306,6 +306,32 @@ class Appender:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._drive()
+        finally:
+            # Reached early only through a bug: whoever waits for a batch must hear of it, not wait for ever.
+            self._fail_all(UnavailableError("the appender's thread has ended"))
+            for pipe in (self._old_pipe, self._pipe):
+                if pipe is not None:
+                    pipe.close()
+
+    def _fail_all(self, error: DLedgerError) -> None:
+        with self._lock:
+            self._closed = True
+            if self._open is not None:
+                self._backlog.append(self._open)
+                self._open = None
+            failed = [*self._again, *self._backlog]
+            self._again.clear()
+            self._backlog.clear()
+            for batch in failed:
+                self._finish(batch, error)
+            if self._inflight:  # becomes unknown when its pipe is closed
+                self._leave_pipe()
+        for batch in failed:
+            _announce(batch)
+
+    def _drive(self) -> None:
         while True:
             with self._lock:
                 while (wait_s := self._wait_s()) > 0:
@@ -323,9 +349,6 @@ class Appender:
                 stuck.close()  # what is in flight becomes unknown, through _on_done
             if reconnect is not None:
                 self._reconnect(reconnect)
-        for pipe in (self._old_pipe, self._pipe):
-            if pipe is not None:
-                pipe.close()
 
     def _wait_s(self) -> float:
         """How long the thread has nothing to do."""

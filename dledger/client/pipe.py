@@ -66,6 +66,8 @@ class AppendPipe:
 
     def append(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
         """Send a batch and wait for it. Raises what the node answered, or ``RequestTimeoutError`` (unknown)."""
+        if deadline.expired:
+            raise UnavailableError(f"no time was left to ask {self.address}: {deadline.timeout_s} s are over")
         arrived = threading.Lock()
         arrived.acquire()
         outcomes: list[Outcome] = []

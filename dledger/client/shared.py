@@ -153,10 +153,11 @@ def retry_options(deadline: Deadline, retried: Callable[[BaseException], bool] =
     backoff = tenacity.wait_exponential(multiplier=RETRY_WAIT_S_MIN, max=RETRY_WAIT_S_MAX) + jitter
 
     def wait(state: tenacity.RetryCallState) -> float:
-        return min(backoff(state), deadline.remaining_s)
+        # Never right up to the deadline: an attempt without time to answer turns "not applied" into "unknown".
+        return min(backoff(state), deadline.remaining_s / 2)
 
     return {
-        "stop": lambda _state: deadline.expired,
+        "stop": lambda _state: deadline.remaining_s < RETRY_WAIT_S_MIN,
         "wait": wait,
         "retry": tenacity.retry_if_exception(retried),
         "reraise": True,

@@ -191,8 +191,12 @@ class MemberState:
         self.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS | Wake.FLUSH
 
     def follow(self, leader: NodeId, term: Term, now_ms: int) -> bool:
-        """Note a message that only the leader of ``term`` can send; False if that term is over."""
-        if term < self.term:
+        """Note a message that only the leader of ``term`` can send; False if that term is over or led by another.
+
+        A second leader of a term is a bug or damage, but not one of this member: it must not be stopped from outside.
+        Its own changes of role keep the invariant (``become_follower``).
+        """
+        if term < self.term or (term == self.term and self.leader_id not in (None, leader)):
             return False
         role = self.role
         if term == self.term and isinstance(role, Follower) and role.leader == leader:

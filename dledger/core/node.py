@@ -32,7 +32,10 @@ from dledger.core.outbox import Wake
 from dledger.core.ports import Log, Random
 from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.errors import InvalidRequestError, UnknownMemberError
-from dledger.types import HardState, NodeId
+from dledger.types import HardState, NodeId, Term
+
+TERM_STEP_MAX = 10**6
+"""How far ahead of its own a member believes a term; at one election per second, eleven days of elections."""
 
 
 class Node:
@@ -79,6 +82,7 @@ class Node:
     ) -> VoteResponse | HeartbeatResponse:
         """Answer a request; send the answer only after the hard state of this moment is durable."""
         self._require_member(sender)
+        self._require_likely_term(sender, request.term)
         match request:
             case VoteRequest():
                 return self.elector.on_vote_request(sender, request, now_ms)
@@ -90,6 +94,7 @@ class Node:
     def receive(self, sender: NodeId, message: Message, now_ms: int) -> None:
         """Take any other message."""
         self._require_member(sender)
+        self._require_likely_term(sender, message.term)
         match message:
             case VoteResponse():
                 self.elector.on_vote_response(sender, message, now_ms)
@@ -115,6 +120,12 @@ class Node:
         """The log became more durable."""
         self.handler.on_flushed()
         self.state.outbox.wake |= Wake.QUORUM_ACK
+
+    def _require_likely_term(self, sender: NodeId, term: Term) -> None:
+        """Terms only grow, and end: a forged or damaged message must not use up those of the whole group."""
+        own = self.state.term
+        if term > own + TERM_STEP_MAX:
+            raise InvalidRequestError(f"{sender!r} speaks of term {term}, which cannot follow the present one, {own}")
 
     def _require_member(self, sender: NodeId) -> None:
         if sender not in self.dispatchers:

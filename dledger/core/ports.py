@@ -97,7 +97,7 @@ class Log(Protocol):
         """Append the run's entries from ``from_index`` on, which must be ``last.index + 1``; returns the new ``last``.
 
         The bytes are copied as they are, so positions come out identical; a run that starts at the next segment makes
-        the log write its own tail blank first. Raises ``DiskError`` (nothing written, not poisoned) if the run does not
+        the log write its own tail blank first. Raises ``MisplacedRunError`` (nothing written) if the run does not
         continue the log in index, term, chain CRC or position, and ``DiskFullError``.
         """
 

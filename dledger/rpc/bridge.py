@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from dledger.errors import InvariantError
 from dledger.rpc.ports import CommitEvent, LogNode, NodeEvent, RoleEvent
 from dledger.types import NO_INDEX, LogIndex
 
@@ -42,10 +43,43 @@ class LoopBridge:
             except RuntimeError:  # the loop is closed: nobody waits any more
                 self._posted.clear()
 
+    def run(self, work: Coroutine[object, object, _T]) -> _T:
+        """Run ``work`` on the loop and wait for its result; only from other threads, while the loop runs."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def _drain(self) -> None:
         self._scheduled = False
         while self._posted:
             self._posted.popleft()()
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for whoever has no other to run on."""
+
+    def __init__(self, name: str) -> None:
+        self._started = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._bridge: LoopBridge | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name=name)
+
+    def start(self) -> LoopBridge:
+        """Start the loop; gives the way to it."""
+        self._thread.start()
+        self._started.wait()
+        if self._bridge is None:
+            raise InvariantError("the event loop did not start")
+        return self._bridge
+
+    def stop(self) -> None:
+        """End the loop and join its thread. Idempotent."""
+        if self._bridge is not None and self._stop is not None and self._thread.is_alive():
+            self._bridge.post(self._stop.set)
+            self._thread.join()
+
+    async def _run(self) -> None:
+        self._bridge, self._stop = LoopBridge(), asyncio.Event()
+        self._started.set()
+        await self._stop.wait()
 
 
 class Outcome(Generic[_T]):
@@ -70,10 +104,11 @@ class EventHub:
     def __init__(self, node: LogNode, bridge: LoopBridge) -> None:
         self.committed_index: LogIndex = NO_INDEX
         self._bridge = bridge
+        self._commit_lock = threading.Lock()  # one at a time raises committed_index
         self._followers: set[asyncio.Event] = set()
         self._watchers: set[RoleWatch] = set()
         self._unsubscribe = node.subscribe(self._on_event)
-        self.committed_index = max(self.committed_index, node.status().committed_index)
+        self._raise_committed(node.status().committed_index)
 
     def close(self) -> None:
         """Stop listening."""
@@ -102,12 +137,16 @@ class EventHub:
     def _on_event(self, event: NodeEvent) -> None:  # on any thread
         match event:
             case CommitEvent(committed_index):
-                # Events come in order and one at a time, so this needs no lock; the loop only reads it.
-                self.committed_index = max(self.committed_index, committed_index)
+                self._raise_committed(committed_index)
                 if self._followers:
                     self._bridge.post(self._wake_followers)
             case RoleEvent():
                 self._bridge.post(lambda: self._tell_watchers(event))
+
+    def _raise_committed(self, index: LogIndex) -> None:
+        """Take a commit index from any thread; the threads that move it may tell of it in another order."""
+        with self._commit_lock:
+            self.committed_index = max(self.committed_index, index)
 
     def _wake_followers(self) -> None:
         for follower in tuple(self._followers):

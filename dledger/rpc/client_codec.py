@@ -402,12 +402,16 @@ def _role(value: str) -> Role:
 
 
 def _entry(wire: pb.Entry) -> Entry:
+    try:
+        magic = Magic(wire.magic)
+    except ValueError as error:
+        raise InvalidRequestError(f"entry magic {wire.magic} is unknown") from error
     return Entry(
         LogIndex(wire.index),
         Term(wire.term),
         Position(wire.position),
         wire.body,
-        Magic(wire.magic),
+        magic,
         body_crc=wire.body_crc,
         chain_crc=wire.chain_crc,
     )

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
 from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
+from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.log_service import LogService
 from dledger.rpc.ports import LogNode
 
@@ -28,12 +29,20 @@ class ClientServer:
         self._failure: ConfigError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._bridge: LoopBridge | None = None
         self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
 
     @property
     def port(self) -> int:
         """The port listened on, once started."""
         return self._port
+
+    @property
+    def bridge(self) -> LoopBridge:
+        """The way to the event loop, once started; others may run there until ``close``."""
+        if self._bridge is None:
+            raise InvariantError("the client server is not started")
+        return self._bridge
 
     @property
     def address(self) -> str:
@@ -78,7 +87,8 @@ class ClientServer:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         config = self._config
-        service = LogService(config, self._node)
+        self._bridge = LoopBridge()
+        service = LogService(config, self._node, self._bridge)
         try:
             server = grpc.aio.server(
                 options=options.client_server_options(config),
@@ -99,6 +109,7 @@ class ClientServer:
                 await statuses.enter_graceful_shutdown()
             finally:
                 await server.stop(None)
+                await service.drain()
         finally:
             service.close()
 

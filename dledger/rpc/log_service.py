@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from functools import wraps
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -36,6 +36,7 @@ from dledger.types import Entry, LogIndex
 READ_THREADS_MAX: Final = 4
 READ_BYTES_DEFAULT: Final = MIB
 READ_BYTES_MAX: Final = 8 * MIB
+DRAIN_TIMEOUT_S: Final = 1.0
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -47,19 +48,25 @@ class TooManyStreamsError(Exception):
 class LogService:
     """The handlers. Create it on the event loop's thread; ``close`` after the server has stopped."""
 
-    def __init__(self, config: ServerConfig, node: LogNode) -> None:
+    def __init__(self, config: ServerConfig, node: LogNode, bridge: LoopBridge) -> None:
         self._config = config
         self._node = node
-        self._bridge = LoopBridge()
+        self._bridge = bridge
         self._hub = EventHub(node, self._bridge)
         self._readers = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
         self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
         self._streams = 0
+        self._waiting: set[asyncio.Task[Any]] = set()  # handlers that a stopping server cancels
 
     def close(self) -> None:
         """Stop listening to the node and join the read threads."""
         self._hub.close()
         self._readers.shutdown(wait=True)
+
+    async def drain(self) -> None:
+        """Wait for the handlers that the stopped server is cancelling: a loop that ends under them logs errors."""
+        if self._waiting:
+            await asyncio.wait(tuple(self._waiting), timeout=DRAIN_TIMEOUT_S)
 
     def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """What a server needs to serve this."""
@@ -81,6 +88,7 @@ class LogService:
 
     async def _append(self, data: bytes) -> bytes:
         request = codec.decode_append(data)
+        self._note_waiting()
         outcome: Outcome[AppendOutcome] = Outcome(self._bridge)
         self._submit(request, outcome.done)
         return codec.encode_appended(request.request_id, await outcome.future)
@@ -216,12 +224,19 @@ class LogService:
                 f"(max_entry_bytes={self._config.store.max_entry_bytes}, {ENTRY_HEADER_BYTES} of them for the header)"
             )
 
+    def _note_waiting(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
     @contextmanager
     def _long_lived(self) -> Iterator[None]:
         if self._streams >= self._config.client_streams_max:
             raise TooManyStreamsError(
                 f"too many open streams: at most {self._config.client_streams_max} are allowed (client_streams_max)"
             )
+        self._note_waiting()
         self._streams += 1
         try:
             yield

@@ -78,7 +78,7 @@ def client_server_options(config: ServerConfig) -> Options:
         ("grpc.max_receive_message_length", request_bytes_max(config)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", calls_max),
-        # Calls that arrived and were not yet taken up by the event loop: a burst of appends is no reason to cancel some.
+        # Calls that arrived and wait for the event loop: a burst of appends is no reason to cancel some of them.
         ("grpc.server.max_pending_requests", calls_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),
         ("grpc.max_metadata_size", 16 * 1024),

@@ -1,7 +1,9 @@
 """What peers call: handshake, votes, heartbeats and push streams, on a thread pool that clients cannot exhaust.
 
 Two threads serve a push stream: gRPC's pool thread writes answers, a thread of ours reads requests. There is at most
-one stream per peer: a newer one ends the older, which may hang on a connection that nobody has noticed is dead.
+one stream per peer: a newer one ends the older, which may hang on a connection that nobody has noticed is dead. Whose
+a stream is, only its first message tells; one without would hold a thread of the pool that answers votes for ever, so
+it has a deadline.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final, NoReturn
 
 import grpc
@@ -22,14 +24,16 @@ from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest
 from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, UnknownMemberError
 from dledger.rpc import codec, options
+from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
-from dledger.rpc.peer_link import Learn
 from dledger.rpc.ports import Receiver
 from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S: Final = 5.0
+FIRST_MESSAGE_S: Final = 5.0
+"""How long a push stream may stay without a message; a peer opens one only when it has something to send."""
 _Context = grpc.ServicerContext
 
 
@@ -169,6 +173,7 @@ class PeerServer:
                 self._identity.check(envelope)
                 if sender is None:
                     sender = envelope.sender
+                    stream.begun = True
                     self._register(sender, stream)
                 elif envelope.sender != sender:
                     raise IdentityError(f"the stream of {sender!r} carries a message of {envelope.sender!r}")
@@ -198,6 +203,8 @@ class _PushStream:
     """The answering side of one push stream."""
 
     def __init__(self, context: _Context, queue_max: int) -> None:
+        self.begun = False
+        """Whether its sender is known."""
         self._context = context
         self._queue_max = queue_max
         self._queue: SimpleQueue[Envelope | _End] = SimpleQueue()
@@ -216,13 +223,22 @@ class _PushStream:
     def responses(self) -> Iterator[bytes]:
         """What gRPC's thread writes."""
         while True:
-            item = self._queue.get()
+            item = self._next()
             if isinstance(item, Envelope):
                 yield codec.encode(item)
             elif item.code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
                 return
             else:
                 self._context.abort(item.code, item.reason)
+
+    def _next(self) -> Envelope | _End:
+        if not self.begun:
+            try:
+                return self._queue.get(timeout=FIRST_MESSAGE_S)
+            except Empty:
+                if not self.begun:
+                    return _End(grpc.StatusCode.DEADLINE_EXCEEDED, f"no push came within {FIRST_MESSAGE_S} s")
+        return self._queue.get()
 
 
 def _status_of(error: DLedgerError) -> grpc.StatusCode:

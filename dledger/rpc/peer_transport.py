@@ -1,4 +1,4 @@
-"""``Transport`` over gRPC: one server for what peers send us, one ``PeerLink`` for what we send to each of them."""
+"""``Transport`` over gRPC: one server for what peers send us, two links for what we send to each of them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,29 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import InvariantError
+from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.control_link import ControlLink, Introduction, Refusals
 from dledger.rpc.identity import Identity
-from dledger.rpc.peer_link import PeerLink
 from dledger.rpc.peer_server import PeerServer
 from dledger.rpc.ports import Receiver
+from dledger.rpc.push_link import PushLink
 from dledger.types import NodeId
 
 
 class GrpcTransport:
-    """The production transport. ``client_address`` is what our peers shall tell clients to reach us at."""
+    """The production transport. ``client_address`` is what our peers shall tell clients to reach us at.
 
-    def __init__(self, config: ServerConfig, *, client_address: str = "") -> None:
+    Pushes run on the event loop of ``bridge``, which must outlive this; without one, on a loop of their own.
+    """
+
+    def __init__(self, config: ServerConfig, *, client_address: str = "", bridge: LoopBridge | None = None) -> None:
         self._config = config
         self._identity = Identity.of(config)
         self._client_address = client_address
         self._client_addresses: dict[NodeId, str] = {}
-        self._links: dict[NodeId, PeerLink] = {}
+        self._bridge = bridge
+        self._own_loop = LoopThread(f"dledger-push-{config.node_id}") if bridge is None else None
+        self._links: dict[NodeId, tuple[ControlLink, PushLink]] = {}
         self._server: PeerServer | None = None
 
     @property
@@ -51,8 +58,7 @@ class GrpcTransport:
 
     def dropped(self, peer: NodeId) -> int:
         """How many messages to ``peer`` were dropped or failed, for metrics."""
-        link = self._links.get(peer)
-        return link.dropped if link is not None else 0
+        return sum(link.dropped for link in self._links.get(peer, ()))
 
     def start(self, receiver: Receiver) -> None:
         """Listen, then connect as messages come. Raises ``ConfigError`` if the address cannot be had."""
@@ -67,29 +73,42 @@ class GrpcTransport:
             server.close()
             raise
         self._server = server
+        if self._own_loop is not None:
+            self._bridge = self._own_loop.start()
+        bridge = self._bridge
+        if bridge is None:
+            raise InvariantError("the transport has no event loop")
         replication = self._config.replication
         for peer in self._config.peers:
-            link = PeerLink(
+            refusals = Refusals(self._identity.node_id, peer.node_id)
+            introduction = Introduction(self._client_address, self._learn, refusals)
+            control = ControlLink(
                 self._identity,
                 peer,
                 receiver,
-                client_address=self._client_address,
-                learn=self._learn,
-                control_timeout_s=self._config.election.election_timeout_ms_min / 1000,
+                introduction=introduction,
+                timeout_s=self._config.election.election_timeout_ms_min / 1000,
+            )
+            push = PushLink(
+                self._identity,
+                peer,
+                receiver,
+                bridge,
+                introduction=introduction,
                 queue_pushes_max=2 * replication.inflight_pushes_max + 16,
             )
-            link.start()
-            self._links[peer.node_id] = link
+            bridge.run(push.start())
+            self._links[peer.node_id] = control, push
 
     def send(self, envelope: Envelope) -> None:
         """As ``Transport.send``. Raises ``InvariantError`` only for what never goes on the wire."""
         match envelope.message:
             case PushAppend() | PushCommit() | PushCompare() | PushTruncate() | PushInstall():
-                if (link := self._links.get(envelope.target)) is not None:
-                    link.send_push(envelope)
+                if (links := self._links.get(envelope.target)) is not None:
+                    links[1].send(envelope)
             case VoteRequest() | HeartbeatRequest() | TakeLeadership():
-                if (link := self._links.get(envelope.target)) is not None:
-                    link.send_control(envelope)
+                if (links := self._links.get(envelope.target)) is not None:
+                    links[0].send(envelope)
             case PushResponse():
                 if self._server is not None:
                     self._server.respond(envelope)
@@ -99,10 +118,14 @@ class GrpcTransport:
     def close(self) -> None:
         """As ``Transport.close``."""
         links, self._links = self._links, {}
-        for link in links.values():
-            link.close()
+        for control, push in links.values():
+            control.close()
+            if self._bridge is not None:
+                self._bridge.run(push.close())
         if self._server is not None:
             self._server.close()
+        if self._own_loop is not None:
+            self._own_loop.stop()
 
     def _learn(self, peer: NodeId, client_address: str) -> None:
         if client_address:

@@ -137,4 +137,7 @@ class LogNode(Protocol):
         """The present state."""
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
-        """Call ``listener`` for every event from now on, in order, until the returned function is called."""
+        """Call ``listener`` for every event from now on, on any thread, until the returned function is called.
+
+        Role events come in order; a commit event may be overtaken by a later one.
+        """

@@ -14,7 +14,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 from dledger.clock import Clock
 from dledger.config import FlushMode, ServerConfig
@@ -23,6 +24,7 @@ from dledger.core.node import Node
 from dledger.core.outbox import Outbox, RoleChange, Wake
 from dledger.core.ports import HardStateStore, Log
 from dledger.errors import (
+    DLedgerError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     InvalidRequestError,
@@ -34,8 +36,11 @@ from dledger.runtime.worker import Worker
 from dledger.types import HardState, LogIndex, NodeId
 
 Result = TypeVar("Result")
+Effect = TypeVar("Effect")
 
 JOIN_TIMEOUT_S = 10.0
+_IN_FLIGHT_WHEN_IDLE = 1
+"""Pushes on their way to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
 
 
@@ -61,11 +66,11 @@ class _Part:
             self.worker.wake()
 
 
-class _Lane:
-    """The messages on their way to one peer; ``queue`` is filled under the node's lock, emptied under ``sending``."""
+class _Lane(Generic[Effect]):
+    """Effects of one kind on their way; ``queue`` is filled under the node's lock, emptied under ``sending``."""
 
     def __init__(self) -> None:
-        self.queue: deque[Message] = deque()
+        self.queue: deque[Effect] = deque()
         self.sending = threading.Lock()
 
 
@@ -94,7 +99,7 @@ class NodeDriver:
         self._durable_version = 0  # what the node was started with; it may have changed that already
         self._stopped = False
         self.on_role_change: Callable[[RoleChange], None] = lambda _change: None
-        """Called under the lock, in order; must only queue."""
+        """Called once what the change depends on is durable, one at a time and in order; must only queue."""
         self.on_commit: Callable[[LogIndex], None] = lambda _index: None
         """Called outside the lock by the thread that moved the commit index; indexes may arrive out of order."""
         self._elector = self._part("elector", node.elector.step)
@@ -107,7 +112,8 @@ class NodeDriver:
         self._flusher = Worker(f"dledger-flush-{config.node_id}", self._flush, clock, supervisor)
         parts = [self._elector, self._handler, self._quorum_ack, *(part for part, _ in self._dispatchers)]
         self._workers = [*(part.worker for part in parts), self._flusher]
-        self._lanes = {peer: _Lane() for peer in node.state.peers}
+        self._lanes: dict[NodeId, _Lane[Message]] = {peer: _Lane() for peer in node.state.peers}
+        self._role_changes: _Lane[RoleChange] = _Lane()
 
     def _part(self, name: str, step: Callable[[int], int | None]) -> _Part:
         part = _Part(step)
@@ -134,20 +140,33 @@ class NodeDriver:
         for worker in self._workers:
             worker.stop(JOIN_TIMEOUT_S)
 
-    def call(self, action: Callable[[int], Result]) -> Result:
+    def call(self, action: Callable[[int], Result], *, flush_here: bool = False) -> Result:
         """Run ``action(now_ms)`` under the node's lock, then carry out what it caused.
+
+        ``flush_here``: if that includes a flush, do it on this thread, not on the flusher's.
 
         Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on what is wrong
         with the request itself. Anything else is fatal for the node, whichever thread it happens on.
         """
+        begun = False
         try:
             with self._lock:
                 self._require_alive()
+                begun = True
                 result = action(self._clock.monotonic_ms())
                 effects, hard_state, version = self._take_effects()
             if effects is not None:
+                flush_here = flush_here and Wake.FLUSH in effects.wake
+                if flush_here:
+                    effects.wake &= ~Wake.FLUSH
                 self._carry_out(effects, hard_state, version)
-        except (ShutdownError, NodeFailedError, UnknownMemberError, InvalidRequestError):
+                if flush_here:
+                    self._flush()
+        except (ShutdownError, NodeFailedError) as error:
+            if begun:  # it may be the refusal of a further call, made while carrying this one out
+                error.outcome = "unknown"
+            raise
+        except (UnknownMemberError, InvalidRequestError):
             raise
         except BaseException as error:
             self._supervisor.report(error)
@@ -165,8 +184,7 @@ class NodeDriver:
             return None, hard_state, version
         # An answer depends on the hard state, too: also without other effects it may have to wait for it.
         effects = outbox.take()
-        for change in effects.role_changes:
-            self.on_role_change(change)
+        self._role_changes.queue.extend(effects.role_changes)
         for target, message in effects.messages:
             self._lanes[target].queue.append(message)
         return effects, hard_state, version
@@ -177,10 +195,15 @@ class NodeDriver:
             return query(self._node)
 
     def _require_alive(self) -> None:
+        """Refuse a call before anything of it was done: whoever made it may repeat it elsewhere."""
+        refusal: DLedgerError | None = None
         if self._supervisor.fatal is not None:
-            raise NodeFailedError(f"this node has stopped itself: {self._supervisor.fatal}")
-        if self._stopped:
-            raise ShutdownError("this node is stopping")
+            refusal = NodeFailedError(f"this node has stopped itself: {self._supervisor.fatal}")
+        elif self._stopped:
+            refusal = ShutdownError("this node is stopping")
+        if refusal is not None:
+            refusal.outcome = "not_applied"
+            raise refusal
 
     def _step_woken(self, outbox: Outbox, now_ms: int) -> None:
         """Step the parts that have new work (under the lock); what is left in ``outbox.wake`` is for their threads."""
@@ -194,7 +217,7 @@ class NodeDriver:
         if Wake.DISPATCHERS in outbox.wake:
             outbox.wake &= ~Wake.DISPATCHERS
             for part, dispatcher in self._dispatchers:
-                if dispatcher.in_flight:
+                if dispatcher.in_flight > _IN_FLIGHT_WHEN_IDLE:
                     part.worker.wake()
                 else:
                     part.run_early(now_ms)
@@ -205,7 +228,9 @@ class NodeDriver:
         if version != self._durable_version:
             self._persist(hard_state, version)
         for target, _ in effects.messages:
-            self._drain_lane(target)
+            self._drain(self._lanes[target], partial(self._send_message, target))
+        if effects.role_changes:
+            self._drain(self._role_changes, lambda change: self.on_role_change(change))
         if effects.committed is not None:
             self.on_commit(effects.committed)
         for completion in effects.completions:
@@ -227,29 +252,31 @@ class NodeDriver:
                 self._hard_states.save(hard_state)
                 self._durable_version = version
 
-    def _drain_lane(self, target: NodeId) -> None:
-        """Send what is queued for ``target``, in the order in which the core said it, whichever thread does it.
+    def _drain(self, lane: _Lane[Effect], act: Callable[[Effect], None]) -> None:
+        """Do what is queued, in the order in which the core said it, whichever thread does it.
 
-        A thread that finds another one sending leaves its messages to that one. What the other finds may depend on a
-        hard state that only the thread which queued it is about to save, so the state is looked at again here.
+        A thread that finds another one at it leaves its part to that one. What the other finds may depend on a hard
+        state that only the thread which queued it is about to save, so the state is looked at again here.
         """
-        lane = self._lanes[target]
         while lane.queue and lane.sending.acquire(blocking=False):
             try:
                 while lane.queue:
-                    message = lane.queue.popleft()
+                    effect = lane.queue.popleft()
                     state = self._node.state
                     if state.hard_state_version != self._durable_version:
                         hard_state, version = self.look(
                             lambda node: (node.state.hard_state, node.state.hard_state_version)
                         )
                         self._persist(hard_state, version)
-                    if isinstance(message, LoadRun):
-                        self._send_run(target, message)
-                    else:
-                        self._send(target, message)
+                    act(effect)
             finally:
                 lane.sending.release()
+
+    def _send_message(self, target: NodeId, message: Message) -> None:
+        if isinstance(message, LoadRun):
+            self._send_run(target, message)
+        else:
+            self._send(target, message)
 
     def _send_run(self, target: NodeId, message: LoadRun) -> None:
         """Read a run outside the lock and send it, unless its term has passed meanwhile.

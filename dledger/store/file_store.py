@@ -2,7 +2,8 @@
 
 Locks, outermost first:
 - the node's lock (not ours): all writers.
-- ``_shape_lock``: truncation, reset, clean-up: whatever removes segments.
+- ``_remove_lock``: removing the files of retired segments; taken without the node's lock.
+- ``_shape_lock``: truncation, reset, retirement: whatever takes segments out of the log.
 - ``_flush_lock``: one flush at a time; held during ``fdatasync``.
 - the checkpoint file's locks.
 - ``LogState.lock``: never held during I/O.
@@ -22,7 +23,14 @@ from pathlib import Path
 from dledger.clock import Clock
 from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES, StoreConfig
 from dledger.core.ports import AppendHook
-from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, invariant
+from dledger.errors import (
+    CorruptLogError,
+    DiskError,
+    DiskFullError,
+    IndexBeforeBeginError,
+    MisplacedRunError,
+    invariant,
+)
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
 from dledger.store.checkpoint import Mark
@@ -48,6 +56,9 @@ from dledger.types import (
     Term,
 )
 
+MARK_INTERVAL_MS = 20
+"""How old the unsynced flushed mark may become while flushes go on; ``sync_checkpoint`` brings it up to date."""
+
 
 class FileStore:
     """A log in a directory. Implements ``dledger.core.ports.Log``, whose docstrings say what each method promises."""
@@ -62,9 +73,11 @@ class FileStore:
         self._state = LogState(opened.checkpoint, opened.last)
         self._reader = LogReader(opened.files, self._state, unchecked=config.import_unchecked)
         self._hooks: tuple[AppendHook, ...] = ()
+        self._remove_lock = threading.Lock()
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
         self._warmed_at = self._state.end
+        self._marked_ms = -MARK_INTERVAL_MS
         self._disk_full = False
         self._ran_out_of_space = False
         reader = self._reader
@@ -180,13 +193,13 @@ class FileStore:
         self._check_writable()
         problem = records.run_problem(checked, from_index, state.last, state.chain_crc)
         if problem:
-            raise DiskError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not continue the log: {problem}")
         offset = checked.offset_of(from_index)
         data = run.data[offset:] if offset else run.data
         position = run.position + offset
         problem = records.run_place_problem(position, len(data), state.end, self._config.segment_bytes)
         if problem:
-            raise DiskError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not continue the log: {problem}")
         units = checked.index_units[(from_index - run.first_index) * INDEX_UNIT_BYTES :]
         writes = [(position, data)] if position == state.end else [self._files.tail_blank(state.end), (position, data)]
         self._write(writes, units, checked.last, Mark(checked.last.index, position + len(data), checked.last_chain_crc))
@@ -329,10 +342,17 @@ class FileStore:
                 file.sync()
             self._files.sync_dirs()
             mark = state.end_flush(sequence)
-            self._checkpoint_file.write(state.checkpoint)
+            self._note_mark()
         except OSError as error:
             raise state.poisoned("flushing the log", error) from error
         return mark
+
+    def _note_mark(self) -> None:
+        """Write the mark down, unsynced, for a start after SIGKILL; not after every flush: acks wait here."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._marked_ms >= MARK_INTERVAL_MS:
+            self._marked_ms = now_ms
+            self._checkpoint_file.write(self._state.checkpoint)
 
     def sync_checkpoint(self) -> None:
         """Make the marks durable too: data, then index, then the checkpoint. For a background thread. ``DiskError``."""
@@ -363,24 +383,57 @@ class FileStore:
             raise self._state.poisoned("preparing disk space", error) from error
 
     def clean(self, protected_index: LogIndex) -> tuple[Path, ...]:
-        """Apply retention and look whether the disk is full; returns the removed files. For a background thread.
+        """A whole clean-up, for callers without other writers; returns the removed files. Raises ``DiskError``."""
+        retired = self.retire(protected_index, self.measure_room())
+        self.remove_retired()
+        return retired
 
+    def measure_room(self) -> cleaner.Room:
+        """How full the disks are. For a background thread, without the node's lock. Raises ``DiskError``."""
+        layout = self._opened.layout
+        try:
+            return cleaner.measure(self._fs, set(layout.data) - set(layout.read_only), layout.directory)
+        except OSError as error:
+            raise self._state.poisoned("cleaning up", error) from error
+
+    def retire(self, protected_index: LogIndex, room: cleaner.Room) -> tuple[Path, ...]:
+        """Apply retention in memory and note whether the disk is full; returns what ``remove_retired`` will remove.
+
+        Under the node's lock: the log's begin must not move between two looks that the core takes at it.
         ``protected_index``: what all live followers have (``cleaner.protected``). Raises ``DiskError``.
         """
         with self._shape_lock:
             self._state.check_usable()
             try:
-                decision = cleaner.plan(self._clean_facts(protected_index), self._config)
-                removed = self._remove(decision.remove)
+                decision = cleaner.plan(self._clean_facts(protected_index, room), self._config)
             except OSError as error:
                 raise self._state.poisoned("cleaning up", error) from error
             self._ran_out_of_space = self._ran_out_of_space and decision.disk_full
             self._disk_full = decision.disk_full
-            return removed
+            if not decision.remove:
+                return ()
+            newest = decision.remove[-1]
+            index = LogIndex(newest.last_index)
+            begin = Boundary(index, self.term_at(index), Position(newest.end), self.chain_crc_at(index))
+            self._state.raise_begin(begin)
+            return tuple(self._files.retire_below(begin.position, LogIndex(begin.index + 1)))
 
-    def _clean_facts(self, protected_index: LogIndex) -> cleaner.CleanFacts:
-        state, layout, now_ms = self._state, self._opened.layout, self._clock.wall_ms()
-        room = cleaner.measure(self._fs, set(layout.data) - set(layout.read_only), layout.directory)
+    def remove_retired(self) -> None:
+        """Remove the files of what was retired. For a background thread, without the node's lock: an unlink takes long.
+
+        The raised begin is durable first: what is gone is never looked for after a crash. A crash before that brings
+        the segments back, one after it leaves files below the begin, which the next opening removes. ``DiskError``.
+        """
+        with self._remove_lock:
+            self._state.check_usable()
+            try:
+                self._checkpoint_file.write_durably(self._state.checkpoint)
+                self._files.remove_retired()
+            except OSError as error:
+                raise self._state.poisoned("cleaning up", error) from error
+
+    def _clean_facts(self, protected_index: LogIndex, room: cleaner.Room) -> cleaner.CleanFacts:
+        state, now_ms = self._state, self._clock.wall_ms()
         return cleaner.CleanFacts(
             segments=self._removable(),
             end=state.end,
@@ -411,22 +464,9 @@ class FileStore:
             return ()
         return tuple(found)
 
-    def _remove(self, doomed: tuple[cleaner.SegmentFacts, ...]) -> tuple[Path, ...]:
-        """Raise the begin durably, then remove: what is gone is never looked for after a crash."""
-        if not doomed:
-            return ()
-        state, newest = self._state, doomed[-1]
-        index = LogIndex(newest.last_index)
-        begin = Boundary(index, self.term_at(index), Position(newest.end), self.chain_crc_at(index))
-        state.raise_begin(begin)
-        self._checkpoint_file.write_durably(state.checkpoint)
-        removed = self._files.drop_below(begin.position, LogIndex(begin.index + 1))
-        self._files.sync_dirs()
-        return tuple(removed)
-
     def close(self) -> None:
         state = self._state
-        with self._shape_lock, self._flush_lock:
+        with self._remove_lock, self._shape_lock, self._flush_lock:
             if state.closed:
                 return
             try:

@@ -123,9 +123,15 @@ class LogFiles:
         """The blank that fills the segment from ``end`` on (its zeros are there already)."""
         return end, blank_head(self.segment_bytes - end % self.segment_bytes)
 
-    def drop_below(self, position: int, first_index: LogIndex) -> list[Path]:
-        """Remove the segments that hold nothing from ``position`` and ``first_index`` on; returns their paths."""
-        return self.data.drop_below(position) + self.index.drop_below(first_index * INDEX_UNIT_BYTES)
+    def retire_below(self, position: int, first_index: LogIndex) -> list[Path]:
+        """Forget the segments that hold nothing from ``position`` and ``first_index`` on; returns their paths."""
+        return self.data.retire_below(position) + self.index.retire_below(first_index * INDEX_UNIT_BYTES)
+
+    def remove_retired(self) -> None:
+        """Remove the files of forgotten segments, durably. Raises ``OSError``."""
+        self.data.remove_retired()
+        self.index.remove_retired()
+        self.sync_dirs()
 
     def sync_dirs(self) -> None:
         """Make removals durable. Raises ``OSError``."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dledger.config import ENTRY_HEADER_BYTES, MIB, MIN_BLANK_BYTES
 from dledger.core.ports import AppendHook
 from dledger.errors import (
-    DiskError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     InvalidRequestError,
+    MisplacedRunError,
     ShutdownError,
     invariant,
 )
@@ -164,7 +164,7 @@ class MemoryStore:
             position, size = run.position + offset, len(run.data) - offset
             problem = records.run_place_problem(position, size, self._end, self._segment_bytes)
         if problem:
-            raise DiskError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not continue the log: {problem}")
         for number in range(from_index, checked.last.index + 1):
             index = LogIndex(number)
             start = checked.offset_of(index)

@@ -1,8 +1,8 @@
 """The segment files of one kind (data or index): equal sizes, named by their base, contiguous from first to last.
 
 A file beyond the end is a prepared one: all zero, taken into use without further ado. Lookups need no lock; changes to
-the set of files are made under ``_lock`` (guards ``_files`` and ``_unsynced_dirs``), which also keeps the warmer and an
-append from creating the same file twice.
+the set of files are made under ``_lock`` (guards ``_files``, ``_retired`` and ``_unsynced_dirs``), which also keeps the
+warmer and an append from creating the same file twice.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class MappedFileList:
         self._fs = fs
         self._lock = threading.Lock()
         self._files: dict[int, MappedFile] = {}
+        self._retired: list[Path] = []
+        """No longer part of the log, still in their directories."""
         self._unsynced_dirs: set[Path] = set()
 
     def adopt(self, found: FoundFile) -> None:
@@ -123,29 +125,42 @@ class MappedFileList:
         size = self.segment_bytes
         path = self.placement.directory_for(base // size) / segment_name(base)
         create_durably(self._fs, path, lambda fd: self._fs.allocate(fd, size))
+        if path in self._retired:  # replaced just now
+            self._retired.remove(path)
         file = MappedFile(self._fs, path, base, size, writable=True)
         self._files[base] = file
         return file
 
     def drop_from(self, base: int) -> None:
         """Remove the files that start at or after ``base``, newest first. Raises ``OSError``."""
-        self._drop(lambda one: one >= base, newest_first=True)
-
-    def drop_below(self, position: int) -> list[Path]:
-        """Remove the files that end at or before ``position``, oldest first. Raises ``OSError``."""
-        return self._drop(lambda one: one + self.segment_bytes <= position, newest_first=False)
-
-    def _drop(self, doomed: Callable[[int], bool], *, newest_first: bool) -> list[Path]:
-        dropped: list[Path] = []
         with self._lock:
-            for base in sorted(filter(doomed, self._files), reverse=newest_first):
-                file = self._files[base]
+            for doomed in sorted((one for one in self._files if one >= base), reverse=True):
+                file = self._files[doomed]
                 if file.writable:
-                    self._fs.unlink(file.path)
-                    self._unsynced_dirs.add(file.path.parent)
-                    dropped.append(file.path)
-                del self._files[base]
-        return dropped
+                    self._unlink(file.path)
+                del self._files[doomed]
+
+    def retire_below(self, position: int) -> list[Path]:
+        """Forget the files that end at or before ``position``; ``remove_retired`` will remove those returned."""
+        retired: list[Path] = []
+        with self._lock:
+            for base in sorted(one for one in self._files if one + self.segment_bytes <= position):
+                file = self._files.pop(base)
+                if file.writable:
+                    retired.append(file.path)
+            self._retired += retired
+        return retired
+
+    def remove_retired(self) -> None:
+        """Remove what was retired, oldest first. Raises ``OSError``."""
+        with self._lock:
+            while self._retired:
+                self._unlink(self._retired[0])
+                del self._retired[0]
+
+    def _unlink(self, path: Path) -> None:
+        self._fs.unlink(path)
+        self._unsynced_dirs.add(path.parent)
 
     def sync_dirs(self) -> None:
         """Make removals durable. Raises ``OSError``."""

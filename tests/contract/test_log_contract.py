@@ -11,12 +11,12 @@ import pytest
 
 from dledger.core.ports import AppendHook, Log
 from dledger.errors import (
-    DiskError,
     EntryTooLargeError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     InvalidRequestError,
     InvariantError,
+    MisplacedRunError,
     ShutdownError,
 )
 from dledger.store.memory_store import MemoryStore
@@ -211,7 +211,7 @@ def _checked(log: Log, first: int, last: int) -> CheckedRun:
 
 
 def test_a_run_that_does_not_continue_the_log_is_refused(make_log: MakeLog) -> None:
-    """Wrong index, term, chain or position: DiskError, nothing written, nothing poisoned."""
+    """Wrong index, term, chain or position: nothing written, nothing poisoned."""
     leader, other, follower = make_log(), make_log(), make_log()
     fill(leader, 10)
     fill(other, 10, size=101)
@@ -228,12 +228,12 @@ def test_a_run_that_does_not_continue_the_log_is_refused(make_log: MakeLog) -> N
         (_checked(leader, 0, 7), 8),
         (_checked(other, 8, 10), 8),
     ]:
-        with pytest.raises(DiskError):
+        with pytest.raises(MisplacedRunError):
             follower.append_run(checked, LogIndex(at))
         assert (follower.last, follower.end_position, follower.last_chain_crc) == before
     run = _checked(leader, 8, 10)
     wrong_term = replace(run, run=replace(run.run, previous=EntryId(Term(0), LogIndex(7))))
-    with pytest.raises(DiskError):
+    with pytest.raises(MisplacedRunError):
         follower.append_run(wrong_term, LogIndex(8))
     follower.append_run(run, LogIndex(8))
     assert follower.read(LogIndex(8)).body == leader.read(LogIndex(8)).body

@@ -72,8 +72,8 @@ def test_garbage_bytes_are_hung_up_on(group: Group) -> None:
                         link.shutdown(socket.SHUT_WR)
                         while link.recv(4096):
                             pass
-                    except OSError:
-                        continue  # hung up on before everything was said: as good
+                    except OSError:  # hung up on while we were still talking
+                        continue
 
 
 def call(channel: grpc.Channel, method: str, payload: bytes) -> grpc.StatusCode:

@@ -405,13 +405,27 @@ def test_an_old_term_entry_is_committed_by_the_no_op_alone() -> None:
     assert cluster.terms(N2) == [1, 1, 2]
 
 
-def test_two_leaders_of_one_term_are_fatal() -> None:
-    """Election safety: a second leader of the term means a bug or damage; the member stops."""
+def test_a_second_leader_of_one_term_is_refused() -> None:
+    """Election safety: a second leader of the term is a bug or damage elsewhere; nobody follows it or stops for it."""
     solo = Solo(hard_state=HardState(Term(2), voter=True))
     solo.hear(N1, 2)
 
-    with pytest.raises(InvariantError, match="one leader per term"):
-        solo.hear(N2, 2)
+    heard = solo.hear(N2, 2, read_sequence=3)
+    (pushed,) = solo.push(N2, Source(2).compare(-1))
+
+    assert (heard.term, heard.read_sequence) == (2, 0)
+    assert (pushed.code, pushed.term, pushed.verified_index) == (ResponseCode.EXPIRED_TERM, 2, -1)
+    assert solo.state.leader_id == N1
+
+
+def test_a_leader_does_not_follow_another_one_of_its_term() -> None:
+    """The same, at the leader itself: it goes on to lead."""
+    solo = Solo()
+    solo.lead()
+
+    solo.hear(N2, solo.state.term)
+
+    assert solo.role is Role.LEADER
 
 
 def test_positions_and_indexes_of_batches_are_contiguous() -> None:

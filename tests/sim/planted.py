@@ -100,8 +100,9 @@ def _stale_push(self: EntryHandler, sender: NodeId, push: ReceivedPush, now_ms: 
 
 
 def _commit_unverified(self: EntryHandler, leader_commit: LogIndex) -> None:
+    self._leader_commit = max(self._leader_commit, leader_commit)
     self._state.advance_commit(min(leader_commit, self._state.log.last.index))
-    self._become_voter_if_caught_up(leader_commit)
+    self._become_voter_if_caught_up()
 
 
 _judge_vote = LeaderElector._judge_vote

@@ -12,7 +12,7 @@ import pytest
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
-REGRESSIONS = (60, 272)
+REGRESSIONS = (60, 272, 512)
 """Seeds that found a bug once."""
 
 
@@ -20,7 +20,7 @@ REGRESSIONS = (60, 272)
 @pytest.mark.parametrize("block", range(10))
 def test_sim_random_seeds_keep_every_promise(block: int) -> None:
     """Raft's safety properties hold after every event, and a healed group makes progress within 10 s."""
-    for seed in range(block * 20, block * 20 + 20):
+    for seed in range(block * 12, block * 12 + 12):
         result = run_seed(seed, EVENTS)
 
         assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))

@@ -13,7 +13,7 @@ from dledger.store.cleaner import CleanFacts, SegmentFacts, local_hour, plan, pr
 from dledger.store.fs import DiskUsage
 from dledger.types import LogIndex
 from tests.store.crash_fs import FailingFs
-from tests.store.support import FakeClock, abandon, bodies_of, fill, open_store, small_config
+from tests.store.support import FakeClock, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
 
 _HOUR = 3_600_000
 _SEGMENTS = tuple(
@@ -138,3 +138,73 @@ def test_force_clean_goes_on_until_there_is_room(tmp_path: Path) -> None:
 
     assert begins == [26, 53, 80, 80, 80]
     store.close()
+
+
+def test_files_are_removed_after_the_begin_is_durable_and_apart_from_the_decision(tmp_path: Path) -> None:
+    """Unlinking a gigabyte takes long: under the node's lock it would stop votes. A crash meanwhile loses nothing."""
+    clock, fs = FakeClock(), _Removals()
+    store = open_store(small_config(tmp_path, disk_check_ratio=1e-9, retention_hours=1), fs, clock)
+    bodies = fill(store, 100)
+    store.flush()
+    store.set_committed(LogIndex(70))
+    store.sync_checkpoint()
+    clock.now_ms = 4_000_000_000_000
+    room = store.measure_room()
+    fs.calls.clear()
+
+    retired = store.retire(LogIndex(60), room)
+
+    assert fs.calls == []
+    assert store.begin.index == 53
+    assert all(path.exists() for path in retired)
+    with pytest.raises(IndexBeforeBeginError):
+        store.read(LogIndex(53))
+
+    store.remove_retired()
+
+    assert fs.calls[0] == "sync"
+    assert fs.calls.count("unlink") == len(retired)
+    assert fs.calls[-2:] == ["sync_dir", "sync_dir"]
+    assert not any(path.exists() for path in retired)
+    store.remove_retired()
+    assert bodies_of(store) == bodies[54:]
+    store.close()
+
+
+def test_a_kill_between_decision_and_removal_keeps_or_removes_whole_segments(tmp_path: Path) -> None:
+    """The begin was not durable yet, so the log still begins where it did."""
+    clock = FakeClock()
+    config = small_config(tmp_path, disk_check_ratio=1e-9, retention_hours=1)
+    store = open_store(config, clock=clock)
+    bodies = fill(store, 100)
+    store.flush()
+    store.set_committed(LogIndex(70))
+    clock.now_ms = 4_000_000_000_000
+    assert store.retire(LogIndex(60), store.measure_room())
+
+    abandon(store)
+    store = open_store(config, clock=clock)
+
+    assert bodies_of(store) == bodies
+    store.close()
+
+
+class _Removals(UnsyncedFs):
+    """Notes what is synced and removed."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def sync(self, fd: int) -> None:
+        self.calls.append("sync")
+
+    def sync_dir(self, path: Path) -> None:
+        self.calls.append("sync_dir")
+
+    def unlink(self, path: Path) -> None:
+        self.calls.append("unlink")
+        super().unlink(path)
+
+    def usage(self, path: Path) -> DiskUsage:
+        self.calls.append("usage")
+        return super().usage(path)

@@ -29,7 +29,7 @@ from dledger.core.messages import (
     PushTruncate,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import ResponseCode, invariant
+from dledger.errors import ResponseCode
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
 
 
@@ -178,7 +178,8 @@ class EntryDispatcher:
             self._commit_sent = NO_INDEX
         if self._commit_sent >= self._state.commit_index:
             self._commit_due_ms = None
-            return None
+            # What is in flight will be committed soon: looking then by itself spares the thread a wake-up per commit.
+            return now_ms + self._config.commit_push_delay_ms if self._in_flight else None
         if self._commit_due_ms is None:
             self._commit_due_ms = now_ms + self._config.commit_push_delay_ms
         if now_ms < self._commit_due_ms:
@@ -213,6 +214,9 @@ class EntryDispatcher:
         leader.contact_ms[self.peer] = now_ms
         if not self._is_same_process(leader, response):
             return
+        if response.flushed_index > state.log.last.index:
+            self._ignore_longer_history(response, now_ms)
+            return
         self._raise_watermark(leader, response)
         if response.epoch != self._epoch:
             return
@@ -220,7 +224,8 @@ class EntryDispatcher:
             self._on_success(response)
         else:
             self._on_refusal(leader, response, now_ms)
-        if self.state is not DispatcherState.APPEND or self.next_index <= state.log.last.index:
+        idle = self.next_index > state.log.last.index and self._commit_sent >= state.commit_index
+        if self.state is not DispatcherState.APPEND or not idle:
             state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
@@ -239,11 +244,22 @@ class EntryDispatcher:
             return False
         return response.epoch >= self._boot_epoch
 
+    def _ignore_longer_history(self, response: PushResponse, now_ms: int) -> None:
+        """Leave a follower that claims to match more than there is here to its own judgement.
+
+        1. With ``flush_mode=async`` a power cut takes committed entries from a quorum, but not from this follower.
+        2. The others elect a leader without them. The follower reports its commit index, which is beyond that log.
+        3. Were that fatal here, one member's message would stop the leader, and after it every other one.
+
+        So it is compared again after a pause, until it meets the entry that differs and stops at its own check ("two
+        histories of committed entries").
+        """
+        if response.epoch == self._epoch:
+            self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+
     def _raise_watermark(self, leader: Leader, response: PushResponse) -> None:
         flushed = response.flushed_index
         if flushed > leader.match[self.peer]:
-            last = self._state.log.last.index
-            invariant(flushed <= last, "a follower cannot match more than its leader has", match=flushed, end=last)
             leader.match[self.peer] = flushed
             self._state.outbox.wake |= Wake.QUORUM_ACK
             if leader.transferring:
@@ -264,6 +280,8 @@ class EntryDispatcher:
                     self._in_flight.popleft()
             case (DispatcherState.APPEND, PushKind.COMMIT):
                 self._commit_answer_due_ms = None
+                if self._commit_sent < self._state.commit_index:  # it moved meanwhile, and that step sent nothing
+                    self._state.outbox.wake |= Wake.DISPATCHERS
             case _:
                 pass
 
@@ -271,6 +289,9 @@ class EntryDispatcher:
         log = self._state.log
         last = log.last.index
         self.next_index = LogIndex(min(max(self.next_index, response.verified_index + 1), last + 1))
+        if self.next_index <= log.begin.index:  # expired while the answer was on its way
+            self._restart()
+            return
         if response.end_index < self.next_index or self.next_index > last:
             self._enter_append()
             return

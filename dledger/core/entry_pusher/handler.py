@@ -24,7 +24,7 @@ from dledger.core.messages import (
     ReceivedPush,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import DiskFullError, ResponseCode, invariant
+from dledger.errors import DiskFullError, MisplacedRunError, ResponseCode, invariant
 from dledger.types import (
     NO_ENTRY,
     NO_INDEX,
@@ -163,6 +163,9 @@ class EntryHandler:
         except DiskFullError:
             self._answer(push.epoch, PushKind.APPEND, ResponseCode.DISK_FULL)
             return
+        except MisplacedRunError:  # the entries follow, but not at this position: the leader's fault, not this disk's
+            self._answer(push.epoch, PushKind.APPEND, ResponseCode.INCONSISTENT_STATE)
+            return
         self.verified_index = max(self.verified_index, checked.last.index)
         self._commit(push.commit_index)
         self._ack_due = True
@@ -196,6 +199,9 @@ class EntryHandler:
         state = self._state
         log = state.log
         before = push.before_begin
+        if before.index < 0 or not 0 <= before.term <= push.term or push.position < 0:
+            self._answer(push.epoch, PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)
+            return
         # What is committed here is held even if it has expired here: this log may begin after the leader's.
         held = before.index <= state.commit_index or (
             before.index <= log.last.index and log.term_at(before.index) == before.term

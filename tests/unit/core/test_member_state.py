@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dledger.config import FlushMode
@@ -164,13 +166,17 @@ def test_follow_refuses_an_older_term_and_refreshes_in_the_present_one() -> None
     assert solo.state.role == Follower(N1, election_due_ms=520, last_heard_ms=20)
 
 
-def test_two_leaders_in_a_term_are_refused() -> None:
-    """Election safety is checked wherever a leader is noted."""
+def test_a_second_leader_of_a_term_is_not_followed() -> None:
+    """Election safety: what another member claims is refused, what this one does itself is checked."""
     solo = Solo()
     solo.state.follow(N1, Term(1), 0)
+    before = replace(solo.state.role)
 
+    assert not solo.state.follow(N2, Term(1), 10)
+
+    assert solo.state.role == before
     with pytest.raises(InvariantError, match="one leader per term"):
-        solo.state.follow(N2, Term(1), 0)
+        solo.state.become_follower(Term(1), N2, 0)
 
 
 def test_role_changes_are_announced_once_and_wake_whoever_reacts() -> None:

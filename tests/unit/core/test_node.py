@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.messages import HeartbeatRequest, LoadRun, Message, PushCommit, VoteRequest
+from dledger.core.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LoadRun,
+    Message,
+    PushCommit,
+    VoteRequest,
+    VoteResponse,
+)
 from dledger.core.outbox import Wake
 from dledger.errors import InvalidRequestError, UnknownMemberError
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Role, Term
@@ -26,6 +34,23 @@ def test_strangers_are_refused() -> None:
             solo.node.connection_lost(sender)
 
     assert solo.state.term == 0
+
+
+def test_a_term_far_ahead_is_refused() -> None:
+    """Reliability §4: one forged message must not use up the terms of a group; a million elections are believed."""
+    solo = Solo()
+    limit, beyond = Term(10**6), Term(10**6 + 1)
+    push = PushCommit(beyond, 1, LogIndex(0))
+
+    for request in (VoteRequest(beyond, NO_ENTRY), HeartbeatRequest(beyond)):
+        with pytest.raises(InvalidRequestError, match="term 1000001"):
+            solo.node.answer(N1, request, 0)
+    for message in (push, VoteResponse(beyond, granted=False), HeartbeatResponse(beyond)):
+        with pytest.raises(InvalidRequestError, match="term 1000001"):
+            solo.node.receive(N1, message, 0)
+
+    assert solo.state.term == 0
+    assert solo.hear(N1, limit).term == limit
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
-from dledger.rpc import codec, options
+from dledger.rpc import codec, options, peer_server
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.ports import free_ports
@@ -130,6 +130,32 @@ def test_a_newer_stream_replaces_the_older(config: ServerConfig, receiver: Recor
     transport.close()
 
 
+def test_a_stream_without_a_message_is_ended(
+    config: ServerConfig, receiver: RecordingReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds a thread of the pool that answers votes; one that has begun may be silent as long as it likes."""
+    monkeypatch.setattr(peer_server, "FIRST_MESSAGE_S", 0.2)
+    transport = GrpcTransport(config)
+    transport.start(receiver)
+    hold = threading.Event()
+    message = codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0))))
+    with grpc.insecure_channel(config.self_member.address, options.peer_channel_options()) as channel:
+        push = channel.stream_stream(
+            options.method(options.RAFT_SERVICE, "Push"), request_serializer=None, response_deserializer=None
+        )
+        begun = push(_one_then_hold(message, hold), timeout=10)
+        wait_until(lambda: len(receiver.received) == 1, "the push")
+        idle = [push(_hold(hold), timeout=10) for _ in range(8)]
+
+        codes = [one.code() for one in idle]
+
+        assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 8
+        assert all("no push came" in one.details() for one in idle)
+        assert begun.is_active()
+        hold.set()
+    transport.close()
+
+
 def test_health_and_reflection_are_served(channel: grpc.Channel) -> None:
     """``grpcurl`` works on the peer port too."""
     health = health_pb2_grpc.HealthStub(channel)
@@ -219,6 +245,11 @@ def test_transport_is_started_once_and_sends_only_messages_of_the_wire(config: S
     with pytest.raises(InvariantError):
         transport.start(RecordingReceiver())
     transport.close()
+
+
+def _hold(hold: threading.Event) -> Iterator[bytes]:
+    hold.wait(10)
+    yield from ()
 
 
 def _one_then_hold(message: bytes, hold: threading.Event) -> Iterator[bytes]:

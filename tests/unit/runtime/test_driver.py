@@ -128,6 +128,45 @@ def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
     assert isinstance(bench.supervisor.fatal, DiskError)
 
 
+def test_a_role_is_published_once_its_term_is_durable() -> None:
+    """A leader that the application has heard of must not be forgotten by a crash (``dledger.core.outbox``)."""
+    bench = _Bench()
+    bench.driver.on_role_change = bench.events.append
+
+    bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
+
+    saved, change = bench.events
+    assert saved == HardState(Term(1), NodeId("n0"), voter=True)
+    assert isinstance(change, RoleChange)
+    assert change.role is Role.CANDIDATE
+
+
+def test_roles_are_published_in_order_whichever_thread_does_it() -> None:
+    """One publishes while another changes the role again: the second one's change is left to the first one."""
+    bench = _Bench()
+    publishing, go_on = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def slow(change: RoleChange) -> None:
+        publishing.set()
+        assert go_on.wait(5)
+        seen.append(change.term)
+
+    bench.driver.on_role_change = slow
+
+    def campaign() -> None:
+        bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
+
+    first = threading.Thread(target=campaign)
+    first.start()
+    assert publishing.wait(5)
+    campaign()
+    go_on.set()
+    first.join(5)
+
+    assert seen == [1, 2]
+
+
 def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
     """Two threads: the second one's message depends on the first one's vote and must not overtake its save."""
     bench = _Bench()
@@ -226,10 +265,37 @@ def test_calls_after_stop_and_after_a_failure_are_refused() -> None:
     stopped.driver.stop()
     failed.supervisor.report(DiskError("flush failed"))
 
-    with pytest.raises(ShutdownError):
+    with pytest.raises(ShutdownError) as at_stop:
         stopped.driver.call(lambda _now: None)
-    with pytest.raises(NodeFailedError) as caught:
+    with pytest.raises(NodeFailedError) as after_failure:
         failed.driver.call(lambda _now: None)
+
+    assert [at_stop.value.outcome, after_failure.value.outcome] == ["not_applied"] * 2
+
+
+def test_a_call_that_fails_half_way_has_an_unknown_outcome() -> None:
+    """What it did before the failure may survive."""
+    bench = _Bench()
+
+    def break_down(_now: int) -> None:
+        raise DiskError("write failed")
+
+    with pytest.raises(NodeFailedError) as caught:
+        bench.driver.call(break_down)
+
+    assert caught.value.outcome == "unknown"
+
+
+def test_a_refusal_met_while_carrying_out_does_not_deny_what_was_done() -> None:
+    """A completion that calls a node which stops meanwhile is refused; the call that completed it was applied."""
+    bench = _Bench()
+
+    def stop_and_call_again() -> None:
+        bench.driver.stop()
+        bench.driver.call(lambda _now: None)
+
+    with pytest.raises(ShutdownError) as caught:
+        bench.driver.call(lambda _now: bench.node.state.outbox.completions.append(stop_and_call_again))
 
     assert caught.value.outcome == "unknown"
 

@@ -8,7 +8,7 @@ from dledger.config import MIB
 from dledger.core.entry_pusher import DispatcherState
 from dledger.core.messages import LoadRun, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.outbox import Wake
-from dledger.errors import InvariantError, ResponseCode
+from dledger.errors import ResponseCode
 from dledger.types import EntryId, LogIndex, Role, Term
 from tests.support.cluster import N1
 from tests.support.solo import Solo, load_runs
@@ -213,13 +213,30 @@ def test_a_watermark_wakes_quorum_ack_and_during_a_transfer_the_elector() -> Non
     assert not solo.woken & (Wake.QUORUM_ACK | Wake.ELECTOR)
 
 
-def test_a_watermark_beyond_the_leaders_log_is_fatal() -> None:
-    """A follower cannot match more than its leader has."""
+def test_a_watermark_beyond_the_leaders_log_is_ignored() -> None:
+    """A follower with another history (async flush, power cut) must not stop its leader; it is asked again later."""
     solo = leading()
     solo.dispatch(N1)
 
-    with pytest.raises(InvariantError, match="cannot match more"):
-        solo.respond(N1, PushKind.COMPARE, verified=99)
+    solo.respond(N1, PushKind.COMPARE, verified=99)
+
+    assert solo.leader_role.match[N1] == -1
+    assert state_of(solo) is DispatcherState.COMPARE
+    assert solo.dispatch(N1, ms=99) == []
+    (again,) = solo.dispatch(N1, ms=1)
+    assert isinstance(again, PushCompare)
+    assert again.previous == solo.log.last
+
+
+def test_a_late_watermark_beyond_the_leaders_log_does_not_start_over() -> None:
+    """An answer to an earlier attempt moves no state, whatever it claims."""
+    solo = leading()
+    solo.dispatch(N1)
+
+    solo.respond(N1, PushKind.COMPARE, verified=99, epoch=0)
+
+    assert solo.leader_role.match[N1] == -1
+    assert solo.dispatch(N1, ms=100) == []
 
 
 def test_a_restarted_follower_loses_its_watermark() -> None:
@@ -349,6 +366,25 @@ def test_an_idle_follower_gets_the_commit_index_alone() -> None:
     assert solo.dispatch(N1, ms=5000) == []
 
 
+def test_a_commit_that_moved_while_another_was_on_its_way_goes_out_once_that_is_answered() -> None:
+    """An idle follower must not learn of committed entries only when the push timeout has passed."""
+    solo = leading(term_entries=1)
+    solo.streaming(N1)
+    solo.state.advance_commit(LogIndex(0))
+    solo.dispatch(N1)
+    solo.dispatch(N1, ms=5)
+    solo.state.advance_commit(LogIndex(1))
+    assert solo.dispatch(N1) == []
+
+    solo.respond(N1, PushKind.COMMIT, verified=1)
+    solo.take()
+
+    assert Wake.DISPATCHERS in solo.woken
+    solo.dispatch(N1)
+    (message,) = solo.dispatch(N1, ms=5)
+    assert message == PushCommit(Term(1), solo.epochs[N1], LogIndex(1))
+
+
 def test_a_broken_stream_starts_a_new_attempt() -> None:
     """What was in flight may be lost; an idle dispatcher does not care."""
     solo = leading(term_entries=1)
@@ -365,3 +401,29 @@ def test_a_broken_stream_starts_a_new_attempt() -> None:
     assert solo.node.dispatchers[N1].in_flight == 0
     assert solo.dispatch(N1) == []
     assert isinstance(solo.dispatch(N1, ms=100)[0], PushCompare)
+
+
+def test_entries_that_expire_while_a_compare_is_under_way_lead_to_an_install() -> None:
+    """The leader no longer has the entry after the match, so it can neither truncate there nor append from there."""
+    solo = leading(1, 1, 1)
+    solo.dispatch(N1)
+    solo.respond(N1, PushKind.COMPARE, ResponseCode.INCONSISTENT_STATE, end=0)
+    solo.dispatch(N1)
+    solo.log.expire(LogIndex(2))
+
+    solo.respond(N1, PushKind.COMPARE, verified=0, end=9)
+
+    (message,) = solo.dispatch(N1)
+    assert isinstance(message, PushInstall)
+    assert message.before_begin.index == 2
+
+
+def test_a_late_refusal_of_an_earlier_term_does_not_start_over() -> None:
+    """EXPIRED_TERM answers a push of an earlier leadership, even if its epoch is the present attempt's."""
+    solo = leading()
+    solo.dispatch(N1)
+
+    solo.respond(N1, PushKind.COMPARE, ResponseCode.EXPIRED_TERM)
+
+    assert solo.dispatch(N1, ms=500) == []
+    assert state_of(solo) is DispatcherState.COMPARE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dledger.config import FlushMode
@@ -16,7 +18,7 @@ from dledger.core.messages import (
 )
 from dledger.core.outbox import Wake
 from dledger.errors import InvariantError, ResponseCode
-from dledger.types import EntryId, HardState, LogIndex, Position, Term
+from dledger.types import GENESIS, EntryId, HardState, LogIndex, Position, Term
 from tests.support.cluster import N1, N2
 from tests.support.solo import Solo, Source
 
@@ -194,6 +196,30 @@ def test_a_run_newer_than_its_leader_is_refused() -> None:
     (answer,) = solo.push(N1, PushAppend(Term(1), 1, LogIndex(-1), Source(2, 2).append(0).run))
 
     assert answer.code is ResponseCode.INCONSISTENT_STATE
+
+
+def test_a_run_at_a_wrong_position_is_refused() -> None:
+    """Its CRCs may be right all the same: what a leader sends must not stop a follower as if its disk had failed."""
+    solo = Solo()
+    source = Source(1)
+    source.log.reset(replace(GENESIS, position=Position(96)))
+    source.log.append_as_leader(Term(1), [b"x"])
+
+    (answer,) = solo.push(N1, source.append(0))
+
+    assert (answer.code, answer.verified_index, answer.end_index) == (ResponseCode.INCONSISTENT_STATE, -1, -1)
+
+
+@pytest.mark.parametrize(("term", "index", "position"), [(3, 5, 480), (-1, 5, 480), (1, -1, 0), (1, 5, -1)])
+def test_an_install_that_no_leader_can_mean_is_refused(term: int, index: int, position: int) -> None:
+    """An empty log after an entry of a later term would never vote for, nor follow, this leader again."""
+    solo = Solo(terms=(1,))
+    install = PushInstall(Term(2), 1, EntryId(Term(term), LogIndex(index)), 0, Position(position))
+
+    (answer,) = solo.push(N1, install)
+
+    assert (answer.kind, answer.code) == (PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)
+    assert solo.log.last.index == 0
 
 
 def test_replicas_that_differ_below_an_equal_entry_are_fatal() -> None:

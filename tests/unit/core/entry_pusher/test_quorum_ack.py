@@ -175,3 +175,18 @@ def test_entries_of_earlier_terms_are_not_counted() -> None:
     solo.settle_quorum()
 
     assert solo.state.commit_index == -1
+
+
+def test_a_commit_wakes_the_elector_only_for_reads_that_wait_for_it() -> None:
+    """A read of a new leader waits for the no-op; without one the elector sleeps on."""
+    for reading in (False, True):
+        solo = leading()
+        solo.flush()
+        solo.leader_role.match[N1] = LogIndex(0)
+        if reading:
+            solo.node.read_index(solo.now_ms, Outcome[object]())
+        solo.take()
+
+        solo.settle_quorum()
+
+        assert (Wake.ELECTOR in solo.woken) is reading

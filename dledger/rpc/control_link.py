@@ -1,0 +1,213 @@
+"""The way of votes, heartbeats and hand-overs towards one peer: a TCP connection of its own, and none of our threads.
+
+Apart from the pushes' connection, so that a megabyte of log on its way never delays a heartbeat. Nothing is retried
+here: the protocol repeats itself.
+
+Each connection shakes hands before it carries anything else. For pushes alone that would not be enough:
+
+1. A node whose ``segment_bytes`` differs from the others' wins an election, since votes do not speak of segments.
+2. Its heartbeats are answered, so nobody campaigns and check-quorum is content.
+3. Every one of its push streams is refused at the handshake: a leader for ever, and nothing is ever committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+import grpc
+
+from dledger.config import Member
+from dledger.core.messages import (
+    Envelope,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    TakeLeadership,
+    VoteRequest,
+)
+from dledger.errors import DLedgerError, InvariantError, ResponseCode
+from dledger.rpc import codec, options
+from dledger.rpc.identity import Identity
+from dledger.rpc.ports import Receiver
+from dledger.types import NodeId
+
+_LOG = logging.getLogger(__name__)
+
+CONTROL_CALLS_MAX: Final = 32
+"""Unanswered votes and heartbeats per peer; more are dropped (a black-holed peer answers none until their deadline)."""
+REASONS_MAX: Final = 32
+"""Distinct refusals that are logged per peer."""
+MISCONFIGURED: Final = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+"""What a dead or slow peer never answers: it needs a person, so it is worth a line in the log."""
+
+Learn = Callable[[NodeId, str], None]
+"""Takes a peer's client address."""
+
+
+class Refusals:
+    """Logs every distinct reason why two members do not talk, once."""
+
+    def __init__(self, node_id: NodeId, peer: NodeId) -> None:
+        self._node_id = node_id
+        self._peer = peer
+        self._reasons: set[str] = set()
+
+    def log(self, reason: str) -> None:
+        """Log ``reason`` unless it was logged before."""
+        if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
+            self._reasons.add(reason)
+            _LOG.error("%s does not talk to %s: %s", self._node_id, self._peer, reason)
+
+
+class Introduction(NamedTuple):
+    """What two members tell each other when they meet: where to find us, whom to tell theirs, and why they part."""
+
+    client_address: str
+    learn: Learn
+    refusals: Refusals
+
+
+class ControlLink:
+    """Outgoing control messages to ``peer``. ``send`` never blocks and never raises for a dead peer."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        peer: Member,
+        receiver: Receiver,
+        *,
+        introduction: Introduction,
+        timeout_s: float,
+    ) -> None:
+        self.peer = peer.node_id
+        self.dropped = 0
+        """Messages that were not delivered, as far as this side knows. For people: updates may race."""
+        self._identity = identity
+        self._receiver = receiver
+        self._client_address, self._learn, self._refusals = introduction
+        self._timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(peer.address, options.peer_channel_options())
+        self._vote = self._unary("Vote")
+        self._heartbeat = self._unary("Heartbeat")
+        self._take_leadership = self._unary("TakeLeadership")
+        self._handshake = self._unary("Handshake")
+        self._lock = threading.Lock()  # guards _calls, _agreed and _closed
+        self._calls = 0
+        self._agreed = False  # the peer's process, as far as we know still this one, accepted our handshake
+        self._closed = False
+
+    def send(self, envelope: Envelope) -> None:
+        """Send a vote request, a heartbeat or ``TakeLeadership``; an answer goes to ``Receiver.receive``."""
+        decode: Callable[[bytes], Envelope] | None
+        match envelope.message:
+            case VoteRequest():
+                call, decode = self._vote, codec.decode_vote_response
+            case HeartbeatRequest():
+                call, decode = self._heartbeat, codec.decode_heartbeat_response
+            case TakeLeadership():
+                call, decode = self._take_leadership, None
+            case _:
+                raise InvariantError(f"{type(envelope.message).__name__} is no control message")
+        with self._lock:
+            if self._closed or self._calls >= CONTROL_CALLS_MAX:
+                self.dropped += 1
+                return
+            self._calls += 1
+            agreed = self._agreed
+        send = partial(self._send, call, decode, codec.encode(envelope))
+        if agreed:
+            send()
+        else:
+            self._shake_hands(send)
+
+    def _send(
+        self, call: grpc.UnaryUnaryMultiCallable[bytes, bytes], decode: Callable[[bytes], Envelope] | None, data: bytes
+    ) -> None:
+        try:
+            future = call.future(data, timeout=self._timeout_s)
+        except ValueError:  # the channel was closed just now
+            self._ended()
+            return
+        future.add_done_callback(partial(self._on_done, decode))
+
+    def _shake_hands(self, then: Callable[[], None]) -> None:
+        """Go on only if the peer agrees."""
+        request = codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
+        try:
+            future = self._handshake.future(request, timeout=self._timeout_s)
+        except ValueError:  # the channel was closed just now
+            self._ended()
+            return
+        future.add_done_callback(partial(self._on_handshake, then))
+
+    def _on_handshake(self, then: Callable[[], None], future: grpc.CallFuture[bytes]) -> None:
+        reason = ""
+        if future.code() is grpc.StatusCode.OK:
+            try:
+                answer = codec.decode_handshake_answer(future.result())
+            except DLedgerError as error:
+                reason = str(error)
+            else:
+                if answer.code is ResponseCode.SUCCESS:
+                    self._learn(self.peer, answer.client_address)
+                    with self._lock:
+                        self._agreed = True
+                    then()
+                    return
+                reason = answer.reason
+        elif future.code() in MISCONFIGURED:
+            reason = str(future.details())
+        self._ended()
+        self.dropped += 1
+        if reason and not self._closed:
+            self._refusals.log(reason)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._calls -= 1
+
+    def close(self) -> None:
+        """Cancel everything under way."""
+        with self._lock:
+            self._closed = True
+        self._channel.close()
+
+    def _on_done(self, decode: Callable[[bytes], Envelope] | None, future: grpc.CallFuture[bytes]) -> None:
+        self._ended()
+        if self._closed:
+            return
+        if future.code() is not grpc.StatusCode.OK:
+            self.dropped += 1
+            if future.code() is grpc.StatusCode.UNAVAILABLE:
+                # Whoever answers next may be another process, with another configuration.
+                with self._lock:
+                    self._agreed = False
+            if future.code() in MISCONFIGURED:
+                self._refusals.log(str(future.details()))
+        elif decode is not None:
+            self._deliver(decode, future.result())
+
+    def _deliver(self, decode: Callable[[bytes], Envelope], data: bytes) -> None:
+        try:
+            answer = decode(data)
+            self._identity.check_answer(answer, self.peer)
+            if isinstance(answer.message, HeartbeatResponse):
+                self._learn(self.peer, answer.message.client_address)
+            self._receiver.receive(answer)
+        except DLedgerError as error:
+            self.dropped += 1
+            self._refusals.log(str(error))
+
+    def _unary(self, name: str) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            options.method(options.RAFT_SERVICE, name), request_serializer=None, response_deserializer=None
+        )
+        return call

@@ -1,0 +1,74 @@
+"""Fake nodes behind real client ports, sharing one log: what a client sees of a group, without replication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dledger.config import ServerConfig, StoreConfig
+from dledger.errors import LeaderHint
+from dledger.rpc.client_server import ClientServer
+from dledger.rpc.ports import MemberStatus
+from dledger.types import NodeId
+from tests.support.fake_node import FakeNode
+from tests.support.ports import free_ports
+
+
+@dataclass
+class FakeGroup:
+    """``nodes[0]`` leads at first."""
+
+    nodes: list[FakeNode]
+    servers: list[ClientServer]
+    configs: list[ServerConfig]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the nodes listen, dead or alive."""
+        return [f"127.0.0.1:{config.client_port}" for config in self.configs]
+
+    def elect(self, leader: int) -> None:
+        """Make one node the leader, in a new term; all know it, and have the present leader's log."""
+        elect(self.nodes, self.addresses, leader)
+
+    def kill(self, number: int) -> None:
+        """Close a node's port."""
+        self.servers[number].close()
+
+    def restart(self, number: int) -> None:
+        """Open it again."""
+        self.servers[number] = ClientServer(self.configs[number], self.nodes[number])
+        self.servers[number].start()
+
+
+def elect(nodes: Sequence[FakeNode], addresses: Sequence[str], leader: int) -> None:
+    """See ``FakeGroup.elect``."""
+    hint = LeaderHint(nodes[leader].node_id, addresses[leader])
+    source = next((node for node in nodes if node.leader is None), nodes[0])
+    term, entries, committed = source.term, source.entries, source.committed
+    for number, node in enumerate(nodes):
+        node.term, node.entries, node.committed = term, list(entries), committed
+        node.become(None if number == leader else hint)
+
+
+@contextmanager
+def fake_group(count: int = 3, *, max_entry_bytes: int = 4 << 20) -> Iterator[FakeGroup]:
+    """``count`` nodes on free ports."""
+    store = StoreConfig(max_entry_bytes=max_entry_bytes)
+    # All use the default configuration's single member: a client server needs no more of it than the host.
+    configs = [ServerConfig(client_port=port, store=store) for port in free_ports(count)]
+    members = tuple(
+        MemberStatus(NodeId(f"n{number}"), "", f"127.0.0.1:{one.client_port}") for number, one in enumerate(configs)
+    )
+    nodes = [FakeNode(node_id=member.node_id, members=members) for member in members]
+    servers = [ClientServer(config, node) for config, node in zip(configs, nodes, strict=True)]
+    group = FakeGroup(nodes, servers, configs)
+    try:
+        for server in servers:
+            server.start()
+        group.elect(0)
+        yield group
+    finally:
+        for server in group.servers:
+            server.close()

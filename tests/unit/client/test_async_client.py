@@ -1,0 +1,251 @@
+"""The client for asyncio. The servers run on the test's own loop: grpc.aio works best with one loop per process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from dledger.client import AsyncDLedgerClient, ReadMode
+from dledger.config import ServerConfig
+from dledger.errors import (
+    DLedgerError,
+    EmptyBatchError,
+    IdentityError,
+    IndexOutOfRangeError,
+    LeaderNotReadyError,
+    RequestTimeoutError,
+    TermChangedError,
+    UnavailableError,
+)
+from dledger.rpc import options
+from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.log_service import LogService
+from dledger.rpc.ports import MemberStatus
+from dledger.types import NodeId, Role
+from tests.support.fake_group import elect
+from tests.support.fake_node import FakeNode
+from tests.support.ports import free_ports
+
+
+@dataclass
+class AsyncGroup:
+    """Two nodes; n0 leads at first."""
+
+    nodes: list[FakeNode]
+    servers: list[grpc.aio.Server]
+    addresses: list[str]
+
+    def elect(self, leader: int) -> None:
+        elect(self.nodes, self.addresses, leader)
+
+    async def kill(self, number: int) -> None:
+        await self.servers[number].stop(None)
+
+
+Test = Callable[[AsyncGroup, AsyncDLedgerClient], Awaitable[None]]
+
+
+def run(test: Test, *, group: str = "default", timeout_s: float = 5.0) -> None:
+    """Run a test body with a served group and a client."""
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(20),
+            _served() as served,
+            AsyncDLedgerClient(served.addresses, group=group, timeout_s=timeout_s) as client,
+        ):
+            await test(served, client)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def _served() -> AsyncIterator[AsyncGroup]:
+    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    members = tuple(MemberStatus(NodeId(f"n{i}"), "", address) for i, address in enumerate(addresses))
+    nodes = [FakeNode(node_id=member.node_id, members=members) for member in members]
+    servers = [await _serve(ServerConfig(client_port=port), node) for port, node in zip(ports, nodes, strict=True)]
+    group = AsyncGroup(nodes, servers, addresses)
+    group.elect(0)
+    try:
+        yield group
+    finally:
+        for server in servers:
+            await server.stop(None)
+
+
+async def _serve(config: ServerConfig, node: FakeNode) -> grpc.aio.Server:
+    """A client server on the present loop."""
+    service = LogService(config, node, LoopBridge())
+    server = grpc.aio.server(options=options.client_server_options(config))
+    server.add_generic_rpc_handlers((service.handlers(),))
+    options.bind(server, "127.0.0.1", config.client_port or 0, "client")
+    await server.start()
+    return server
+
+
+def test_async_append_and_read() -> None:
+    """Results are those of the sync client."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        result = await client.append(b"a")
+        many = await client.append_many([b"b"] * 1500)
+        entries = await client.read(0, count=2, address=group.addresses[0])
+
+        assert (result.index, result.term, result.position) == (0, group.nodes[0].term, 0)
+        assert [one.index for one in many] == list(range(1, 1501))
+        assert [entry.body for entry in entries] == [b"a", b"b"]
+        assert len(await client.read(0, mode=ReadMode.LINEARIZABLE)) == 1501
+        with pytest.raises(IndexOutOfRangeError):
+            await client.read(5000, address=group.addresses[0])
+        with pytest.raises(EmptyBatchError):
+            await client.append_many([])
+
+    run(test)
+
+
+def test_async_appends_run_at_once() -> None:
+    """Many coroutines share one stream."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        results = await asyncio.gather(*(client.append(b"%d" % number) for number in range(500)))
+
+        assert sorted(result.index for result in results) == list(range(500))
+        assert len(group.nodes[0].entries) == 500
+
+    run(test)
+
+
+def test_async_append_retries_only_what_is_safe() -> None:
+    """As the sync client."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        group.nodes[0].fail_appends = [LeaderNotReadyError("x"), LeaderNotReadyError("x"), None, TermChangedError("x")]
+
+        assert (await client.append(b"a")).index == 0
+        with pytest.raises(TermChangedError):
+            await client.append(b"b")
+        group.elect(1)
+        assert (await client.append(b"c")).index == 1
+        group.nodes[1].hold = True
+        with pytest.raises(RequestTimeoutError) as caught:
+            await client.append(b"d", timeout_s=0.1)
+        assert caught.value.outcome == "unknown"
+
+    run(test)
+
+
+def test_async_append_in_flight_at_a_broken_stream_is_unknown() -> None:
+    """As the sync client."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        group.nodes[0].hold = True
+        pending = asyncio.create_task(client.append(b"a"))
+        while not group.nodes[0].held:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        await group.kill(0)
+
+        with pytest.raises(DLedgerError) as caught:
+            await pending
+        assert caught.value.outcome == "unknown"
+
+    run(test)
+
+
+def test_async_append_without_a_group() -> None:
+    """Not applied, within the deadline; a wrong group is told at once."""
+
+    async def dead(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        await group.kill(0)
+        await group.kill(1)
+        with pytest.raises(UnavailableError) as caught:
+            await client.append(b"a")
+        assert caught.value.outcome == "not_applied"
+        with pytest.raises(UnavailableError):
+            await client.members_status()
+
+    async def wrong(_group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        with pytest.raises(IdentityError):
+            await client.append(b"a")
+
+    run(dead, timeout_s=0.4)
+    run(wrong, group="other")
+
+
+def test_async_follow_survives_the_loss_of_its_node() -> None:
+    """Nothing twice, nothing left out."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        await client.append_many([b"0", b"1"])
+        entries = client.follow(0)
+        seen = [(await anext(entries)).body, (await anext(entries)).body]
+        group.elect(1)
+        await client.append(b"2")  # through the old leader's hint, before that one is gone
+        await group.kill(0)
+        seen.append((await anext(entries)).body)
+        await entries.aclose()
+
+        assert seen == [b"0", b"1", b"2"]
+
+    run(test)
+
+
+def test_async_group_calls() -> None:
+    """Metadata, members, roles, transfer."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        assert (await client.metadata(group.addresses[1])).node_id == "n1"
+        assert list(await client.members_status()) == ["n0", "n1"]
+        events = client.watch_role(group.addresses[1])
+        first = await anext(events)
+        group.elect(1)
+        second = await anext(events)
+        await events.aclose()
+        assert (first.role, second.role) == (Role.FOLLOWER, Role.LEADER)
+        assert (await client.transfer_leadership(NodeId("n0"))).node_id == "n0"
+        assert (await client.metadata()).role in Role
+
+    run(test)
+
+
+def test_async_appender() -> None:
+    """Futures of the loop, fed by the pipelining appender."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        group.nodes[0].fail_appends = [TermChangedError("lost")]
+        async with client.appender(batch_entries=100, pending_bytes_max=1000) as appender:
+            lost = await appender.append(b"lost")
+            await appender.flush()
+            futures = [await appender.append(b"x" * 10) for _ in range(1000)]
+            results = await asyncio.gather(*futures)
+            with pytest.raises(TermChangedError):
+                await lost
+        assert [result.index for result in results] == list(range(1000))
+        assert appender.failed_entries == 1
+
+    run(test)
+
+
+def test_async_client_is_closed_for_good() -> None:
+    """Calls after close are refused; those under way end."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        await client.append(b"a")
+        group.nodes[0].hold = True
+        pending = asyncio.create_task(client.append(b"b"))
+        while not group.nodes[0].held:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        await client.close()
+
+        with pytest.raises(RequestTimeoutError):
+            await pending
+        with pytest.raises(UnavailableError, match="closed"):
+            await client.append(b"c")
+
+    run(test)

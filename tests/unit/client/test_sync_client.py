@@ -1,0 +1,380 @@
+"""The client for threads, against fake nodes behind real ports."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dledger.client import AppendResult, DLedgerClient, ReadMode
+from dledger.config import ServerConfig
+from dledger.errors import (
+    ConfigError,
+    DLedgerError,
+    EmptyBatchError,
+    EntryTooLargeError,
+    IdentityError,
+    IndexOutOfRangeError,
+    InvalidRequestError,
+    LeaderHint,
+    LeaderNotReadyError,
+    NotLeaderError,
+    PendingFullError,
+    RequestTimeoutError,
+    TermChangedError,
+    UnavailableError,
+)
+from dledger.rpc.peer_transport import GrpcTransport
+from dledger.types import NodeId, Role
+from tests.support.fake_group import FakeGroup, fake_group
+from tests.support.ports import free_ports
+from tests.support.receiver import RecordingReceiver
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def group() -> Iterator[FakeGroup]:
+    with fake_group() as made:
+        yield made
+
+
+@pytest.fixture
+def client(group: FakeGroup) -> Iterator[DLedgerClient]:
+    with DLedgerClient(group.addresses) as made:
+        yield made
+
+
+def test_append_returns_where_the_entry_is(client: DLedgerClient, group: FakeGroup) -> None:
+    """Index, term and position."""
+    first, second = client.append(b"a"), client.append(b"bc")
+
+    assert first == AppendResult(first.index, group.nodes[0].term, first.position)
+    assert (first.index, second.index, second.position) == (0, 1, 49)
+    assert group.nodes[0].bodies() == [b"a", b"bc"]
+
+
+def test_append_finds_the_leader_from_any_address(group: FakeGroup) -> None:
+    """One follower's address is enough; the rest is learnt."""
+    with DLedgerClient(group.addresses[2]) as client:
+        assert client.append(b"a").index == 0
+        assert set(client.members_status()) == {"n0", "n1", "n2"}
+
+
+def test_append_follows_a_new_leader(client: DLedgerClient, group: FakeGroup) -> None:
+    """NotLeader is not applied: the hint is followed at once."""
+    client.append(b"a")
+    group.elect(1)
+
+    assert client.append(b"b").index == 1
+    assert group.nodes[1].bodies() == [b"a", b"b"]
+
+
+def test_append_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup) -> None:
+    """Retried until the group has a leader again."""
+    client.append(b"a")
+    group.kill(0)
+    wait_until(lambda: client._pipes[group.addresses[0]].broken, "the loss to be noticed")
+    electing = threading.Timer(0.3, group.elect, [2])
+    electing.start()
+
+    result = client.append(b"b")
+    electing.join()
+
+    assert result.index == 1
+    assert group.nodes[2].bodies() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("error", [LeaderNotReadyError("x"), PendingFullError("x")])
+def test_append_retries_what_passes(client: DLedgerClient, group: FakeGroup, error: DLedgerError) -> None:
+    """The same leader, after a pause."""
+    group.nodes[0].fail_appends = [error, error]
+
+    assert client.append(b"a").index == 0
+
+
+def test_append_does_not_retry_an_unknown_outcome(client: DLedgerClient, group: FakeGroup) -> None:
+    """It may be in the log already."""
+    group.nodes[0].fail_appends = [TermChangedError("lost")]
+
+    with pytest.raises(TermChangedError) as caught:
+        client.append(b"a")
+
+    assert caught.value.outcome == "unknown"
+    assert group.nodes[0].bodies() == []
+
+
+def test_append_that_gets_no_answer_is_unknown(client: DLedgerClient, group: FakeGroup) -> None:
+    """The deadline says nothing about the entry."""
+    client.append(b"a")
+    group.nodes[0].hold = True
+
+    with pytest.raises(RequestTimeoutError) as caught:
+        client.append(b"b", timeout_s=0.2)
+    group.nodes[0].release()
+
+    assert caught.value.outcome == "unknown"
+
+
+def test_append_in_flight_at_a_broken_stream_is_unknown(client: DLedgerClient, group: FakeGroup) -> None:
+    """Sent, and the node is gone: only the log knows."""
+    client.append(b"a")
+    group.nodes[0].hold = True
+    errors: list[DLedgerError] = []
+
+    def append() -> None:
+        try:
+            client.append(b"b")
+        except DLedgerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
+    group.kill(0)
+    thread.join()
+
+    assert isinstance(errors[0], RequestTimeoutError)
+    assert errors[0].outcome == "unknown"
+
+
+def test_append_without_any_node_is_not_applied() -> None:
+    """Nothing was sent; the error names the addresses and why."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    started = time.monotonic()
+
+    with DLedgerClient(address, timeout_s=0.5) as client, pytest.raises(UnavailableError) as caught:
+        client.append(b"a")
+
+    assert caught.value.outcome == "not_applied"
+    assert address in str(caught.value)
+    assert 0.4 < time.monotonic() - started < 3
+
+
+def test_append_to_a_silent_node_keeps_its_deadline() -> None:
+    """A node that accepts and says nothing (SIGSTOP) is not waited for longer."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        started = time.monotonic()
+
+        with DLedgerClient(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.5) as client:
+            with pytest.raises(UnavailableError):
+                client.append(b"a")
+            with pytest.raises((UnavailableError, RequestTimeoutError)):
+                client.read(0)
+
+        assert time.monotonic() - started < 5
+
+
+def test_append_without_a_leader_says_so(client: DLedgerClient, group: FakeGroup) -> None:
+    """Every node answers, and none leads."""
+    for node in group.nodes:
+        node.leader = LeaderHint(NodeId("n9"))
+
+    with pytest.raises((UnavailableError, NotLeaderError)) as caught:
+        client.append(b"a", timeout_s=0.3)
+
+    assert caught.value.outcome == "not_applied"
+
+
+def test_append_many_is_split_in_order(client: DLedgerClient, group: FakeGroup) -> None:
+    """Each request is all or nothing, and within the limits."""
+    bodies = [b"%d" % number for number in range(2500)]
+    large = [b"x" * (700 << 10)] * 3
+
+    results = client.append_many(bodies)
+    client.append_many(large)
+
+    assert [result.index for result in results] == list(range(2500))
+    assert group.nodes[0].bodies() == bodies + large
+    assert [len(batch) for batch in group.nodes[0].batches] == [1024, 1024, 452, 1, 1, 1]
+
+
+def test_append_many_that_fails_midway_is_unknown(client: DLedgerClient, group: FakeGroup) -> None:
+    """Repeating all of it would repeat the first part."""
+    group.nodes[0].fail_appends = [None, EntryTooLargeError("x")]
+
+    with pytest.raises(EntryTooLargeError) as caught:
+        client.append_many([b"x"] * 2000)
+
+    assert caught.value.outcome == "unknown"
+    assert caught.value.__notes__ == ["the first 1024 entries were appended; the error is about the request after them"]
+    with pytest.raises(EmptyBatchError):
+        client.append_many([])
+
+
+def test_limits_are_named_errors() -> None:
+    """An entry over the limit, and a request over the transport's."""
+    with fake_group(1, max_entry_bytes=1000) as group, DLedgerClient(group.addresses) as client:
+        with pytest.raises(EntryTooLargeError, match="max_entry_bytes=1000"):
+            client.append(b"x" * 1000)
+        with pytest.raises(DLedgerError):
+            client.append(b"x" * (9 << 20))
+        assert client.append(b"x").index == 0
+
+
+def test_read_gives_entries(client: DLedgerClient, group: FakeGroup) -> None:
+    """In all modes, at all nodes, bounded."""
+    client.append_many([b"a", b"b", b"c"])
+
+    assert [entry.body for entry in client.read(1)] == [b"b", b"c"] or group.nodes[1].committed == -1
+    for mode in ReadMode:
+        assert [entry.body for entry in client.read(0, count=2, mode=mode, address=group.addresses[0])] == [b"a", b"b"]
+    assert client.read(3, address=group.addresses[0]) == []
+    with pytest.raises(IndexOutOfRangeError):
+        client.read(9, address=group.addresses[0])
+
+
+def test_linearizable_read_follows_the_leader(client: DLedgerClient, group: FakeGroup) -> None:
+    """Only the leader answers it."""
+    client.append(b"a")
+    group.elect(1)
+
+    assert [entry.body for entry in client.read(0, mode=ReadMode.LINEARIZABLE)] == [b"a"]
+    with pytest.raises(NotLeaderError):
+        client.read(0, mode=ReadMode.LINEARIZABLE, address=group.addresses[0], timeout_s=0.2)
+
+
+def test_read_goes_to_a_node_that_lives(client: DLedgerClient, group: FakeGroup) -> None:
+    """A dead node costs no error."""
+    client.append(b"a")
+    group.elect(1)
+    group.kill(0)
+    group.kill(2)
+
+    for _ in range(4):
+        assert [entry.body for entry in client.read(0)] == [b"a"]
+
+
+def test_follow_survives_the_loss_of_its_node(client: DLedgerClient, group: FakeGroup) -> None:
+    """Goes on at the next index, elsewhere: nothing twice, nothing left out."""
+    client.append_many([b"0", b"1"])
+    entries = client.follow(0)
+    seen = [next(entries).body, next(entries).body]
+
+    group.elect(1)
+    client.append(b"2")
+    group.kill(0)
+    group.elect(1)  # n2 has it too now
+    seen.append(next(entries).body)
+    entries.close()  # type: ignore[attr-defined]  # it is a generator
+
+    assert seen == [b"0", b"1", b"2"]
+
+
+def test_follow_ends_with_an_error_that_does_not_pass(client: DLedgerClient, group: FakeGroup) -> None:
+    """And with UnavailableError when no node answers for the client's time-out."""
+    with pytest.raises(IndexOutOfRangeError):
+        next(client.follow(-1))
+    with DLedgerClient(group.addresses, timeout_s=0.4) as hasty:
+        hasty.append(b"a")
+        entries = hasty.follow(0, address=group.addresses[0])
+        next(entries)
+        for number in range(3):
+            group.kill(number)
+
+        with pytest.raises(UnavailableError):
+            next(entries)
+
+
+def test_close_ends_a_follow_in_another_thread(group: FakeGroup) -> None:
+    """So that a program can end."""
+    client = DLedgerClient(group.addresses)
+    errors: list[DLedgerError] = []
+    client.append(b"a")
+    entries = client.follow(0, address=group.addresses[0])
+    next(entries)
+
+    def follow() -> None:
+        try:
+            next(entries)
+        except DLedgerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    client.close()
+    client.close()
+    thread.join(5)
+
+    assert not thread.is_alive()
+    assert isinstance(errors[0], UnavailableError)
+    with pytest.raises(UnavailableError, match="closed"):
+        client.append(b"b")
+
+
+def test_metadata_tells_the_status(client: DLedgerClient, group: FakeGroup) -> None:
+    """Of the leader once it is known, or of the node asked."""
+    client.append(b"a")
+
+    assert client.metadata().role is Role.LEADER
+    assert client.metadata(group.addresses[1]).node_id == "n1"
+
+
+def test_members_status_tells_of_all(client: DLedgerClient, group: FakeGroup) -> None:
+    """An answer or an error for each."""
+    group.kill(2)
+
+    answers = client.members_status()
+
+    assert list(answers) == ["n0", "n1", "n2"]
+    assert isinstance(answers[NodeId("n2")], UnavailableError)
+    group.kill(0)
+    group.kill(1)
+    with pytest.raises(UnavailableError):
+        client.members_status()
+
+
+def test_watch_role_tells_changes(client: DLedgerClient, group: FakeGroup) -> None:
+    """The present role first."""
+    events = client.watch_role(group.addresses[1])
+
+    first = next(events)
+    group.elect(1)
+    second = next(events)
+    events.close()  # type: ignore[attr-defined]  # it is a generator
+
+    assert (first.role, second.role) == (Role.FOLLOWER, Role.LEADER)
+
+
+def test_transfer_leadership_asks_the_leader(client: DLedgerClient, group: FakeGroup) -> None:
+    """And returns the new one."""
+    group.elect(2)
+
+    assert client.transfer_leadership(NodeId("n1")).node_id == "n1"
+
+
+def test_a_wrong_group_is_told_at_once(group: FakeGroup) -> None:
+    """No retry helps."""
+    started = time.monotonic()
+
+    with DLedgerClient(group.addresses, group="other") as client, pytest.raises(IdentityError, match="not 'other'"):
+        client.append(b"a")
+
+    assert time.monotonic() - started < 2
+
+
+def test_a_peer_port_is_recognised() -> None:
+    """The most likely mistake gets the most helpful message."""
+    port = free_ports(1)[0]
+    config = ServerConfig(client_port=0)
+    member = config.members[0]
+    config = ServerConfig(members=(type(member)(member.node_id, "127.0.0.1", port),), client_port=0)
+    transport = GrpcTransport(config)
+    transport.start(RecordingReceiver())
+
+    with DLedgerClient(f"127.0.0.1:{port}") as client, pytest.raises(InvalidRequestError, match="peer port"):
+        client.append(b"a")
+
+    transport.close()
+
+
+def test_addresses_must_be_given() -> None:
+    """As one text or a sequence."""
+    with pytest.raises(ConfigError, match="no address given"):
+        DLedgerClient(" , ")
+    with DLedgerClient("a:1; b:2,a:1") as client:
+        assert client._directory.addresses == ("a:1", "b:2")

@@ -1,0 +1,145 @@
+"""The life of one node in this process: starting, stopping, and the two at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.errors import DiskError
+from dledger.runtime.supervisor import EXIT_FATAL
+from dledger.server import DLedgerServer, _protected_index
+from dledger.types import LogIndex, NodeId, Role, Term
+from tests.support.cluster import N1, N2
+from tests.support.ports import free_ports
+from tests.support.solo import Solo
+from tests.support.waiting import wait_until
+
+N0 = NodeId("n0")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ServerConfig:
+    """A group of one."""
+    store = StoreConfig(tmp_path, segment_bytes=1 << 20, index_segment_bytes=1 << 16)
+    (port,) = free_ports(1)
+    return ServerConfig(node_id=N0, members=(Member(N0, "127.0.0.1", port),), client_port=0, store=store)
+
+
+@pytest.fixture
+def server(config: ServerConfig) -> Iterator[DLedgerServer]:
+    """A node, stopped at the end whatever happens."""
+    server = DLedgerServer(config)
+    yield server
+    server.stop(graceful=False)
+
+
+def threads() -> list[str]:
+    """The node's threads that live."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("dledger-")]
+
+
+def test_background_work_ends_before_the_node_that_it_uses(
+    server: DLedgerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clean-up that is due while the node stops must not make a failure (status 70) of a graceful stop."""
+    server.start()
+    wait_until(lambda: server.status().role is Role.LEADER, "it leads itself")
+    stop_node, left = server._driver.stop, list[str]()
+
+    def note_and_stop() -> None:
+        left.extend(name for name in threads() if name.startswith(("dledger-clean", "dledger-checkpoint")))
+        stop_node()
+
+    monkeypatch.setattr(server._driver, "stop", note_and_stop)
+
+    server.stop()
+
+    assert left == []
+    assert server.fatal is None
+    assert server.wait(0) == 0
+
+
+def test_a_log_that_cannot_be_closed_is_a_failure_and_no_hang(
+    server: DLedgerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the node hears of it when its last flush fails."""
+    server.start()
+    close = server.log.close
+
+    def fail() -> None:
+        close()
+        raise DiskError("flushing the log failed")
+
+    monkeypatch.setattr(server.log, "close", fail)
+
+    server.stop()
+
+    assert server.wait(0) == EXIT_FATAL
+    assert isinstance(server.fatal, DiskError)
+
+
+def test_a_node_that_was_stopped_before_its_start_opens_nothing(server: DLedgerServer) -> None:
+    """SIGTERM during a long recovery takes effect when the recovery has ended, just when the node is started."""
+    server.stop()
+
+    server.start()
+
+    assert server.wait(0) == 0
+    assert threads() == []
+
+
+def test_a_stop_during_the_start_waits_for_it(server: DLedgerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the start would go on to open what the stop believes to have closed."""
+    start_clients, stopping = server._clients.start, threading.Thread(target=server.stop)
+
+    def start_while_stopping() -> None:
+        stopping.start()
+        stopping.join(0.2)  # it ends at once, unless it must wait for us
+        start_clients()
+
+    monkeypatch.setattr(server._clients, "start", start_while_stopping)
+
+    server.start()
+    stopping.join()
+
+    assert server.wait(0) == 0
+    assert threads() == []
+
+
+def test_retention_waits_for_live_followers_only() -> None:
+    """A dead follower must not fill the disks of those that live: it is given a newer begin when it returns."""
+    solo = Solo(terms=[1] * 9, committed=8)
+    assert _protected_index(solo.node, solo.now_ms) == 8, "a follower keeps what is not committed"
+    solo.lead()
+    solo.leader_role.match |= {N1: LogIndex(8), N2: LogIndex(3)}
+    assert _protected_index(solo.node, solo.now_ms) == 3
+
+    solo.now_ms += solo.config.election.election_timeout_ms_max + 1
+    solo.beat(N1)
+
+    assert _protected_index(solo.node, solo.now_ms) == 8
+
+
+def test_repair_looks_at_the_whole_log(config: ServerConfig) -> None:
+    """Old damage is found by a read, which advises ``--repair``: that must then find it too, wherever it is."""
+    config = replace(config, store=replace(config.store, recovery_verify_bytes=0))
+    server = DLedgerServer(config)
+    server.log.append_as_leader(Term(1), [b"damaged", b"sound", b"sound"])
+    data = server.log.directory / "data" / f"{0:020}"
+    server.stop()
+    content = bytearray(data.read_bytes())
+    content[content.index(b"damaged")] ^= 1
+    data.write_bytes(content)
+
+    unaware = DLedgerServer(config)
+    unaware.stop()
+    repaired = DLedgerServer(config, repair=True)
+    repaired.stop()
+
+    assert unaware.log.last.index == 2
+    assert repaired.log.last.index == -1
