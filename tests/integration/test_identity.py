@@ -70,6 +70,10 @@ def test_misconfigured_node_takes_no_part_and_harms_nobody(
         else:
             stranger.replaced_words = ("segment_bytes=1m", "segment_bytes=2m")
 
+    if kind == "node id":  # a second n1 that came first would be, to everybody who sees only its name, n1
+        group.start(N0)
+        group.start(N1)
+        group.leader()
     group.start_all()
     leader = group.leader()
     term = group.statuses()[leader].term
