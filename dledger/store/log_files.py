@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
 
 from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
@@ -21,9 +20,6 @@ Write = tuple[int, bytes]
 """An absolute position and what goes there, inside one segment."""
 Touched = tuple[list[MappedFile], list[MappedFile]]
 """Data and index files."""
-
-PREAD_BYTES_MIN: Final = 16 * 1024
-
 
 class LogFiles:
     """Both lists. Reading needs no lock; writing needs the node's."""
@@ -53,16 +49,13 @@ class LogFiles:
     def read(self, position: int, length: int, hot_from: int = 0) -> bytes:
         """Bytes inside one data segment. Raises ``IndexBeforeBeginError`` if it is gone.
 
-        What begins below ``hot_from`` is read by ``pread``: see ``MappedFile.read_cold``. So are large runs: copying
-        them without the GIL, and without a fault for each freshly written page, is faster. Raises ``DiskError``.
+        What begins below ``hot_from`` is read by ``pread``: see ``MappedFile.read_cold``. Raises ``DiskError``.
         """
         file = self.data.find(position)
         if file is None:
             raise IndexBeforeBeginError(f"position {position} is no longer kept here")
         offset = position - file.base
-        if position >= hot_from and length < PREAD_BYTES_MIN:
-            return file.read(offset, length)
-        return file.read_cold(offset, length)
+        return file.read(offset, length) if position >= hot_from else file.read_cold(offset, length)
 
     def slice_end(self, first: int, last: int, max_bytes: int) -> int:
         """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``."""
