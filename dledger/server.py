@@ -124,6 +124,7 @@ class DLedgerServer:
         self._roles = RoleChangeNotifier(config.node_id, self._supervisor)
         self._driver.on_role_change = self._roles.publish
         self._driver.on_commit = self._publish_commit
+        self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._log_role_change)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
@@ -283,12 +284,14 @@ class DLedgerServer:
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         """See ``LogNode.subscribe``."""
-        self._commit_listeners = (*self._commit_listeners, listener)
+        with self._listeners_lock:
+            self._commit_listeners = (*self._commit_listeners, listener)
         cancel_roles = self._roles.listen(lambda change: listener(self._role_event(change)))
 
         def cancel() -> None:
             cancel_roles()
-            self._commit_listeners = tuple(one for one in self._commit_listeners if one is not listener)
+            with self._listeners_lock:
+                self._commit_listeners = tuple(one for one in self._commit_listeners if one is not listener)
 
         return cancel
 

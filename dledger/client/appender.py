@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
+from typing import Final
 
 from dledger.client.pipe import AppendPipe, Outcome
 from dledger.client.shared import (
@@ -32,6 +33,9 @@ from dledger.client.shared import (
 from dledger.config import MIB
 from dledger.errors import DLedgerError, PendingFullError, RequestTimeoutError, UnavailableError
 from dledger.types import LogIndex, Position
+
+ENTRY_OVERHEAD_BYTES: Final = 64
+"""What a waiting entry costs besides its body: without it, any number of empty ones could wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,8 @@ class Appender:
     Entries are stored in the order of the ``append`` calls, batch by batch (a batch is all or nothing). A batch that
     was certainly not applied is tried again until ``timeout_s`` after it was begun. One whose outcome is unknown fails
     with ``outcome="unknown"``, or with ``retry_unknown`` is sent again, so that its entries may be in the log twice
-    (at-least-once). ``append`` blocks while ``pending_bytes_max`` bytes wait, at most ``timeout_s``.
+    (at-least-once). ``append`` blocks while ``pending_bytes_max`` bytes wait, at most ``timeout_s``; besides its
+    body each entry counts ``ENTRY_OVERHEAD_BYTES``.
 
     Leaving the context (or ``close``) waits for everything; errors are told by the futures only, and counted in
     ``failed_entries``.
@@ -181,8 +186,9 @@ class Appender:
             bodies = batch.bodies
             offset = len(bodies)
             bodies.append(body)
-            size = batch.bytes = batch.bytes + len(body)
-            self._pending_bytes += len(body)
+            cost = len(body) + ENTRY_OVERHEAD_BYTES
+            size = batch.bytes = batch.bytes + cost
+            self._pending_bytes += cost
             if size >= self._options.batch_bytes or offset + 1 >= self._options.batch_entries:
                 self._seal()
         return AppendFuture(batch, offset)

@@ -1,7 +1,7 @@
 """What members say to each other. Every message is one-way; an answer is a message of its own.
 
-A message is valid only for the cluster, group and addressee of its ``Envelope``, and for the term it carries; both are
-checked when it is *executed*, not only when it arrives (reliability trap 19).
+A message is valid only for the cluster, group and addressee of its ``Envelope``, which are checked on arrival, and for
+the term it carries, which is checked when it is *executed* (reliability trap 19).
 """
 
 from __future__ import annotations

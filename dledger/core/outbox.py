@@ -2,7 +2,8 @@
 
 The durability contract (Raft figure 2, "persistent state"; etcd's ``Ready``): the driver empties the outbox under the
 lock and then, outside it, **first** makes the hard state of that moment durable, **then** sends ``messages``, and
-**then** runs ``completions`` and ``role_changes`` in order. A message never overtakes the vote or term it depends on.
+**then** hands on ``role_changes`` and runs ``completions``, in order. A message never overtakes the vote or term it
+depends on.
 """
 
 from __future__ import annotations

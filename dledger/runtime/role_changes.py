@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -35,6 +36,7 @@ class RoleChangeNotifier:
     def __init__(self, node_name: str, supervisor: Supervisor) -> None:
         self._queue: queue.SimpleQueue[RoleChange | None] = queue.SimpleQueue()
         self._handlers: tuple[RoleChangeHandler, ...] = ()
+        self._listeners_lock = threading.Lock()  # guards the replacement of _listeners
         self._listeners: tuple[Callable[[RoleChange], None], ...] = ()
         self._thread = supervisor.thread(f"dledger-role-change-{node_name}", self._run)
 
@@ -51,17 +53,22 @@ class RoleChangeNotifier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Deliver what is queued, call ``shutdown`` on the handlers, end the thread. Idempotent."""
+        """Deliver what is queued, call ``shutdown`` on the handlers, end the thread. Idempotent.
+
+        A handler may stop the node, too: then the thread ends by itself, once that handler has returned.
+        """
         self._queue.put(None)
-        if self._thread.ident is not None:
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_TIMEOUT_S)
 
     def listen(self, listener: Callable[[RoleChange], None]) -> Callable[[], None]:
         """Call ``listener`` for every change from now on, until the returned function is called."""
-        self._listeners = (*self._listeners, listener)
+        with self._listeners_lock:
+            self._listeners = (*self._listeners, listener)
 
         def cancel() -> None:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
+            with self._listeners_lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
 
         return cancel
 

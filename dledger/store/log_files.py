@@ -21,6 +21,7 @@ Write = tuple[int, bytes]
 Touched = tuple[list[MappedFile], list[MappedFile]]
 """Data and index files."""
 
+
 class LogFiles:
     """Both lists. Reading needs no lock; writing needs the node's."""
 
@@ -133,7 +134,6 @@ class LogFiles:
         """Remove the files of forgotten segments, durably. Raises ``OSError``."""
         self.data.remove_retired()
         self.index.remove_retired()
-        self.sync_dirs()
 
     def sync_dirs(self) -> None:
         """Make removals durable. Raises ``OSError``."""

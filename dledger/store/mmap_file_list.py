@@ -137,7 +137,8 @@ class MappedFileList:
             for doomed in sorted((one for one in self._files if one >= base), reverse=True):
                 file = self._files[doomed]
                 if file.writable:
-                    self._unlink(file.path)
+                    self._fs.unlink(file.path)
+                    self._unsynced_dirs.add(file.path.parent)
                 del self._files[doomed]
 
     def retire_below(self, position: int) -> list[Path]:
@@ -152,15 +153,19 @@ class MappedFileList:
         return retired
 
     def remove_retired(self) -> None:
-        """Remove what was retired, oldest first. Raises ``OSError``."""
-        with self._lock:
-            while self._retired:
-                self._unlink(self._retired[0])
-                del self._retired[0]
+        """Remove what was retired, oldest first, durably. Raises ``OSError``.
 
-    def _unlink(self, path: Path) -> None:
-        self._fs.unlink(path)
-        self._unsynced_dirs.add(path.parent)
+        The lock is let go between two files, and the directories are synced here: an unlink takes long, and neither an
+        append that needs a segment nor a flush (``sync_dirs``) shall wait for all of them.
+        """
+        directories: set[Path] = set()
+        while self._retired:
+            with self._lock:
+                if self._retired:
+                    self._fs.unlink(self._retired[0])
+                    directories.add(self._retired.pop(0).parent)
+        for directory in sorted(directories):
+            self._fs.sync_dir(directory)
 
     def sync_dirs(self) -> None:
         """Make removals durable. Raises ``OSError``."""

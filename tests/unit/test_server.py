@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.core.outbox import RoleChange
 from dledger.errors import DiskError
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer, _protected_index
@@ -143,3 +144,26 @@ def test_repair_looks_at_the_whole_log(config: ServerConfig) -> None:
 
     assert unaware.log.last.index == 2
     assert repaired.log.last.index == -1
+
+
+def test_a_role_handler_may_stop_its_node(server: DLedgerServer) -> None:
+    """A broker that cannot become master stops its node on the very thread that told it."""
+    finished = threading.Event()
+
+    class Stopping:
+        def startup(self) -> None:
+            pass
+
+        def role_changed(self, change: RoleChange) -> None:
+            if change.role is Role.LEADER:
+                server.stop()
+
+        def shutdown(self) -> None:
+            finished.set()
+
+    server.add_role_change_handler(Stopping())
+    server.start()
+
+    assert finished.wait(10)
+    assert server.wait(10) == 0
+    wait_until(lambda: threads() == [], "all threads to end")

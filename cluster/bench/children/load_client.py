@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from dledger.client import Appender, AppendFuture, DLedgerClient
+from dledger.client.appender import ENTRY_OVERHEAD_BYTES
 from dledger.config import MIB
 from dledger.errors import DLedgerError
 from dledger.rpc import client_codec, options
@@ -61,7 +62,7 @@ def measure(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, obje
     """Append with ``window`` outstanding; the entries acknowledged per second after the warm-up."""
     body = os.urandom(command["body_bytes"])
     # Room for the whole window, so that it is the window that holds the producer back on both sides of the comparison.
-    room = 2 * command["window"] * command["body_bytes"]
+    room = 2 * command["window"] * (command["body_bytes"] + ENTRY_OVERHEAD_BYTES)
     with client.appender(pending_bytes_max=max(room, 8 * MIB), inflight_entries_max=command["window"]) as appender:
         pipeline = Pipeline(appender, command["window"])
         pipeline.run(body, command["warmup_seconds"])

@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """The pipelining appender: batching, order across failures, limits."""
 
 from __future__ import annotations
@@ -251,3 +252,37 @@ def test_appender_is_closed_for_good(client: DLedgerClient) -> None:
     with pytest.raises(UnavailableError, match="closed"):
         appender.append(b"b")
     wait_until(lambda: not [t for t in set(threading.enumerate()) - before if "dledger" in t.name], "threads joined")
+=======
+"""The appender without a node: what it holds back while nothing can be sent."""
+
+from __future__ import annotations
+
+from dledger.client.appender import ENTRY_OVERHEAD_BYTES, Appender, AppenderOptions
+from dledger.client.pipe import AppendPipe
+from dledger.client.shared import Deadline
+from dledger.errors import DLedgerError, UnavailableError
+
+
+def _nobody(_deadline: Deadline) -> AppendPipe:
+    raise UnavailableError("nobody is there")
+
+
+def _ignore(_address: str, _error: DLedgerError) -> None:
+    pass
+
+
+def test_empty_entries_are_bounded_too() -> None:
+    """Each costs memory whatever its body; counted by bodies alone, any number of empty ones could wait."""
+    options = AppenderOptions(pending_bytes_max=10 * ENTRY_OVERHEAD_BYTES, timeout_s=0.2)
+
+    with Appender(_nobody, _ignore, options) as appender:
+        for _ in range(9):
+            appender.append(b"")
+        before = appender.full
+        appender.append(b"")
+        after = appender.full
+
+    assert (before, after) == (False, True)
+    assert appender.failed_entries == 10
+    assert not appender.full
+>>>>>>> hard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from dledger.core.outbox import RoleChange
 from dledger.runtime.role_changes import RoleChangeNotifier
 from dledger.runtime.supervisor import Supervisor
 from dledger.types import NodeId, Role, Term
+from tests.support.waiting import wait_until
 
 
 class _Recorder:
@@ -63,6 +65,54 @@ def test_a_cancelled_listener_hears_nothing_more() -> None:
 
     assert heard == []
     assert kept == [change]
+
+
+def test_a_cancellation_loses_no_other_listener() -> None:
+    """Watchers come and go on different threads; one that is registered meanwhile must not be forgotten."""
+    notifier = RoleChangeNotifier("n0", Supervisor(lambda error: pytest.fail(str(error))))
+    heard: list[int] = []
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            notifier.listen(lambda _change: None)()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    for number in range(300):
+        notifier.listen(lambda _change, number=number: heard.append(number))  # type: ignore[misc]  # bound early
+    done.set()
+    other.join()
+    sys.setswitchinterval(interval)
+
+    notifier.start()
+    notifier.publish(RoleChange(Role.LEADER, Term(1), NodeId("n0")))
+    notifier.stop()
+
+    assert heard == list(range(300))
+
+
+def test_a_handler_may_stop_the_notifier() -> None:
+    """A broker that cannot become master stops its node, on the very thread that told it."""
+
+    class Stopping(_Recorder):
+        def role_changed(self, change: RoleChange) -> None:
+            super().role_changed(change)
+            notifier.stop()
+
+    recorder = Stopping()
+    notifier = RoleChangeNotifier("n0", Supervisor(lambda error: pytest.fail(str(error))))
+    notifier.add_handler(recorder)
+    change = RoleChange(Role.LEADER, Term(1), NodeId("n0"))
+
+    notifier.start()
+    notifier.publish(change)
+    wait_until(lambda: len(recorder.calls) == 3, "the handler's shutdown")
+    notifier.stop()
+
+    assert recorder.calls == ["startup", change, "shutdown"]
 
 
 def test_a_failing_handler_stops_the_node(caplog: pytest.LogCaptureFixture) -> None:
