@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """The pipelining appender: batching, order across failures, limits."""
 
 from __future__ import annotations
@@ -10,7 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.client import Appender, AppendFuture, DLedgerClient
+from dledger.client.appender import ENTRY_OVERHEAD_BYTES, AppenderOptions
+from dledger.client.pipe import AppendPipe
+from dledger.client.shared import Deadline
 from dledger.errors import (
+    DLedgerError,
     EntryTooLargeError,
     IdentityError,
     LeaderNotReadyError,
@@ -252,15 +255,6 @@ def test_appender_is_closed_for_good(client: DLedgerClient) -> None:
     with pytest.raises(UnavailableError, match="closed"):
         appender.append(b"b")
     wait_until(lambda: not [t for t in set(threading.enumerate()) - before if "dledger" in t.name], "threads joined")
-=======
-"""The appender without a node: what it holds back while nothing can be sent."""
-
-from __future__ import annotations
-
-from dledger.client.appender import ENTRY_OVERHEAD_BYTES, Appender, AppenderOptions
-from dledger.client.pipe import AppendPipe
-from dledger.client.shared import Deadline
-from dledger.errors import DLedgerError, UnavailableError
 
 
 def _nobody(_deadline: Deadline) -> AppendPipe:
@@ -285,4 +279,3 @@ def test_empty_entries_are_bounded_too() -> None:
     assert (before, after) == (False, True)
     assert appender.failed_entries == 10
     assert not appender.full
->>>>>>> hard
