@@ -176,14 +176,19 @@ class LeaderElector:
 
         1. Two of three disks are lost and replaced; the third member has everything that was acknowledged.
         2. The two empty members are a quorum: were that enough, they would elect each other and begin anew.
+
+        The only member of a group always may: nobody else can know more. Its log need not be empty either: a crash can
+        leave its first no-op durable and the hard state that made it a voter not.
         """
         state = self._state
+        if not state.peers:
+            state.allow_voting()
+            return
         if state.hard_state.voter or state.leader_id is not None or self._used_peers:
             return
-        if state.peers:
-            wait_ms = state.election.heartbeat_interval_ms
-            if self._asked_ms is None or now_ms < self._asked_ms + wait_ms:
-                return
+        wait_ms = state.election.heartbeat_interval_ms
+        if self._asked_ms is None or now_ms < self._asked_ms + wait_ms:
+            return
         if state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
             state.allow_voting()
 

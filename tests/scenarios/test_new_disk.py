@@ -30,6 +30,20 @@ def test_an_all_new_group_of_five_elects_a_leader() -> None:
     assert cluster.same_logs()
 
 
+def test_a_group_of_one_leads_again_after_losing_the_hard_state_that_made_it_a_voter() -> None:
+    """Found by the simulator (seed 3022): its first no-op was durable, the hard state of that moment was not.
+
+    The log is not empty then, so emptiness may not be what the right to vote hangs on: nobody else could grant it.
+    """
+    solo = Solo(1, terms=(1,), hard_state=HardState())
+
+    solo.node.elector.step(solo.now_ms)
+
+    assert solo.state.hard_state.voter
+    assert solo.state.role_name is Role.LEADER
+    assert solo.state.term == 2
+
+
 def test_a_new_group_of_one_leads_at_once() -> None:
     """A single member needs nobody's permission and waits for no election timeout."""
     cluster = Cluster(1, voters=False)

@@ -12,7 +12,7 @@ import pytest
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
-REGRESSIONS = (60, 272, 512)
+REGRESSIONS = (60, 272, 512, 3022, 3551)
 """Seeds that found a bug once."""
 
 
