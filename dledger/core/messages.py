@@ -30,7 +30,7 @@ class VoteRequest:
     """Asks for a vote in ``term``; with ``pre_vote`` only asks whether one would be given (dissertation §9.6).
 
     ``transfer`` marks a campaign started by the leader's own hand-over, which a live leader does not block (§4.2.3).
-    ``fresh`` tells that the sender's disk is new (it only gathers others like it, to bootstrap a group).
+    ``fresh`` tells that the sender's log is empty (a quorum of such members may begin a group).
     """
 
     term: Term
