@@ -50,12 +50,15 @@ def peer_channel_options() -> Options:
     ]
 
 
-def peer_server_options(config: ServerConfig) -> Options:
-    """For the server that peers talk to."""
-    receive_bytes_max = config.replication.push_bytes_max + config.store.max_entry_bytes + FRAMING_BYTES
+def push_bytes_limit(config: ServerConfig) -> int:
+    """Largest push that is taken: a full run and one more entry of the largest size."""
+    return config.replication.push_bytes_max + config.store.max_entry_bytes + FRAMING_BYTES
+
+
+def peer_server_options() -> Options:
+    """For the server that peers talk to; it gets small messages only."""
     return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", receive_bytes_max),
+        ("grpc.max_receive_message_length", MIB),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _PEER_PING_MS),
         ("grpc.keepalive_timeout_ms", _PEER_PING_TIMEOUT_MS),
@@ -107,15 +110,20 @@ def client_channel_options() -> Options:
 
 def bind(server: grpc.Server | grpc.aio.Server, host: str, port: int, whose: str) -> int:
     """Listen on ``host:port`` and return the port. Raises ``ConfigError`` if that cannot be."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        bound = server.add_insecure_port(_address(host, port))
     except RuntimeError as error:
-        raise ConfigError([_bind_problem(address, whose)]) from error
+        raise ConfigError([bind_problem(host, port, whose)]) from error
     if not bound:
-        raise ConfigError([_bind_problem(address, whose)])
+        raise ConfigError([bind_problem(host, port, whose)])
     return bound
 
 
-def _bind_problem(address: str, whose: str) -> str:
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind_problem(host: str, port: int, whose: str) -> str:
+    """Why a server does not start, in words."""
+    address = _address(host, port)
     return f"cannot listen on the {whose} address {address}: the port is in use, or the host is not this machine's"

@@ -1,19 +1,13 @@
-"""What peers call: handshake, votes, heartbeats and push streams, on a thread pool that clients cannot exhaust.
+"""What peers call over gRPC: handshakes, votes, heartbeats and hand-overs, on threads that clients cannot exhaust.
 
-Two threads serve a push stream: gRPC's pool thread writes answers, a thread of ours reads requests. There is at most
-one stream per peer: a newer one ends the older, which may hang on a connection that nobody has noticed is dead. Whose
-a stream is, only its first message tells; one without would hold a thread of the pool that answers votes for ever, so
-it has a deadline.
+It listens on a Unix socket; ``PeerListener`` has the peer port and passes on what is not a push connection.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Final, NoReturn
 
 import grpc
@@ -22,27 +16,16 @@ from grpc_reflection.v1alpha import reflection
 
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest
-from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, UnknownMemberError
+from dledger.errors import ConfigError, DLedgerError, IdentityError, InvalidRequestError, UnknownMemberError
 from dledger.rpc import codec, options
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
+from dledger.rpc.peer_listener import PeerListener
 from dledger.rpc.ports import Receiver
-from dledger.types import NodeId
-
-_LOG = logging.getLogger(__name__)
+from dledger.rpc.push_server import PushServer
 
 STOP_TIMEOUT_S: Final = 5.0
-FIRST_MESSAGE_S: Final = 5.0
-"""How long a push stream may stay without a message; a peer opens one only when it has something to send."""
 _Context = grpc.ServicerContext
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Ends a response stream with this status."""
-
-    code: grpc.StatusCode
-    reason: str = ""
 
 
 class PeerServer:
@@ -51,27 +34,32 @@ class PeerServer:
     def __init__(
         self, config: ServerConfig, identity: Identity, receiver: Receiver, *, client_address: str, learn: Learn
     ) -> None:
-        self.port = 0
-        """The port listened on, once started."""
-        self.dropped = 0
-        """Answers that found no stream, or a full one."""
         self._config = config
         self._identity = identity
         self._receiver = receiver
         self._client_address = client_address
         self._learn = learn
-        self._queue_max = 4 * config.replication.handler_queue_pushes_max
-        # Per peer: a stream, one that is about to be replaced, and concurrent votes, heartbeats and handshakes.
-        threads = 8 + 8 * len(config.peers)
+        # Votes and heartbeats may wait for the hard state; per peer there may be several, and someone asks for health.
+        threads = 8 + 4 * len(config.peers)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"dledger-peer-rpc-{config.node_id}")
-        self._server = grpc.server(
-            self._pool, options=options.peer_server_options(config), maximum_concurrent_rpcs=threads
-        )
+        self._server = grpc.server(self._pool, options=options.peer_server_options(), maximum_concurrent_rpcs=threads)
         self._health = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=self._pool)
-        self._lock = threading.Lock()  # guards _streams, _readers, _closing
-        self._streams: dict[NodeId, _PushStream] = {}
-        self._readers: set[threading.Thread] = set()
-        self._closing = False
+        self._pushes = PushServer(config, identity, receiver, client_address=client_address, learn=learn)
+        self._socket_name = f"dledger-{uuid.uuid4()}"
+        self._listener = PeerListener(
+            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take
+        )
+        self.respond: Final = self._pushes.respond
+
+    @property
+    def dropped(self) -> int:
+        """Answers to pushes that found no connection."""
+        return self._pushes.dropped
+
+    @property
+    def port(self) -> int:
+        """The port listened on, once started."""
+        return self._listener.port
 
     def start(self) -> None:
         """Bind and serve. Raises ``ConfigError`` if the address cannot be had."""
@@ -82,28 +70,18 @@ class PeerServer:
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         names = [options.RAFT_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
-        self.port = options.bind(self._server, member.host, member.port, "peer")
+        if not self._server.add_insecure_port(f"unix-abstract:{self._socket_name}"):
+            raise ConfigError([f"cannot listen on the Unix socket {self._socket_name} for the peer port"])
         self._server.start()
-
-    def respond(self, envelope: Envelope) -> None:
-        """Send a push response on the stream that its target opened; dropped if there is none or it is full."""
-        stream = self._streams.get(envelope.target)
-        if stream is None or not stream.respond(envelope):
-            self.dropped += 1
+        self._listener.start(member.host, member.port)
 
     def close(self) -> None:
-        """Stop serving; joins the pool and every reader."""
-        with self._lock:
-            self._closing = True
+        """Stop serving; joins every thread. Idempotent."""
         self._health.enter_graceful_shutdown()
+        self._listener.close()
+        self._pushes.close()
         self._server.stop(None).wait(STOP_TIMEOUT_S)
-        with self._lock:
-            streams, readers = tuple(self._streams.values()), tuple(self._readers)
-        for stream in streams:
-            stream.end(_End(grpc.StatusCode.UNAVAILABLE, "the node is stopping"))
         self._pool.shutdown(wait=True)
-        for reader in readers:
-            reader.join()
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         unary = grpc.unary_unary_rpc_method_handler
@@ -114,7 +92,6 @@ class PeerServer:
                 "Vote": unary(self._request(codec.decode_vote_request)),
                 "Heartbeat": unary(self._request(codec.decode_heartbeat_request)),
                 "TakeLeadership": unary(self._take_leadership),
-                "Push": grpc.stream_stream_rpc_method_handler(self._push),
             },
         )
 
@@ -149,107 +126,13 @@ class PeerServer:
             _abort(context, error)
         return codec.encode_take_leadership_answer()
 
-    def _push(self, requests: Iterator[bytes], context: _Context) -> Iterator[bytes]:
-        stream = _PushStream(context, self._queue_max)
-        reader = threading.Thread(
-            target=self._read, args=(requests, stream), name=f"dledger-push-in-{self._identity.node_id}"
-        )
-        with self._lock:
-            if self._closing:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the node is stopping")
-            self._readers.add(reader)
-        # Whatever ends the call must release the pool thread that waits for an answer to write.
-        if not context.add_callback(lambda: stream.end(_End(grpc.StatusCode.CANCELLED))):
-            stream.end(_End(grpc.StatusCode.CANCELLED))
-        reader.start()
-        return stream.responses()
-
-    def _read(self, requests: Iterator[bytes], stream: _PushStream) -> None:
-        end = _End(grpc.StatusCode.INTERNAL, "reading the stream failed")
-        sender: NodeId | None = None
-        try:
-            for data in requests:
-                envelope = codec.decode_push_request(data)
-                self._identity.check(envelope)
-                if sender is None:
-                    sender = envelope.sender
-                    stream.begun = True
-                    self._register(sender, stream)
-                elif envelope.sender != sender:
-                    raise IdentityError(f"the stream of {sender!r} carries a message of {envelope.sender!r}")
-                self._receiver.receive(envelope)
-            end = _End(grpc.StatusCode.OK)
-        except DLedgerError as error:
-            end = _End(_status_of(error), str(error))
-            _LOG.warning("%s refuses a push stream: %s", self._identity.node_id, error)
-        except grpc.RpcError:  # cancelled, by either side or a lost connection
-            end = _End(grpc.StatusCode.CANCELLED)
-        finally:
-            stream.end(end)
-            with self._lock:
-                if sender is not None and self._streams.get(sender) is stream:
-                    del self._streams[sender]
-                self._readers.discard(threading.current_thread())
-
-    def _register(self, sender: NodeId, stream: _PushStream) -> None:
-        with self._lock:
-            older = self._streams.get(sender)
-            self._streams[sender] = stream
-        if older is not None:
-            older.end(_End(grpc.StatusCode.ABORTED, f"a newer stream of {sender!r} replaces this one"))
-
-
-class _PushStream:
-    """The answering side of one push stream."""
-
-    def __init__(self, context: _Context, queue_max: int) -> None:
-        self.begun = False
-        """Whether its sender is known."""
-        self._context = context
-        self._queue_max = queue_max
-        self._queue: SimpleQueue[Envelope | _End] = SimpleQueue()
-
-    def respond(self, envelope: Envelope) -> bool:
-        """Queue an answer; False if too many wait already."""
-        if self._queue.qsize() >= self._queue_max:
-            return False
-        self._queue.put(envelope)
-        return True
-
-    def end(self, end: _End) -> None:
-        """End the stream after the answers that are queued; only the first end counts."""
-        self._queue.put(end)
-
-    def responses(self) -> Iterator[bytes]:
-        """What gRPC's thread writes."""
-        while True:
-            item = self._next()
-            if isinstance(item, Envelope):
-                yield codec.encode(item)
-            elif item.code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
-                return
-            else:
-                self._context.abort(item.code, item.reason)
-
-    def _next(self) -> Envelope | _End:
-        if not self.begun:
-            try:
-                return self._queue.get(timeout=FIRST_MESSAGE_S)
-            except Empty:
-                if not self.begun:
-                    return _End(grpc.StatusCode.DEADLINE_EXCEEDED, f"no push came within {FIRST_MESSAGE_S} s")
-        return self._queue.get()
-
-
-def _status_of(error: DLedgerError) -> grpc.StatusCode:
-    match error:
-        case InvalidRequestError():
-            return grpc.StatusCode.INVALID_ARGUMENT
-        case IdentityError() | UnknownMemberError():
-            return grpc.StatusCode.FAILED_PRECONDITION
-        case _:
-            return grpc.StatusCode.UNAVAILABLE
-
 
 def _abort(context: _Context, error: DLedgerError) -> NoReturn:
-    context.abort(_status_of(error), str(error))
+    match error:
+        case InvalidRequestError():
+            code = grpc.StatusCode.INVALID_ARGUMENT
+        case IdentityError() | UnknownMemberError():
+            code = grpc.StatusCode.FAILED_PRECONDITION
+        case _:
+            code = grpc.StatusCode.UNAVAILABLE
+    context.abort(code, str(error))

@@ -1,4 +1,4 @@
-"""``Transport`` over gRPC: one server for what peers send us, two links for what we send to each of them."""
+"""``Transport`` over the network: one port for what peers send us, two links for what we send to each of them."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ class GrpcTransport:
     def dropped(self, peer: NodeId) -> int:
         """How many messages to ``peer`` were dropped or failed, for metrics."""
         return sum(link.dropped for link in self._links.get(peer, ()))
+
+    @property
+    def dropped_answers(self) -> int:
+        """How many answers to pushes found no connection, for metrics."""
+        return self._server.dropped if self._server is not None else 0
 
     def start(self, receiver: Receiver) -> None:
         """Listen, then connect as messages come. Raises ``ConfigError`` if the address cannot be had."""

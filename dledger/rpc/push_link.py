@@ -1,10 +1,10 @@
-"""The way of pushes towards one peer: one long-lived stream on an event loop, in order.
+"""The leader's end of a push connection: one TCP connection to one peer, on an event loop, in order.
 
 On the loop that also serves clients, so that on an idle group an append crosses no thread on its way from the client to
 the followers and back: every crossing costs a wake-up and a fight for the interpreter's lock.
 
-Whatever breaks the stream is told to the receiver as ``connection_lost``, once per broken stream. Nothing is retried
-here: the protocol repeats itself.
+Whatever breaks the connection is told to the receiver as ``connection_lost``, once per broken connection. Nothing is
+retried here: the protocol repeats itself.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-import grpc
-
 from dledger.config import Member
 from dledger.core.messages import Envelope
-from dledger.errors import DLedgerError, ResponseCode
-from dledger.rpc import codec, options
+from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode
+from dledger.rpc import codec, options, push_frames
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.control_link import MISCONFIGURED, Introduction
+from dledger.rpc.control_link import Introduction
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
+from dledger.rpc.push_frames import FrameBuffer, FrameType
+
+CONNECT_TIMEOUT_S = options.RECONNECT_MS_MAX / 1000
+"""For connecting and shaking hands together."""
 
 
 class PushLink:
@@ -42,25 +44,26 @@ class PushLink:
         self.dropped = 0
         """Messages that were not delivered, as far as this side knows. For people: updates may race."""
         self._identity = identity
-        self._address = peer.address
+        self._member = peer
         self._receiver = receiver
         self._bridge = bridge
         self._client_address, self._learn, self._refusals = introduction
         self._queue_pushes_max = queue_pushes_max
         self._queue: deque[Envelope] = deque()
         self._overflowed = False  # something was dropped: what is on the queue must not go out as if nothing was
-        self._ready = asyncio.Event()
+        self._wanted = asyncio.Event()  # there is something to send
+        self._connection: _Connection | None = None
         self._backoff_ms = options.RECONNECT_MS_MIN
         self._task: asyncio.Task[None] | None = None
 
     def send(self, envelope: Envelope) -> None:
-        """Queue a push. If the queue is full, the message is dropped and the stream broken: the peer takes none."""
+        """Queue a push. If the queue is full, the message is dropped and the connection broken: the peer takes none."""
         if len(self._queue) < self._queue_pushes_max:
             self._queue.append(envelope)
         else:
             self.dropped += 1
             self._overflowed = True
-        self._bridge.post(self._ready.set)
+        self._bridge.post(self._flush)
 
     async def start(self) -> None:
         """Begin on the loop; connects when there is something to send."""
@@ -74,89 +77,139 @@ class PushLink:
                 await self._task
 
     async def _run(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options.peer_channel_options()) as channel:
-            while True:
-                await self._wait_for_push()
-                await self._stream(channel)
-                self.dropped += len(self._queue)
-                self._queue.clear()
-                self._overflowed = False
-                try:
-                    self._receiver.connection_lost(self.peer)
-                except DLedgerError as error:  # the node has stopped itself; its transport is closed next
-                    self._refusals.log(str(error))
-                await asyncio.sleep(self._backoff_ms / 1000)
-                self._backoff_ms = min(2 * self._backoff_ms, options.RECONNECT_MS_MAX)
-
-    async def _wait_for_push(self) -> None:
-        while not self._queue:
-            self._ready.clear()
-            if not self._queue:  # put between the two lines above
-                await self._ready.wait()
-
-    async def _stream(self, channel: grpc.aio.Channel) -> None:
-        try:
-            if not await self._shake_hands(channel):
-                return
-            stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-                options.method(options.RAFT_SERVICE, "Push"), request_serializer=None, response_deserializer=None
-            )
-            call = stream(None)
-            writer = asyncio.create_task(self._write(call))
+        while True:
+            await self._wanted.wait()
+            await self._connect()
+            self.dropped += len(self._queue)
+            self._queue.clear()
+            self._overflowed = False
+            self._wanted.clear()
             try:
-                await self._read(call)
-            finally:
-                call.cancel()
-                writer.cancel()
-                await asyncio.wait((writer,))
-        except grpc.RpcError as error:
-            # What passes by itself (a dead or slow peer) is not worth a line per attempt; what needs a person is.
-            if error.code() in MISCONFIGURED:
-                self._refused(str(error.details()))
-        except DLedgerError as error:
-            self._refusals.log(str(error))
+                self._receiver.connection_lost(self.peer)
+            except DLedgerError as error:  # the node has stopped itself; its transport is closed next
+                self._refusals.log(str(error))
+            await asyncio.sleep(self._backoff_ms / 1000)
+            self._backoff_ms = min(2 * self._backoff_ms, options.RECONNECT_MS_MAX)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    async def _connect(self) -> None:
+        """Returns when the connection has ended, or could not be made."""
+        connection = _Connection(self)
         try:
-            while True:
-                await self._wait_for_push()
-                if self._overflowed:
-                    break
-                await call.write(codec.encode(self._queue.popleft()))
-        except (grpc.RpcError, asyncio.InvalidStateError):  # the call has ended: the reader says how
-            return
-        call.cancel()
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, self._member.host, self._member.port
+                )
+                if not await connection.agreed:
+                    return
+            self._connection = connection
+            self._flush()
+            await connection.ended
+        except (OSError, TimeoutError):
+            return  # a dead or slow peer: it passes by itself, and is not worth a line per attempt
+        finally:
+            self._connection = None
+            connection.abort()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
-        try:
-            while isinstance(data := await call.read(), bytes):
-                answer = codec.decode_push_response(data)
+    def _flush(self) -> None:
+        """Write what is queued, as far as the connection takes it. On the loop."""
+        connection = self._connection
+        if connection is None:
+            self._wanted.set()
+        elif self._overflowed:
+            connection.abort()
+        else:
+            while self._queue and connection.writable:
+                connection.write(FrameType.PUSH, codec.encode(self._queue.popleft()))
+
+    # -- what the connection reports -----------------------------------------------------------------------------
+
+    def introduction(self) -> bytes:
+        """The handshake to send."""
+        return codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
+
+    def on_writable(self) -> None:
+        """The connection takes more."""
+        self._flush()
+
+    def on_frame(self, kind: FrameType, payload: bytes) -> bool:
+        """Take a frame; whether it was the peer's consent. Raises ``DLedgerError`` for what ends the connection."""
+        match kind:
+            case FrameType.PUSH_ANSWER:
+                answer = codec.decode_push_response(payload)
                 self._identity.check_answer(answer, self.peer)
                 self._receiver.receive(answer)
                 self._backoff_ms = options.RECONNECT_MS_MIN
-        except asyncio.CancelledError:
-            # Cancelled by us in `close`, or the call by `_write`: only the former may end the task.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
+                return False
+            case FrameType.HANDSHAKE_ANSWER:
+                consent = codec.decode_handshake_answer(payload)
+                if consent.code is not ResponseCode.SUCCESS:
+                    raise InvalidRequestError(consent.reason)
+                self._learn(self.peer, consent.client_address)
+                return True
+            case FrameType.REFUSAL:
+                raise InvalidRequestError(payload.decode(errors="replace"))
+            case _:
+                raise InvalidRequestError(f"{kind.name} where an answer was due")
 
-    async def _shake_hands(self, channel: grpc.aio.Channel) -> bool:
-        shake: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-            options.method(options.RAFT_SERVICE, "Handshake"), request_serializer=None, response_deserializer=None
-        )
-        request = codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
-        data = await shake(request, timeout=options.RECONNECT_MS_MAX / 1000)
-        try:
-            answer = codec.decode_handshake_answer(data)
-        except DLedgerError as error:
-            self._refused(str(error))
-            return False
-        if answer.code is not ResponseCode.SUCCESS:
-            self._refused(answer.reason)
-            return False
-        self._learn(self.peer, answer.client_address)
-        return True
-
-    def _refused(self, reason: str) -> None:
+    def on_refusal(self, error: DLedgerError) -> None:
+        """The two do not understand each other, which needs a person: say so once, and do not hurry."""
         self._backoff_ms = options.RECONNECT_MS_MAX
-        self._refusals.log(reason)
+        self._refusals.log(str(error))
+
+
+class _Connection(asyncio.Protocol):
+    """One attempt. ``agreed`` tells how the handshake went, ``ended`` that the connection is over."""
+
+    def __init__(self, link: PushLink) -> None:
+        loop = asyncio.get_running_loop()
+        self.agreed: asyncio.Future[bool] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.writable = True
+        self._link = link
+        self._frames = FrameBuffer(push_frames.HANDSHAKE_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+
+    def write(self, kind: FrameType, payload: bytes) -> None:
+        """Send a frame; what the socket does not take is kept, and ``writable`` says when that is enough."""
+        if self._transport is not None:
+            self._transport.write(push_frames.pack(kind, payload))
+
+    def abort(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce ourselves."""
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(f"{transport} is no stream")
+        self._transport = transport
+        push_frames.tune(transport.get_extra_info("socket"))
+        transport.write(push_frames.PREAMBLE)
+        self.write(FrameType.HANDSHAKE, self._link.introduction())
+
+    def data_received(self, data: bytes) -> None:
+        """Take answers."""
+        try:
+            for kind, payload in self._frames.feed(data):
+                if self._link.on_frame(kind, payload) and not self.agreed.done():
+                    self.agreed.set_result(True)
+        except DLedgerError as error:
+            self._link.on_refusal(error)
+            self.abort()
+
+    def pause_writing(self) -> None:
+        """The peer is slow: what is to be sent stays on the queue, which has a limit."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self.writable = True
+        self._link.on_writable()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Tell who waits."""
+        if not self.agreed.done():
+            self.agreed.set_result(False)
+        if not self.ended.done():
+            self.ended.set_result(None)

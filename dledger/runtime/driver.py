@@ -223,12 +223,12 @@ class NodeDriver:
                     part.run_early(now_ms)
 
     def _carry_out(self, effects: Outbox, hard_state: HardState, version: int) -> None:
-        if effects.wake:
-            self._wake(effects.wake)
         if version != self._durable_version:
             self._persist(hard_state, version)
         for target, _ in effects.messages:
             self._drain(self._lanes[target], partial(self._send_message, target))
+        if effects.wake:  # after the pushes: the flusher would take the interpreter from this thread
+            self._wake(effects.wake)
         if effects.role_changes:
             self._drain(self._role_changes, lambda change: self.on_role_change(change))
         if effects.committed is not None:

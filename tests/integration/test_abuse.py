@@ -17,6 +17,7 @@ from cluster.local_group import HOST
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.pb import client_pb2, raft_pb2
+from dledger.rpc.push_frames import PREAMBLE, FrameType, pack
 from dledger.types import LogIndex
 from tests.integration.harness import Group
 
@@ -31,10 +32,13 @@ GARBAGE = {
     "http/2 and noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + random.Random(2).randbytes(64 * 1024),
     "huge frame": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x04\x00\x00\x00\x00\x00" + bytes(64 * 1024),
     "endless headers": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x40\x00\x01\x00\x00\x00\x00\x01" * 4000,
+    "push and noise": PREAMBLE + random.Random(3).randbytes(64 * 1024),
+    "push of 4 GiB": PREAMBLE + pack(FrameType.HANDSHAKE, b"") + b"\x03\xff\xff\xff\xff" + bytes(64 * 1024),
+    "half a push frame": PREAMBLE + pack(FrameType.HANDSHAKE, bytes(1000))[:500],
 }
-PEER_METHODS = ("Handshake", "Vote", "Heartbeat", "TakeLeadership", "Push")
+PEER_METHODS = ("Handshake", "Vote", "Heartbeat", "TakeLeadership")
 CLIENT_METHODS = ("Append", "AppendStream", "Read", "Follow", "Metadata", "WatchRole", "TransferLeadership")
-STREAMS_IN = ("Push", "AppendStream")
+STREAMS_IN = ("AppendStream",)
 REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -62,7 +66,7 @@ def ports_of(group: Group) -> list[int]:
 
 
 def test_garbage_bytes_are_hung_up_on(group: Group) -> None:
-    """What is no gRPC at all, at the ports of a leader and of a follower."""
+    """What is neither gRPC nor a push connection, at the ports of a leader and of a follower."""
     with undisturbed(group):
         for port in ports_of(group):
             for garbage in GARBAGE.values():
@@ -133,7 +137,6 @@ def test_oversized_messages_are_refused(group: Group) -> None:
         leader = group.nodes[group.leader()]
         with channel_to(leader.peer_port) as peers, channel_to(leader.client_port) as clients:
             ends = [
-                call(peers, "/dledger.v1.RaftService/Push", big),
                 call(peers, "/dledger.v1.RaftService/Vote", big),
                 call(clients, "/dledger.v1.LogService/Append", big),
                 call(clients, "/dledger.v1.LogService/AppendStream", big),

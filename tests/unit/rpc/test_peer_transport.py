@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 
 import grpc
 import pytest
@@ -18,8 +19,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
-from dledger.rpc import codec, options, peer_server
+from dledger.rpc import codec, options, peer_listener, push_frames, push_server
 from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc.push_frames import Frame, FrameType
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.ports import free_ports
 from tests.support.receiver import RecordingReceiver
@@ -50,6 +52,49 @@ def channel(config: ServerConfig, receiver: RecordingReceiver) -> Iterator[grpc.
     transport.close()
 
 
+@dataclass
+class Peer:
+    """n1, as a process that pushes to it sees it."""
+
+    address: tuple[str, int]
+    transport: GrpcTransport
+    receiver: RecordingReceiver
+
+    def connect(self) -> socket.socket:
+        link = socket.create_connection(self.address, timeout=10)
+        link.sendall(push_frames.PREAMBLE)
+        return link
+
+
+@pytest.fixture
+def peer(config: ServerConfig, receiver: RecordingReceiver) -> Iterator[Peer]:
+    transport = GrpcTransport(config)
+    transport.start(receiver)
+    yield Peer((config.self_member.host, config.self_member.port), transport, receiver)
+    transport.close()
+
+
+def handshake_of(sender: NodeId) -> bytes:
+    """The frame with which ``sender`` begins, if its configuration is that of the fixture."""
+    header = codec.Header("c", "default", sender, N1)
+    store = ServerConfig().store
+    handshake = codec.Handshake(
+        header, codec.PROTOCOL_VERSION, ("n0", "n1"), store.segment_bytes, store.max_entry_bytes
+    )
+    return push_frames.pack(FrameType.HANDSHAKE, codec.encode_handshake(handshake))
+
+
+def frames_until_end(link: socket.socket) -> list[Frame]:
+    """What the other side says before it hangs up."""
+    found = []
+    try:
+        while (frame := push_frames.receive(link, 1 << 20)) is not None:
+            found.append(frame)
+    except ConnectionResetError:  # it hung up with bytes of ours unread
+        pass
+    return found
+
+
 def envelope(message: Message, sender: NodeId = N0, target: NodeId = N1) -> Envelope:
     return Envelope("c", "default", sender, target, message)
 
@@ -72,88 +117,121 @@ def test_garbage_is_an_invalid_argument(channel: grpc.Channel, name: str) -> Non
     assert "are not a" in str(caught.value.details())
 
 
-def test_garbage_on_a_push_stream_is_an_invalid_argument(channel: grpc.Channel) -> None:
-    """As above, for the stream."""
-    push = channel.stream_stream(
-        options.method(options.RAFT_SERVICE, "Push"), request_serializer=None, response_deserializer=None
-    )
+def test_garbage_on_a_push_connection_is_refused(peer: Peer) -> None:
+    """It ends with a sentence that says why, whatever the garbage is."""
+    handshake = handshake_of(N0)
+    for garbage, reason in (
+        (push_frames.pack(FrameType.PUSH, b""), "begins with a handshake, not with PUSH"),
+        (push_frames.pack(FrameType.HANDSHAKE, b"\xff\xff"), "2 bytes are not a HandshakeRequest"),
+        (b"\xff" * 100, "frame type 255 is unknown"),
+        (push_frames.pack(FrameType.HANDSHAKE, bytes(65 * 1024)), "HANDSHAKE frame of 66560 bytes; at most 65536"),
+        (handshake + push_frames.pack(FrameType.PUSH, b"\xff\xff"), "2 bytes are not a PushRequest"),
+        (handshake + push_frames.pack(FrameType.PUSH_ANSWER, b""), "PUSH_ANSWER where a push was due"),
+        (handshake + struct.pack(">BI", FrameType.PUSH, 1 << 31), "PUSH frame of 2147483648 bytes"),
+    ):
+        with peer.connect() as link:
+            link.sendall(garbage)
+            refusal = [payload for kind, payload in frames_until_end(link) if kind is FrameType.REFUSAL]
 
-    with pytest.raises(grpc.RpcError) as caught:
-        list(push(iter([b"\xff\xff\xff"]), timeout=5))
+        assert len(refusal) == 1
+        assert reason in refusal[0].decode()
+    assert peer.receiver.received == []
 
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-
-def test_a_stream_carries_one_sender_only(channel: grpc.Channel, config: ServerConfig) -> None:
-    """Identity is fixed by the first message; an unknown sender is refused by name."""
-    push = channel.stream_stream(
-        options.method(options.RAFT_SERVICE, "Push"), request_serializer=None, response_deserializer=None
-    )
+def test_a_push_connection_carries_one_sender_only(peer: Peer) -> None:
+    """Identity is fixed by the handshake; an unknown sender is refused by name."""
     message = PushCommit(Term(1), 0, LogIndex(0))
+    stranger = push_frames.pack(FrameType.PUSH, codec.encode(envelope(message, sender=NodeId("x"))))
+    with peer.connect() as link:
+        link.sendall(handshake_of(N0) + stranger)
+        frames = frames_until_end(link)
+    with peer.connect() as link:
+        link.sendall(handshake_of(NodeId("x")))
+        refused = frames_until_end(link)
 
-    with pytest.raises(grpc.RpcError) as caught:
-        list(push(iter([codec.encode(envelope(message, sender=NodeId("x")))]), timeout=5))
-
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "'x' is no peer of 'n1'" in str(caught.value.details())
+    assert [kind for kind, _ in frames] == [FrameType.HANDSHAKE_ANSWER, FrameType.REFUSAL]
+    for payload in (frames[1][1], refused[0][1]):
+        assert "'x' is no peer of 'n1'" in payload.decode()
 
 
-def test_a_newer_stream_replaces_the_older(config: ServerConfig, receiver: RecordingReceiver) -> None:
+def test_a_newer_push_connection_replaces_the_older(peer: Peer) -> None:
     """A connection that nobody noticed is dead must not swallow the answers."""
-    transport = GrpcTransport(config)
-    transport.start(receiver)
-    message = codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0))))
+    push = push_frames.pack(FrameType.PUSH, codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0)))))
     at = LogIndex(3)
     answer = PushResponse(Term(1), 0, PushKind.APPEND, ResponseCode.SUCCESS, at, at, at, NO_ENTRY, 1)
+    with peer.connect() as older, peer.connect() as newer:
+        older.sendall(handshake_of(N0) + push)
+        wait_until(lambda: len(peer.receiver.received) == 1, "the first push")
+        newer.sendall(handshake_of(N0) + push)
+        wait_until(lambda: len(peer.receiver.received) == 2, "the second push")
+
+        assert [kind for kind, _ in frames_until_end(older)] == [FrameType.HANDSHAKE_ANSWER]
+        peer.transport.send(envelope(answer, sender=N1, target=N0))
+        assert push_frames.receive(newer, 1 << 20) is not None  # the handshake's
+        frame = push_frames.receive(newer, 1 << 20)
+
+    assert frame is not None
+    assert frame[0] is FrameType.PUSH_ANSWER
+    assert codec.decode_push_response(frame[1]).message == answer
+
+
+def test_a_push_connection_without_a_handshake_is_ended(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds a thread; one that has shaken hands may be silent as long as it likes."""
+    monkeypatch.setattr(push_server, "HANDSHAKE_TIMEOUT_S", 0.2)
+    with peer.connect() as begun, ExitStack() as stack:
+        begun.sendall(handshake_of(N0))
+        idle = [stack.enter_context(peer.connect()) for _ in range(4)]
+
+        for link in idle:
+            assert frames_until_end(link) == []
+        begun.sendall(push_frames.pack(FrameType.PUSH, codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0))))))
+        wait_until(lambda: len(peer.receiver.received) == 1, "a push on the connection that was silent")
+
+
+def test_a_connection_that_shows_nothing_is_ended(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what it is: not even its first bytes came."""
+    monkeypatch.setattr(peer_listener, "FIRST_BYTES_TIMEOUT_S", 0.2)
+    with (
+        socket.create_connection(peer.address, timeout=10) as silent,
+        closing(socket.create_connection(peer.address, timeout=10)) as slow,
+    ):
+        slow.sendall(push_frames.PREAMBLE[:2])
+
+        assert silent.recv(1) == b""
+        assert slow.recv(1) == b""
+
+
+def test_push_connections_are_bounded(peer: Peer) -> None:
+    """Beyond the limit they are hung up on; those that are there go on."""
     with ExitStack() as stack:
-        calls = []
-        for count in (1, 2):
-            channel = stack.enter_context(
-                grpc.insecure_channel(config.self_member.address, options.peer_channel_options())
-            )
-            push = channel.stream_stream(
-                options.method(options.RAFT_SERVICE, "Push"), request_serializer=None, response_deserializer=None
-            )
-            hold = threading.Event()
-            stack.callback(hold.set)
-            calls.append(push(_one_then_hold(message, hold), timeout=10))
-            wait_until(lambda count=count: len(receiver.received) == count, "the push")  # type: ignore[misc]
+        begun = stack.enter_context(peer.connect())
+        begun.sendall(handshake_of(N0))
+        assert push_frames.receive(begun, 1 << 20) is not None
+        more = [stack.enter_context(peer.connect()) for _ in range(30)]
 
-        with pytest.raises(grpc.RpcError) as caught:
-            next(iter(calls[0]))
-        transport.send(envelope(answer, sender=N1, target=N0))
-        received = codec.decode_push_response(next(iter(calls[1])))
+        def ended() -> int:
+            return sum(_has_ended(link) for link in more)
 
-    assert caught.value.code() is grpc.StatusCode.ABORTED
-    assert "newer stream" in str(caught.value.details())
-    assert received.message == answer
-    transport.close()
+        wait_until(lambda: ended() >= 30 - 12, "the surplus to be hung up on")
+        begun.sendall(push_frames.pack(FrameType.PUSH, codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0))))))
+        wait_until(lambda: len(peer.receiver.received) == 1, "a push meanwhile")
 
 
-def test_a_stream_without_a_message_is_ended(
-    config: ServerConfig, receiver: RecordingReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each holds a thread of the pool that answers votes; one that has begun may be silent as long as it likes."""
-    monkeypatch.setattr(peer_server, "FIRST_MESSAGE_S", 0.2)
-    transport = GrpcTransport(config)
-    transport.start(receiver)
-    hold = threading.Event()
-    message = codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0))))
-    with grpc.insecure_channel(config.self_member.address, options.peer_channel_options()) as channel:
-        push = channel.stream_stream(
-            options.method(options.RAFT_SERVICE, "Push"), request_serializer=None, response_deserializer=None
-        )
-        begun = push(_one_then_hold(message, hold), timeout=10)
-        wait_until(lambda: len(receiver.received) == 1, "the push")
-        idle = [push(_hold(hold), timeout=10) for _ in range(8)]
+def test_a_leader_that_takes_no_answers_is_hung_up_on(peer: Peer) -> None:
+    """Waiting for it would stop the flusher; what it does not take is counted."""
+    at = LogIndex(3)
+    answer = PushResponse(Term(1), 0, PushKind.APPEND, ResponseCode.SUCCESS, at, at, at, NO_ENTRY, 1)
+    with peer.connect() as link:
+        link.sendall(handshake_of(N0))
+        assert push_frames.receive(link, 1 << 20) is not None
+        before = peer.transport.dropped_answers
 
-        codes = [one.code() for one in idle]
+        def hung_up() -> bool:
+            for _ in range(1000):
+                peer.transport.send(envelope(answer, sender=N1, target=N0))
+            return peer.transport.dropped_answers > before
 
-        assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 8
-        assert all("no push came" in one.details() for one in idle)
-        assert begun.is_active()
-        hold.set()
-    transport.close()
+        wait_until(hung_up, "answers to be dropped")
 
 
 def test_health_and_reflection_are_served(channel: grpc.Channel) -> None:
@@ -166,7 +244,7 @@ def test_health_and_reflection_are_served(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
     assert options.RAFT_SERVICE in database.get_services()
     raft = DescriptorPool(database).FindServiceByName(options.RAFT_SERVICE)
-    assert "Push" in raft.methods_by_name
+    assert set(raft.methods_by_name) == {"Handshake", "Vote", "Heartbeat", "TakeLeadership"}
 
 
 def test_a_taken_port_is_a_config_error(config: ServerConfig) -> None:
@@ -247,11 +325,11 @@ def test_transport_is_started_once_and_sends_only_messages_of_the_wire(config: S
     transport.close()
 
 
-def _hold(hold: threading.Event) -> Iterator[bytes]:
-    hold.wait(10)
-    yield from ()
-
-
-def _one_then_hold(message: bytes, hold: threading.Event) -> Iterator[bytes]:
-    yield message
-    hold.wait(10)
+def _has_ended(link: socket.socket) -> bool:
+    link.setblocking(False)
+    try:
+        return link.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,169 @@
+"""The follower's end of push connections: one thread each, which takes a push, flushes it and answers it.
+
+Only that thread touches the connection on the way in, so that an isolated push costs one wake-up; answers may also come
+from the flusher. There is at most one connection per peer: a newer one ends the older, which may hang on a path that
+nobody has noticed is dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from typing import Final
+
+from dledger.config import ServerConfig
+from dledger.core.messages import Envelope
+from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, ResponseCode, UnknownMemberError
+from dledger.rpc import codec, options, push_frames
+from dledger.rpc.control_link import Learn
+from dledger.rpc.identity import Identity
+from dledger.rpc.ports import Receiver
+from dledger.rpc.push_frames import FrameType
+from dledger.types import NodeId
+
+_LOG = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+"""How long a connection may stay without its handshake: until then nobody knows whose it is."""
+
+
+class PushServer:
+    """Serves the connections given to ``take`` until ``close``."""
+
+    def __init__(
+        self, config: ServerConfig, identity: Identity, receiver: Receiver, *, client_address: str, learn: Learn
+    ) -> None:
+        self.dropped = 0
+        """Answers that found no connection, or one that takes no more. For people: updates may race."""
+        self._identity = identity
+        self._receiver = receiver
+        self._client_address = client_address
+        self._learn = learn
+        self._push_bytes_max = options.push_bytes_limit(config)
+        # Per peer: one in use, one about to replace it; and some that have not said whose they are.
+        self._connections_max = 8 + 4 * len(config.peers)
+        self._lock = threading.Lock()  # guards _connections, _by_peer, _closing
+        self._connections: set[_Connection] = set()
+        self._by_peer: dict[NodeId, _Connection] = {}
+        self._closing = False
+
+    def take(self, link: socket.socket) -> None:
+        """Serve ``link``, a blocking socket whose preamble has been read, and close it in the end."""
+        connection = _Connection(link)
+        with self._lock:
+            if self._closing or len(self._connections) >= self._connections_max:
+                link.close()
+                return
+            self._connections.add(connection)
+            connection.thread = threading.Thread(
+                target=self._serve, args=(connection,), name=f"dledger-push-in-{self._identity.node_id}"
+            )
+            connection.thread.start()
+
+    def respond(self, envelope: Envelope) -> None:
+        """Send an answer on the connection that its target opened; dropped if there is none. Never blocks."""
+        connection = self._by_peer.get(envelope.target)
+        if connection is None or not connection.send(FrameType.PUSH_ANSWER, codec.encode(envelope)):
+            self.dropped += 1
+
+    def close(self) -> None:
+        """End all connections and join their threads. Idempotent."""
+        with self._lock:
+            self._closing = True
+            connections = tuple(self._connections)
+        for connection in connections:
+            connection.end()
+        for connection in connections:
+            connection.thread.join()
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            sender = self._shake_hands(connection)
+            if sender is not None:
+                self._register(sender, connection)
+                self._read(sender, connection)
+        except (InvalidRequestError, IdentityError, UnknownMemberError) as error:
+            _LOG.warning("%s refuses a push connection: %s", self._identity.node_id, error)
+            connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
+        except (DLedgerError, OSError) as error:  # the node stops, or the connection broke: the peer tries again
+            _LOG.debug("%s ends a push connection: %s", self._identity.node_id, error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+                for peer in [peer for peer, one in self._by_peer.items() if one is connection]:
+                    del self._by_peer[peer]
+            connection.close()
+
+    def _shake_hands(self, connection: _Connection) -> NodeId | None:
+        connection.link.settimeout(HANDSHAKE_TIMEOUT_S)
+        frame = push_frames.receive(connection.link, push_frames.HANDSHAKE_BYTES_MAX)
+        if frame is None:
+            return None
+        kind, payload = frame
+        if kind is not FrameType.HANDSHAKE:
+            raise InvalidRequestError(f"a push connection begins with a handshake, not with {kind.name}")
+        handshake = codec.decode_handshake(payload)
+        self._identity.check(handshake.header)
+        self._learn(handshake.header.sender, handshake.client_address)
+        answer = self._identity.judge(handshake, self._client_address)
+        connection.send(FrameType.HANDSHAKE_ANSWER, codec.encode_handshake_answer(answer))
+        if answer.code is not ResponseCode.SUCCESS:
+            return None
+        connection.link.settimeout(None)
+        return handshake.header.sender
+
+    def _register(self, sender: NodeId, connection: _Connection) -> None:
+        with self._lock:
+            older = self._by_peer.get(sender)
+            self._by_peer[sender] = connection
+        if older is not None:
+            older.end()
+
+    def _read(self, sender: NodeId, connection: _Connection) -> None:
+        while (frame := push_frames.receive(connection.link, self._push_bytes_max)) is not None:
+            kind, payload = frame
+            if kind is not FrameType.PUSH:
+                raise InvalidRequestError(f"{kind.name} where a push was due")
+            envelope = codec.decode_push_request(payload)
+            self._identity.check(envelope)
+            if envelope.sender != sender:
+                raise IdentityError(f"the connection of {sender!r} carries a message of {envelope.sender!r}")
+            self._receiver.receive(envelope)
+
+
+class _Connection:
+    """One accepted socket."""
+
+    thread: threading.Thread
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self._sending = threading.Lock()
+
+    def send(self, kind: FrameType, payload: bytes) -> bool:
+        """Send a frame; False, and the end of the connection, if the peer does not take it at once.
+
+        A peer that lets some megabytes of answers wait is dead or broken; waiting for it would stop the flusher.
+        """
+        frame = push_frames.pack(kind, payload)
+        with self._sending:
+            try:
+                if self.link.send(frame, socket.MSG_DONTWAIT) == len(frame):
+                    return True
+            except OSError:
+                pass
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """Make the thread that reads stop."""
+        try:
+            self.link.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed, or was never connected any more
+            return
+
+    def close(self) -> None:
+        """Give the socket back; nobody sends meanwhile."""
+        with self._sending:
+            self.link.close()
