@@ -1,0 +1,92 @@
+"""What the message store needs from a commit log: the plain one and the replicated one both implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rocketstore.message.message import Message
+from rocketstore.types import PutResult, ScannedRecords
+
+PutDone = Callable[[Sequence[PutResult]], None]
+"""Called once, with one result per message, on any thread, also within ``submit``; must not block."""
+
+
+class CommitLog(Protocol):
+    """All messages of a broker in one sequence of records.
+
+    Life: ``load`` (open what is there and cut a torn tail), ``start``, ``shutdown``. Queue offsets are given out by the
+    log under its put lock from ``queue_offsets``, which the store fills from the consume queues before it takes writes.
+    """
+
+    @property
+    def min_offset(self) -> int:
+        """The first kept record's physical offset; ``max_offset`` if there is none."""
+
+    @property
+    def max_offset(self) -> int:
+        """The end of what may be dispatched and read: everything written, or in a replicated log what is committed."""
+
+    @property
+    def queue_offsets(self) -> dict[tuple[str, int], int]:
+        """(topic, queue id) to the next queue offset. Replaced as a whole by ``set_queue_offsets``."""
+
+    def set_queue_offsets(self, offsets: dict[tuple[str, int], int]) -> None:
+        """Replace the table, under the put lock."""
+
+    def load(self, *, clean_stop: bool) -> None:
+        """Open the files and recover the log itself. Raises ``CorruptLogError``, ``DiskError``, ``ConfigError``."""
+
+    def start(self) -> None:
+        """Start flushing (plain) or take part in the group (replicated)."""
+
+    def shutdown(self) -> None:
+        """Flush and close. Idempotent."""
+
+    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
+        """Store messages in this order, with consecutive queue offsets per queue.
+
+        In a replicated log all of them or none; in a plain one a prefix may be stored if the disk fails in between, and
+        the results say which. ``wait=False``: do not wait for the flush. The messages were checked.
+        Fields of a message that storing changes (store timestamp, delayed topic) are written into it.
+        """
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """The record at ``offset``; None if it is gone or not wholly readable."""
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record that starts at ``offset``, its length taken from its first field; None if none does."""
+
+    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
+        """Heads of the records from ``offset`` on, up to ``bytes_max`` bytes of log, never beyond ``max_offset``.
+
+        Blanks and entries that are no message are skipped. ``offset`` must be where a record, blank or entry begins, a
+        value given by an earlier ``scan``, or less than ``min_offset`` (then it begins there). Raises
+        ``CorruptLogError``.
+        """
+
+    def next_file_offset(self, offset: int) -> int:
+        """The start of the file after the one ``offset`` lies in."""
+
+    def flush(self) -> int:
+        """Make everything written durable; gives the offset up to which it is."""
+
+    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
+        """Remove files that have expired (or the oldest, ``immediately``); gives how many. A replicated log: 0."""
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether a quorum decides what is stored."""
+
+    @property
+    def put_lock_ms(self) -> int:
+        """How long the put lock has been held by whoever holds it now; 0 if nobody does."""
+
+    def earliest_message_time(self) -> int:
+        """Store timestamp of the first kept message; -1 if there is none."""
+
+    def directories(self) -> Sequence[str]:
+        """Where the log's files are, for disk usage."""
+
+    def remaining_to_flush(self) -> int:
+        """Bytes written and not yet durable."""

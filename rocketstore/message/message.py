@@ -1,0 +1,81 @@
+"""A message as the store takes and gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+PROPERTY_KEYS: Final = "KEYS"
+PROPERTY_TAGS: Final = "TAGS"
+PROPERTY_UNIQUE_KEY: Final = "UNIQ_KEY"
+PROPERTY_WAIT: Final = "WAIT"
+PROPERTY_DELAY: Final = "DELAY"
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
+PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
+
+SYS_FLAG_COMPRESSED: Final = 0x1
+SYS_FLAG_TRANSACTION: Final = 0xC
+SYS_FLAG_PREPARED: Final = 0x4
+SYS_FLAG_COMMITTED: Final = 0x8
+SYS_FLAG_ROLLED_BACK: Final = 0xC
+SYS_FLAG_BORN_HOST_V6: Final = 0x10
+SYS_FLAG_STORE_HOST_V6: Final = 0x20
+
+
+class HostAddress(NamedTuple):
+    """An IP address, packed (4 or 16 bytes), and a port."""
+
+    ip: bytes
+    port: int
+
+
+LOOPBACK: Final = HostAddress(b"\x7f\0\0\1", 0)
+
+
+@dataclass(slots=True)
+class Message:
+    """One message. The fields from ``store_timestamp`` on are filled in by storing it or by decoding a stored record.
+
+    ``properties`` holds what RocketMQ keeps in the property string. ``body`` is stored as it is (perhaps compressed by
+    the producer, ``sys_flag`` says so).
+    """
+
+    topic: str
+    body: bytes
+    queue_id: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: HostAddress = LOOPBACK
+    store_host: HostAddress = LOOPBACK
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+    store_timestamp: int = 0
+    queue_offset: int = 0
+    offset: int = 0
+    """Physical offset of the record."""
+    size: int = 0
+    """Length of the record in bytes; 0 before it is stored."""
+    body_crc: int = 0
+
+    @property
+    def tags(self) -> str:
+        """The tag, or the empty string."""
+        return self.properties.get(PROPERTY_TAGS, "")
+
+    @property
+    def keys(self) -> list[str]:
+        """The business keys."""
+        return self.properties.get(PROPERTY_KEYS, "").split()
+
+    @property
+    def unique_key(self) -> str:
+        """The id that the producer gave it, or the empty string."""
+        return self.properties.get(PROPERTY_UNIQUE_KEY, "")
+
+    @property
+    def delay_level(self) -> int:
+        """1 to 18, or 0 for a message that is not delayed."""
+        level = self.properties.get(PROPERTY_DELAY, "0")
+        return int(level) if level.isdigit() else 0

@@ -1,0 +1,1 @@
+"""Generated from proto/rocketstore; see proto/generate.sh."""

@@ -1,0 +1,153 @@
+"""The words of the message store: statuses, results, and what dispatch knows of a record.
+
+Names and meanings are RocketMQ's (4.9.8). All offsets are absolute: a *physical* offset counts bytes of the commit log,
+a *queue* offset counts messages of one queue. Times are milliseconds since 1970. Nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+"""Where delayed messages wait; one queue per delay level."""
+BROKER_STATE_TOPIC: Final = "RMQ_SYS_BROKER_STATE"
+"""Hidden: topics, subscription groups, consumer offsets and delay progress, replicated as messages of the log."""
+TERM_START_TOPIC: Final = "RMQ_SYS_TERM_START"
+"""Hidden: the body of the entry that begins a leader's term, in a form that every RocketMQ reader can parse."""
+HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC})
+"""Topics that no client may write to or sees in a list."""
+
+Outcome = Literal["stored", "not_applied", "unknown"]
+
+
+class FlushDiskType(StrEnum):
+    """When a put on a plain commit log is answered: after its flush, or at once."""
+
+    SYNC_FLUSH = "SYNC_FLUSH"
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+
+
+class BrokerRole(StrEnum):
+    """Masters take writes, slaves refuse them."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+class PutMessageStatus(StrEnum):
+    """How a put ended. The first four mean that the message is stored."""
+
+    PUT_OK = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+    CREATE_MAPEDFILE_FAILED = "CREATE_MAPEDFILE_FAILED"
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
+    UNKNOWN_ERROR = "UNKNOWN_ERROR"
+
+
+class GetMessageStatus(StrEnum):
+    """What a get from a queue found."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class Stored(NamedTuple):
+    """Where one message went: its record's first byte and length, and its place in its queue."""
+
+    offset: int
+    size: int
+    queue_id: int
+    queue_offset: int
+    store_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """How a put ended.
+
+    ``stored`` is set when the message has a place in the log, also if it is not known to stay there (``outcome`` is
+    ``"unknown"``: a quorum or a flush did not answer in time). ``"not_applied"`` means that a retry cannot duplicate.
+    ``reason`` is for people; ``leader`` the address of who can take the message, if known.
+    """
+
+    status: PutMessageStatus
+    stored: Stored | None = None
+    outcome: Outcome = "stored"
+    reason: str = ""
+    leader: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the producer may take the message as sent (RocketMQ's view: the four stored statuses)."""
+        return self.status in _SENT
+
+
+_SENT = frozenset(
+    {
+        PutMessageStatus.PUT_OK,
+        PutMessageStatus.FLUSH_DISK_TIMEOUT,
+        PutMessageStatus.FLUSH_SLAVE_TIMEOUT,
+        PutMessageStatus.SLAVE_NOT_AVAILABLE,
+    }
+)
+
+
+class RecordHead(NamedTuple):
+    """What consume queue, index and long polling need of a stored record (RocketMQ's ``DispatchRequest``).
+
+    ``offset`` and ``size`` are the record's own, not an entry's around it. ``queue_offset`` is -1 for prepared and
+    rolled-back transactional messages, which have no place in a queue. ``properties`` is the encoded string.
+    """
+
+    topic: str
+    queue_id: int
+    offset: int
+    size: int
+    tags_code: int
+    store_timestamp: int
+    queue_offset: int
+    sys_flag: int
+    prepared_offset: int
+    properties: bytes
+
+
+class ScannedRecords(NamedTuple):
+    """Records in log order, and where the next scan begins (equal to the start if nothing more is readable)."""
+
+    heads: list[RecordHead]
+    next_offset: int
+
+
+class QueueUnit(NamedTuple):
+    """One place in a consume queue: 20 bytes on disk."""
+
+    offset: int
+    size: int
+    tags_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """What a get found. ``records`` are whole stored records; ``next_offset`` is where to go on."""
+
+    status: GetMessageStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    records: tuple[bytes, ...] = ()
+    suggest_slave: bool = False
