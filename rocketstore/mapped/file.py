@@ -4,7 +4,7 @@ The bytes are ``dledger.store.mmap_file.MappedFile``'s: written with ``pwrite``,
 lives as long as someone holds the file, so that reading a file that was just deleted is harmless. There is no
 reference count to release and no file that hangs because somebody still reads it.
 
-Positions are relative to the file's start and only grow, but for a truncation: ``flushed <= readable <= wrote <= size``.
+Positions are relative to the file's start and only grow, but for a truncation: flushed <= readable <= wrote <= size.
 With a buffer of the transient pool, appends go to memory first and ``commit`` copies them into the file; readers see
 only what is committed. One thread appends at a time, one flushes, one commits; anyone reads.
 """
@@ -84,7 +84,7 @@ class StoreFile:
         self._give_back = give_back
         self._buffer = buffer
 
-    def append(self, data: bytes | bytearray) -> bool:
+    def append(self, data: bytes) -> bool:
         """Append ``data``; False, and nothing done, if it does not fit. Raises ``DiskError``, ``DiskFullError``.
 
         After ``DiskFullError`` nothing of ``data`` is there; after ``DiskError`` the file must not be appended to.

@@ -3,7 +3,8 @@
 Used by the plain commit log (files made ahead by the allocation service) and by consume queues (made when needed).
 
 The list of files is replaced as a whole, never changed, so that lookups need no lock. ``_shape_lock`` guards its
-replacement, ``_flush_lock`` lets one flush or truncation run at a time. One thread appends at a time: the caller's lock.
+replacement, ``_flush_lock`` lets one flush or truncation run at a time. One thread appends at a time: the caller's
+lock.
 
 Two rules where RocketMQ only logs. A flush that fails moves nothing and poisons the queue: the kernel may have dropped
 the pages, so no later flush can vouch for them. A file of the wrong size does not make all others unusable: what a
@@ -13,6 +14,7 @@ crash leaves at the end is completed or removed; only damage before the end is r
 from __future__ import annotations
 
 import errno
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -115,7 +117,7 @@ class MappedFileQueue:
         files = self._files
         return [
             one.base + self.file_bytes
-            for one, following in zip(files, files[1:], strict=False)
+            for one, following in itertools.pairwise(files)
             if one.base + self.file_bytes != following.base
         ]
 
@@ -259,7 +261,7 @@ class MappedFileQueue:
         self.append_to(file, data)
         return offset
 
-    def append_to(self, file: StoreFile, data: bytes | bytearray) -> bool:
+    def append_to(self, file: StoreFile, data: bytes) -> bool:
         """Append to the last ``file``; False if ``data`` does not fit. Raises as ``append``."""
         if self.poison:
             self._check_usable()

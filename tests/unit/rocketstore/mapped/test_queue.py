@@ -1,4 +1,4 @@
-"""Properties of a queue of mapped files (the rows of RocketMQ's MappedFileQueueTest and MultiPathMappedFileQueueTest)."""
+"""Properties of a queue of mapped files: RocketMQ's MappedFileQueueTest and MultiPathMappedFileQueueTest, and more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
+from dledger.store.format import segment_name
 from dledger.store.mmap_file_list import Placement
 from rocketstore.mapped.queue import DELETED_MAX, MappedFileQueue
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
@@ -186,8 +187,8 @@ def test_load_takes_files_as_full_and_truncate_sets_the_end(tmp_path: Path) -> N
 
     assert loaded == (4096, 4096, 4096)
     assert (queue.max_offset, queue.flushed_where, queue.committed_where) == (1500, 1500, 1500)
-    assert sorted(os.listdir(tmp_path)) == ["%020d" % 0, "%020d" % 1024]
-    assert (tmp_path / ("%020d" % 1024)).read_bytes()[476:] == bytes(548)
+    assert sorted(os.listdir(tmp_path)) == [segment_name(0), segment_name(1024)]
+    assert (tmp_path / segment_name(1024)).read_bytes()[476:] == bytes(548)
     assert queue.append(b"x") == 1500
 
 
@@ -205,8 +206,8 @@ def test_truncating_at_a_files_start_removes_it(tmp_path: Path) -> None:
 def test_a_short_blank_file_at_the_end_is_removed(tmp_path: Path, size: int) -> None:
     """A crash at creation leaves it; RocketMQ refuses to start (issue 6904)."""
     filled(tmp_path, 2).close()
-    (tmp_path / ("%020d" % 2048)).write_bytes(bytes(size))
-    (tmp_path / ("%020d.tmp" % 3072)).write_bytes(b"")
+    (tmp_path / segment_name(2048)).write_bytes(bytes(size))
+    (tmp_path / (segment_name(3072) + ".tmp")).write_bytes(b"")
     queue = open_queue(tmp_path)
 
     queue.load()
@@ -218,7 +219,7 @@ def test_a_short_blank_file_at_the_end_is_removed(tmp_path: Path, size: int) -> 
 def test_a_short_last_file_with_content_is_completed(tmp_path: Path) -> None:
     """What it holds is for recovery to judge."""
     filled(tmp_path, 2).close()
-    path = tmp_path / ("%020d" % 2048)
+    path = tmp_path / segment_name(2048)
     path.write_bytes(b"abc")
     queue = open_queue(tmp_path)
 
@@ -231,7 +232,7 @@ def test_a_short_last_file_with_content_is_completed(tmp_path: Path) -> None:
 def test_a_file_of_the_wrong_size_before_the_end_is_refused(tmp_path: Path, size: int) -> None:
     """The error names the file, and nothing is changed."""
     filled(tmp_path, 3).close()
-    path = tmp_path / ("%020d" % 1024)
+    path = tmp_path / segment_name(1024)
     path.write_bytes(bytes(size))
 
     with pytest.raises(CorruptLogError) as caught:
@@ -244,7 +245,7 @@ def test_a_file_of_the_wrong_size_before_the_end_is_refused(tmp_path: Path, size
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """A gap cannot be read across."""
     filled(tmp_path, 3).close()
-    (tmp_path / ("%020d" % 1024)).unlink()
+    (tmp_path / segment_name(1024)).unlink()
 
     with pytest.raises(CorruptLogError, match="missing"):
         open_queue(tmp_path).load()
@@ -254,7 +255,7 @@ def test_files_that_are_not_ours_do_not_stop_loading(tmp_path: Path) -> None:
     """RocketMQ fails on any stray file (issue 3257)."""
     filled(tmp_path, 1).close()
     (tmp_path / "notes.txt").write_text("hello")
-    (tmp_path / ("%020d" % 77)).write_bytes(b"not a multiple")
+    (tmp_path / segment_name(77)).write_bytes(b"not a multiple")
     queue = open_queue(tmp_path)
 
     queue.load()
@@ -293,7 +294,7 @@ def test_a_file_that_cannot_be_deleted_stays_and_is_tried_again(tmp_path: Path) 
     """It stops the round; ``retry_delete_first`` takes it up."""
     fs = FailingFs()
     queue = filled(tmp_path, 4, fs)
-    fs.fails = lambda call, path: IO_ERROR if call == "unlink" and path.endswith("%020d" % 0) else None
+    fs.fails = lambda call, path: IO_ERROR if call == "unlink" and path.endswithsegment_name(0) else None
 
     assert not queue.retry_delete_first()
     assert queue.delete_expired_by_time(0, now_ms=1 << 50) == 0
