@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_deleted_stays_and_is_tried_again(tmp_path: Path) 
     """It stops the round; ``retry_delete_first`` takes it up."""
     fs = FailingFs()
     queue = filled(tmp_path, 4, fs)
-    fs.fails = lambda call, path: IO_ERROR if call == "unlink" and path.endswithsegment_name(0) else None
+    fs.fails = lambda call, path: IO_ERROR if call == "unlink" and path.endswith(segment_name(0)) else None
 
     assert not queue.retry_delete_first()
     assert queue.delete_expired_by_time(0, now_ms=1 << 50) == 0
