@@ -168,8 +168,9 @@ class ConsumeQueue:
         if first - expected > _GAP_FILES_MAX * self.units_per_file:
             reason = f"after queue offset {expected - 1} comes {first}, of the record at {heads[0].offset}"
             raise CorruptLogError(self.directory, expected, reason, "Remove this directory; the queue is built again.")
-        if fresh:
+        if fresh or self._begin >= expected:  # it holds no message
             self._begin = first
+        if fresh:
             self._make_directory()
         elif first > expected:
             _log.warning("%s: queue offsets %d to %d are missing", self.directory, expected, first - 1)
@@ -207,9 +208,11 @@ class ConsumeQueue:
 
         Raises ``DiskError``; then the queue takes no more units, and what is durable is not known.
         """
-        idle = True
+        idle, target = True, self._files.max_offset
         while not self._files.flush(least_pages):
             idle = False
+            if self._files.flushed_where >= target:  # what comes meanwhile must not keep us here for ever
+                break
         if self._unsynced_parents and not idle:
             self._unsynced_parents = False
             try:
@@ -243,7 +246,7 @@ class ConsumeQueue:
         size = min(count * UNIT_BYTES, file.readable - at)
         if size <= 0:
             return []
-        return list(parse_units(file.read(at, size, cold=True) or b""))
+        return parse_units(file.read(at, size, cold=True) or b"")
 
     def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
         """The offset of the message stored at ``time_ms``, of several the first; else of the nearest, ties: the older.

@@ -153,10 +153,16 @@ class ConsumeQueueTable:
     def flush(self, least_pages: int = 0) -> None:
         """Make durable the queues of which that many pages wait (0: whatever waits).
 
-        Raises ``DiskError``; the queue concerned then takes no more units.
+        Raises ``DiskError`` after all others were tried; the queue concerned then takes no more units.
         """
+        failure: DiskError | None = None
         for queue in self.all():
-            queue.flush(least_pages)
+            try:
+                queue.flush(least_pages)
+            except DiskError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def truncate(self, physical: int) -> None:
         """Remove the units of records that end after ``physical``, durably. Raises ``DiskError``."""
