@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from dledger.errors import DiskFullError, InvariantError
 from dledger.runtime.worker import Gate
@@ -36,6 +36,7 @@ FULL_RETRY_S: Final = 1.0
 
 _log = logging.getLogger("rocketstore")
 
+_T = TypeVar("_T")
 ArrivalListener = Callable[[RecordHead], None]
 
 
@@ -147,6 +148,11 @@ class DispatchService:
         """
         while self._step(notify=False) and (deadline is None or time.monotonic() < deadline):
             pass
+
+    def standstill(self, look: Callable[[], _T]) -> _T:
+        """What ``look`` gives while nothing is being dispatched; it must be fast."""
+        with self._step_lock:
+            return look()
 
     def _step(self, *, notify: bool) -> bool:
         with self._step_lock:
