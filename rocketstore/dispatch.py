@@ -6,8 +6,8 @@ so whoever is told of a message can read it, and a crash anywhere leads to the s
 queues and the index recognise.
 
 **Waking costs a put nearly nothing.** ``wake`` opens a gate only if the thread sleeps in it. After work the thread
-first takes a nap of a millisecond, in which nobody needs to wake it: at high rates it so runs at most a thousand times a
-second, each time for many messages; a message that comes alone after a pause is dispatched at once.
+first takes a nap of a millisecond, in which nobody needs to wake it: at high rates it so runs at most a thousand times
+a second, each time for many messages; a message that comes alone after a pause is dispatched at once.
 
 **Bytes that are no record stop it.** RocketMQ skips to the end of the buffer then, and the messages in between never
 reach a consumer although their producers were told that they are stored. Here dispatch stops, the store takes no more

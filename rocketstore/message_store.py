@@ -3,8 +3,8 @@
 Life: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. Puts are taken in between, by a master.
 
 Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.dispatch``), *flush* (queues and index to the disk,
-then the checkpoint), *clean* (retention), *stats* (a sample a second), and the log's own. None of them ends quietly: what
-stops one closes the store to puts and is named in ``failure`` and in the reason that puts are refused with.
+then the checkpoint), *clean* (retention), *stats* (a sample a second), and the log's own. None of them ends quietly:
+what stops one closes the store to puts and is named in ``failure`` and in the reason that puts are refused with.
 
 **What is durable when.** A put is answered as the log says (after its flush, after a quorum's, or at once); queues and
 index may lag behind the log on the disk, because they are built again from the checkpoint's ``replay_from`` on. The
@@ -17,12 +17,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from dledger.clock import Clock, SystemClock
 from dledger.errors import DiskError, DiskFullError, DLedgerError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
 from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, Checkpoint, CheckpointFile
 from rocketstore.cleaning import Cleaner
@@ -35,6 +35,7 @@ from rocketstore.flags import Obstacle, PutGate
 from rocketstore.index.service import IndexService
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
+from rocketstore.periodic import Periodic
 from rocketstore.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.recovery import RecoveryPlan, queue_units, recover
 from rocketstore.stats import StoreStats
@@ -94,16 +95,16 @@ class MessageStore:
             may_delete=self._may_delete,
             on_disk_full=self._disk_full,
         )
-        supervisor = Supervisor(self._failed)
-        self._workers = (
-            self._worker("flush", config.flush_interval_consume_queue, self._flush_round, supervisor),
-            self._worker("stats", _SAMPLE_INTERVAL_MS, self.stats.sample, supervisor),
-            self._worker("clean", config.clean_resource_interval, self._clean_round, supervisor),
-        )
+        threads = Supervisor(self._failed)
+        every = partial(Periodic, clock=self._clock, supervisor=threads)
+        self._flusher = every("rocketstore-flush", config.flush_interval_consume_queue, self._flush_round)
+        self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
+        self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
         self._flush_lock = threading.Lock()  # one thorough flush at a time; guards the checkpoint file
         self._checkpoint: CheckpointFile | None = None
         self._last_thorough_ms = self._clock.monotonic_ms()
         self._directory: StoreDirectory | None = None
+        self._loaded = False
         self._running = False
         self.failure: BaseException | None = None
         """What stopped a part of the store, if something did."""
@@ -138,13 +139,14 @@ class MessageStore:
         self._cleaner.follow()
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
+        self._loaded = True
         return decided
 
     def start(self) -> None:
         """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
         self.log.start()
         self._dispatch.start()
-        for worker in self._workers:
+        for worker in (self._flusher, self._sampler, self._clean_worker):
             worker.start()
         self._running = True
         self._gate.open(Obstacle.NOT_RUNNING)
@@ -152,22 +154,22 @@ class MessageStore:
     def shutdown(self) -> None:
         """Refuse puts, dispatch what is there, flush everything, close. Idempotent.
 
-        Every part is flushed and closed whatever happens to the others. Only if nothing went wrong and dispatch was done
-        in time, the next start takes this for a clean stop. Raises the first error at the end.
+        Every part is flushed and closed whatever happens to the others. Only if nothing went wrong and dispatch was
+        done in time, the next start takes this for a clean stop. Raises the first error at the end.
         """
         self._gate.close(Obstacle.NOT_RUNNING)
         self._running = False
         directory, self._directory = self._directory, None
         if directory is None:
             return
-        for worker in self._workers:
-            worker.stop(STOP_TIMEOUT_S)
-        loaded = self._checkpoint is not None
         errors = _Errors()
-        if loaded:
+        for worker in (self._clean_worker, self._sampler, self._flusher):
+            if not worker.stop(STOP_TIMEOUT_S):
+                _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
+        if self._loaded:
             errors.attempt(self.log.flush)
         drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
-        if loaded:
+        if self._loaded:
             self._flush_all(errors)
         errors.attempt(self.log.shutdown)
         errors.attempt(self._queues.close)
@@ -177,7 +179,7 @@ class MessageStore:
             raise errors.first
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
-        complete = drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
+        complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
         if complete and not failed and self.failure is None:
             directory.mark_clean()
         else:
@@ -222,7 +224,7 @@ class MessageStore:
     def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
         """Store messages; ``done`` gets one result for each (see ``PutDone``).
 
-        All are refused if the store takes none now or if one of them is not allowed. ``wait`` as in ``CommitLog.submit``.
+        All are refused if the store takes none now or if one of them is not allowed. ``wait``: see ``CommitLog.submit``.
         """
         refusal = self._gate.refusal
         if refusal is None:
@@ -265,11 +267,11 @@ class MessageStore:
 
     def _put_failed(self, results: Sequence[PutResult]) -> None:
         if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
-            self._workers[-1].wake()  # perhaps there is something to delete
+            self._clean_worker.request()  # perhaps there is something to delete
 
     # -- reads ---------------------------------------------------------------------------------------------------
 
-    def get(
+    def get(  # noqa: PLR0913  # RocketMQ's getMessage
         self,
         topic: str,
         queue_id: int,
@@ -357,7 +359,7 @@ class MessageStore:
         return self._dispatch.wait_dispatched(timeout)
 
     def add_arrival_listener(self, listener: ArrivalListener) -> None:
-        """Call ``listener`` for every message once queues and index have it, on the dispatch thread; it must be fast."""
+        """Call ``listener``, on the dispatch thread, for every message that queues and index have now; it must be fast."""
         self._dispatch.add_listener(listener)
 
     def delete_topic(self, topic: str) -> None:
@@ -374,7 +376,7 @@ class MessageStore:
     def request_clean(self) -> None:
         """Delete expired files now and in the next rounds, whatever the hour."""
         self._cleaner.request()
-        self._workers[-1].wake()
+        self._clean_worker.request()
 
     def flush(self) -> None:
         """Make everything durable and write the checkpoint. Raises ``DiskError``."""
@@ -401,20 +403,6 @@ class MessageStore:
         }
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def _worker(
-        self, part: str, interval_ms: int, action: Callable[[], None], supervisor: Supervisor
-    ) -> Worker:
-        first = True
-
-        def step() -> int:
-            nonlocal first
-            if not first:
-                action()
-            first = False
-            return self._clock.monotonic_ms() + interval_ms
-
-        return Worker(f"rocketstore-{part}", step, self._clock, supervisor)
 
     def _flush_round(self) -> None:
         """Some pages now and then, everything once a minute. A failed flush is final: the store takes no more puts."""
@@ -457,7 +445,7 @@ class MessageStore:
     def _may_delete(self) -> bool:
         return self._dispatch.failure is None and self.dispatch_behind_bytes < self.config.mapped_file_size_commit_log
 
-    def _disk_full(self, full: bool) -> None:  # noqa: FBT001
+    def _disk_full(self, full: bool) -> None:
         if full and self._gate.close(Obstacle.DISK_FULL):
             _log.error("the disk is full: no more messages are taken")
         elif not full and self._gate.open(Obstacle.DISK_FULL):
@@ -487,7 +475,7 @@ class _Errors:
         try:
             return step()
         except (DLedgerError, OSError) as error:
-            _log.error("a part of the store failed: %s", error, exc_info=error)  # noqa: TRY400
+            _log.error("a part of the store failed: %s", error, exc_info=error)
             self.first = self.first or error
             return None
 

@@ -236,7 +236,9 @@ class StoreReader:
             return GetMessageStatus.MESSAGE_WAS_REMOVING
         if unit.offset + unit.size > log.max_offset:
             return GetMessageStatus.OFFSET_OVERFLOW_ONE
-        reason = f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
+        reason = (
+            f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
+        )
         raise CorruptLogError(Path(self._config.consume_queue_dir), unit.offset, reason, _ADVICE)
 
     def next_file_offset(self, offset: int) -> int:
