@@ -224,7 +224,7 @@ class MessageStore:
     def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
         """Store messages; ``done`` gets one result for each (see ``PutDone``).
 
-        All are refused if the store takes none now or if one of them is not allowed. ``wait``: see ``CommitLog.submit``.
+        All are refused if the store takes none now or if one of them is not allowed. ``wait``: see the port.
         """
         refusal = self._gate.refusal
         if refusal is None:
@@ -359,7 +359,7 @@ class MessageStore:
         return self._dispatch.wait_dispatched(timeout)
 
     def add_arrival_listener(self, listener: ArrivalListener) -> None:
-        """Call ``listener``, on the dispatch thread, for every message that queues and index have now; it must be fast."""
+        """Call ``listener``, on the dispatch thread, for every message that queues and index have; it must be fast."""
         self._dispatch.add_listener(listener)
 
     def delete_topic(self, topic: str) -> None:

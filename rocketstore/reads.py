@@ -104,7 +104,7 @@ class KeyIndex(Protocol):
 class GetLimits(NamedTuple):
     """How much one get may give, whether its messages are probably in memory or not."""
 
-    count: int
+    messages: int
     size_bytes: int
 
 
@@ -134,7 +134,7 @@ class StoreReader:
             config.max_transfer_count_on_message_in_disk, config.max_transfer_bytes_on_message_in_disk
         )
 
-    def get(
+    def get(  # noqa: PLR0913  # RocketMQ's getMessage
         self,
         topic: str,
         queue_id: int,
@@ -324,7 +324,7 @@ class _Get:
         size_bytes = self._bytes + unit.size
         return (
             count >= self._max_count
-            or count >= limits.count
+            or count >= limits.messages
             or size_bytes > limits.size_bytes
             or (0 < self._max_bytes < size_bytes)
         )

@@ -6,8 +6,8 @@ again. ``plan`` answers it out of facts, ``recover`` carries it out. What can ha
 1. *Clean stop.* All is durable up to ``replay_from``, the end. Nothing to do.
 2. *Crash.* What was appended to queues and index after the checkpoint may be there wholly, partly, torn, or not at all,
    and one queue's tail may be there while another's is lost. So the queues are cut at the checkpoint's ``replay_from``
-   and built from there. RocketMQ, in its DLedger mode, goes on at the end of the queue that came furthest; the tails that
-   others lost are never built (its issues 1397, 7355).
+   and built from there. RocketMQ, in its DLedger mode, goes on at the end of the queue that came furthest; tails that
+   the others lost are never built (its issues 1397, 7355).
 3. *The log lost its tail* with the power. Queues and index are cut at its end, so that the messages that come to lie
    there are found. In a replicated log this is the end of what the member has, not the commit position, which it may
    have forgotten: what its queues know was committed once, and still is.

@@ -194,4 +194,5 @@ class StoreStats:
 
 def _duration(ms: int) -> str:
     seconds = ms // 1000
-    return f"[ {seconds // 86_400} days, {seconds // 3600 % 24} hours, {seconds // 60 % 60} minutes, {seconds % 60} seconds ]"
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"
