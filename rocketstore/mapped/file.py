@@ -12,6 +12,7 @@ only what is committed. One thread appends at a time, one flushes, one commits; 
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -36,8 +37,8 @@ class StoreFile:
         """Map an existing file of ``size`` bytes that holds nothing yet. Raises ``OSError``."""
         self._file = MappedFile(fs, path, base, size, writable=writable)
         self._file.warmed = size  # nobody writes zeros ahead of appends here, so they need no lock
-        self._buffer: bytearray | None = None
-        self._give_back: Callable[[bytearray], None] | None = None
+        self._buffer: mmap.mmap | None = None
+        self._give_back: Callable[[mmap.mmap], None] | None = None
         self.path = path
         self.base = base
         self.size = size
@@ -79,12 +80,12 @@ class StoreFile:
         except FileNotFoundError:
             return 0
 
-    def attach_buffer(self, buffer: bytearray, give_back: Callable[[bytearray], None]) -> None:
+    def attach_buffer(self, buffer: mmap.mmap, give_back: Callable[[mmap.mmap], None]) -> None:
         """Append through ``buffer`` (``size`` bytes) until the file is full; then ``give_back`` gets it."""
         self._give_back = give_back
         self._buffer = buffer
 
-    def append(self, data: bytes) -> bool:
+    def append(self, data: bytes | bytearray) -> bool:
         """Append ``data``; False, and nothing done, if it does not fit. Raises ``DiskError``, ``DiskFullError``.
 
         After ``DiskFullError`` nothing of ``data`` is there; after ``DiskError`` the file must not be appended to.
@@ -101,6 +102,15 @@ class StoreFile:
             except OSError as error:
                 raise self._failed(start, error) from error
         self.wrote = end
+        return True
+
+    def fill(self, data: bytes | bytearray) -> bool:
+        """Append ``data`` and zeros up to the file's end; False if ``data`` does not fit. Raises as ``append``."""
+        if self._buffer is not None and self.wrote + len(data) <= self.size:
+            data = data + bytes(self.size - self.wrote - len(data))  # a buffer was used before
+        if not self.append(data):
+            return False
+        self.wrote = self.size
         return True
 
     def _failed(self, start: int, error: OSError) -> DiskError | DiskFullError:
@@ -145,11 +155,10 @@ class StoreFile:
         buffer, start, end = self._buffer, self.committed, self.wrote
         if buffer is None or not _due(start, end, self.size, least_pages):
             return False
-        with memoryview(buffer) as view:
-            for at in range(start, end, _COMMIT_CHUNK_BYTES):
-                stop = min(at + _COMMIT_CHUNK_BYTES, end)
-                self._file.write(at, bytes(view[at:stop]))
-                self.committed = stop
+        for at in range(start, end, _COMMIT_CHUNK_BYTES):
+            stop = min(at + _COMMIT_CHUNK_BYTES, end)
+            self._file.write(at, buffer[at:stop])
+            self.committed = stop
         if self.committed == self.size:
             self.detach_buffer()
         return True
