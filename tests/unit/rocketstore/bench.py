@@ -84,7 +84,7 @@ def crashed(config: MessageStoreConfig, target: Path) -> Iterator[MessageStore]:
 def fill(
     store: MessageStore, count: int, *, topic: str = "T", queues: int = 2, size: int = 100, first: int = 0
 ) -> None:
-    """Put messages with bodies ``first``, ``first + 1``, … round robin, key ``k<number>``, until they are dispatched."""
+    """Put messages with bodies ``first``, ``first + 1``, … round robin, key ``k<number>``, and wait for dispatch."""
     for number in range(first, first + count):
         body = str(number).encode().ljust(size, b".")
         result = store.put(Message(topic, body, number % queues, {"KEYS": f"k{number}", "TAGS": f"t{number % 3}"}))
