@@ -2,7 +2,8 @@
 
 What a message that cannot be used does:
 
-* malformed, though of a known version: skipped, counted, the first one logged. It is the same on every node, so all skip
+* malformed, though of a known version: skipped, counted, the first one logged. It is the same on every node, so all
+skip
   it, and a stop would stop the whole group for ever;
 * of a newer version: this node stops applying (``blocked``) and does not become master, until the program is newer;
 * not there or damaged on this disk (expired, say): what it said is unknown here, so the state is not ``complete`` until
@@ -11,9 +12,9 @@ What a message that cannot be used does:
 A full state that was written when nothing else was under way (it describes the state right before itself) replaces the
 tables of *every* node: should they ever differ, they do not differ for long.
 
-**Deleted topics.** Dispatch may be ahead of this thread, so when a deletion is applied, the topic may live again and have
-new messages. Its files are therefore not removed at once but only after a while in which it stayed deleted; if it is
-made again before, only if it has no message that is newer than the deletion. The same keeps a replay after a restart
+**Deleted topics.** Dispatch may be ahead of this thread, so when a deletion is applied, the topic may live again and
+have new messages. Its files are therefore not removed at once but only after a while in which it stayed deleted; if it
+is made again before, only if it has no message that is newer than the deletion. The same keeps a replay after a restart
 from deleting what came later.
 """
 
@@ -132,13 +133,13 @@ class StateApplier:
             self._skip_to(result.min_offset, "they expired")
         elif before < result.max_offset and result.next_offset > before:
             self._skip_to(result.next_offset, "they are not readable")
-        else:
+        elif before >= result.max_offset:
             self._remove_doomed(now_ms)
         return self.next_offset > before
 
     def doom_due_ms(self) -> int | None:
         """When ``step`` has a deleted topic's files to remove; None: there are none."""
-        return min(self._doomed_at_ms.values(), default=None)
+        return None if self.blocked else min(self._doomed_at_ms.values(), default=None)
 
     def settle_end(self) -> None:
         """Called when everything in the log is dispatched: a snapshot beyond its end comes of a lost tail.

@@ -1,12 +1,13 @@
 """Changes of broker state, and the messages of ``BROKER_STATE_TOPIC`` that carry them.
 
 A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. A published full state is
-one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of all
-its parts, applied to empty tables, give the state before queue offset ``upto``.
+one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
+all its parts, applied to empty tables, give the state before queue offset ``upto``.
 
-Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and nothing
-of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a *newer* version
-is not malformed: whoever wrote it meant something that this program does not know, and it must not act as if it did.
+Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and
+nothing of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a
+*newer* version is not malformed: whoever wrote it meant something that this program does not know, and it must not act
+as if it did.
 """
 
 from __future__ import annotations

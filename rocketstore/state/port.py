@@ -1,4 +1,4 @@
-"""What broker state and delayed delivery need of the message store; ``MessageStore`` and a fake of the tests have it."""
+"""What broker state and delayed delivery need of the message store. ``MessageStore`` has it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``config/brokerState.json``: the tables as they were before one queue offset of the state topic.
 
 It only shortens the replay of that topic, so a missing or damaged one is never an error. The file is one JSON object
-``{"checksum": CRC32C, "state": {...}}``, in the spelling that Python's ``json`` gives it, because the checksum is of the
-bytes of ``state``; it is replaced whole, so a crash leaves the old or the new one.
+``{"checksum": CRC32C, "state": {...}}``, in the spelling that Python's ``json`` gives it, because the checksum is of
+the bytes of ``state``; it is replaced whole, so a crash leaves the old or the new one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Snapshot:
 
     ``next_offset`` is the first message of the state topic that is not in it; ``last_record`` the physical offset and
     body CRC of the one before, by which a log that is another one is recognised (None: there was none).
-    ``complete`` is false if changes are known to be missing. ``doomed`` holds deleted topics whose queue files this node
-    may still have, with the physical offset of the deletion.
+    ``complete`` is false if changes are known to be missing. ``doomed`` holds deleted topics whose queue files this
+    node may still have, with the physical offset of the deletion.
     """
 
     changes: tuple[Change, ...] = ()
