@@ -25,7 +25,7 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
-from dledger.errors import InvalidRequestError
+from dledger.errors import CorruptLogError, InvalidRequestError
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.changes import (
@@ -40,12 +40,14 @@ from rocketstore.state.changes import (
 from rocketstore.state.port import StateStore
 from rocketstore.state.snapshot import Snapshot
 from rocketstore.state.tables import Tables
-from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus
+from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult
 
 READ_COUNT: Final = 32
 """Messages read at once."""
 DELETE_GRACE_MS: Final = 10_000
 """How long a deleted topic's files stay."""
+
+_GONE: Final = frozenset({GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE})
 
 _log = logging.getLogger("rocketstore")
 
@@ -123,7 +125,11 @@ class StateApplier:
         if self.blocked or (not self._verified and not self._verify()):
             return False
         before = self.next_offset
-        result = self._store.get(BROKER_STATE_TOPIC, 0, before, max_count=READ_COUNT)
+        try:
+            result = self._read(before)
+        except CorruptLogError as error:
+            self._skip_to(before + 1, str(error))
+            return True
         if result.status is GetMessageStatus.FOUND:
             for record in result.records:
                 if not self._apply_record(record):
@@ -131,8 +137,8 @@ class StateApplier:
             return not self.blocked
         if before < result.min_offset:
             self._skip_to(result.min_offset, "they expired")
-        elif before < result.max_offset and result.next_offset > before:
-            self._skip_to(result.next_offset, "they are not readable")
+        elif result.status in _GONE and result.next_offset > before:
+            self._skip_to(result.next_offset, "they are not in the log")
         elif before >= result.max_offset:
             self._remove_doomed(now_ms)
         return self.next_offset > before
@@ -164,12 +170,14 @@ class StateApplier:
         minimum, end = self._store.min_offset(BROKER_STATE_TOPIC, 0), self.end_offset
         if self.next_offset > end:
             return False  # dispatch has not come so far yet
-        self._verified = True
         if self.next_offset <= minimum:
+            self._verified = True
             return True
-        result = self._store.get(BROKER_STATE_TOPIC, 0, self.next_offset - 1, max_count=1)
-        message = _decode(result.records[0]) if result.records else None
-        if message is None or (message.offset, message.body_crc) == self._last_record:
+        message = self._message_at(BROKER_STATE_TOPIC, 0, self.next_offset - 1)
+        if message is None:
+            return True  # it may be readable only once it is committed: look again with the next step
+        self._verified = True
+        if (message.offset, message.body_crc) == self._last_record:
             return True
         _log.error("broker state: the snapshot is of another log; state is replayed from this one")
         with self.lock:
@@ -254,7 +262,7 @@ class StateApplier:
         with self.lock:
             self.complete = False
             self.next_offset = offset
-            self._last_record = None
+            self._last_record, self._verified = None, True
             self.changed += 1
 
     def _remove_doomed(self, now_ms: int) -> None:
@@ -284,11 +292,23 @@ class StateApplier:
             end = self._store.max_offset(name, queue_id)
             if name != topic or end == 0:
                 continue
-            newest = self._store.get(name, queue_id, end - 1, max_count=1)
-            message = _decode(newest.records[0]) if newest.records else None
+            message = self._message_at(name, queue_id, end - 1)
             if message is not None and message.offset > position:
                 return True
         return False
+
+    def _read(self, offset: int) -> GetResult:
+        try:
+            return self._store.get(BROKER_STATE_TOPIC, 0, offset, max_count=READ_COUNT)
+        except CorruptLogError:
+            return self._store.get(BROKER_STATE_TOPIC, 0, offset, max_count=1)  # only a later one may be damaged
+
+    def _message_at(self, topic: str, queue_id: int, offset: int) -> Message | None:
+        try:
+            result = self._store.get(topic, queue_id, offset, max_count=1)
+        except CorruptLogError:
+            return None
+        return _decode(result.records[0]) if result.records else None
 
 
 def _decode(record: bytes) -> Message | None:

@@ -50,6 +50,7 @@ RETRY_MS: Final = 1000
 TICK_MS: Final = 10_000
 """How often expiry of the last full state is looked at."""
 STEP_MS_MIN: Final = 10
+CATCH_UP_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 10.0
 
 _APPLIED: Final = PutResult(PutMessageStatus.PUT_OK)
@@ -57,6 +58,10 @@ _SLAVE: Final = PutResult(
     PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="this broker is not the master"
 )
 _log = logging.getLogger("rocketstore")
+
+
+class StateBehindError(DLedgerError):
+    """Raised when applying what is in the log takes too long; repeat."""
 
 
 class StateIncompleteError(DLedgerError):
@@ -138,11 +143,11 @@ class BrokerState:
         with self._stepping:
             self._write_snapshot()
 
-    def catch_up(self, timeout_s: float) -> bool:
-        """Apply everything that is dispatched, which must be everything in the log; False if that took too long.
+    def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
+        """Apply everything that is dispatched, which must be everything in the log; before the store becomes master.
 
-        To be called before the store becomes master. Raises ``StateIncompleteError`` and ``StateBlockedError``: this
-        node should leave the role to another.
+        Raises ``StateBehindError`` after ``timeout_s``; ``StateIncompleteError`` and ``StateBlockedError`` if this node
+        should leave the role to another.
         """
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
@@ -150,13 +155,12 @@ class BrokerState:
             if self._applier.blocked:
                 raise StateBlockedError(self._applier.blocked)
             if time.monotonic() > deadline:
-                return False
+                raise StateBehindError(f"broker state: not applied to its end within {timeout_s:g} s")
             pause.wait(0.01)
         if not self._applier.complete:
             self._accept_incomplete()
         self._full_wanted = True
         self._worker.wake()
-        return True
 
     def wake(self) -> None:
         """Look at the store's role soon; whoever makes it master calls this."""
