@@ -1,4 +1,4 @@
-"""Broker state and delayed delivery over the real message store on a plain log: restarts, with and without a clean stop."""
+"""Broker state and delayed delivery over the real message store on a plain log: restarts after a stop and a kill."""
 
 from __future__ import annotations
 
