@@ -26,7 +26,6 @@ from dledger.config import (
 from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
 from dledger.setting_sources import (
-    ENVIRONMENT_PREFIX,
     Chosen,
     Target,
     Vocabulary,
@@ -39,7 +38,6 @@ from dledger.setting_sources import (
 )
 from dledger.types import NodeId
 
-__all__ = ["ENVIRONMENT_PREFIX", "TARGETS", "Settings", "build", "load", "parse_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
