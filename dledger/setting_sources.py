@@ -120,7 +120,7 @@ class Vocabulary:
         return short.lower() if short.lower() in self.own else self._folded.get(_fold(short))
 
     def hint(self, name: str, candidates: Iterable[str] | None = None) -> str:
-        """``did you mean …?``, or nothing when no known name comes close. Of two spellings of one name, that in its style."""
+        """``did you mean …?``, or nothing when no known name comes close; of two spellings the one in its style."""
         likest_last = sorted(candidates or self._all_names, key=lambda one: ("_" in one) == ("_" in name))
         folded = {_fold(one): one for one in likest_last}
         close = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=0.6)

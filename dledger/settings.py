@@ -39,7 +39,6 @@ from dledger.setting_sources import (
 from dledger.types import NodeId
 
 
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """A checked configuration, and the settings that were understood but change nothing in this package."""

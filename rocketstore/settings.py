@@ -235,7 +235,8 @@ def _role(text: str) -> BrokerRole:
 
 
 def _flush_type(text: str) -> FlushDiskType:
-    return _one_of(FlushDiskType, text.upper() if text.upper().endswith("_FLUSH") else f"{text.upper()}_FLUSH")
+    short = {"SYNC": "SYNC_FLUSH", "ASYNC": "ASYNC_FLUSH"}  # as `dledger serve` has them
+    return _one_of(FlushDiskType, short.get(text.upper(), text))
 
 
 def _one_of(kind: type[_Word], text: str) -> _Word:
