@@ -28,6 +28,17 @@ class CommitLog(Protocol):
         """The end of what may be dispatched and read: everything written, or in a replicated log what is committed."""
 
     @property
+    def end_offset(self) -> int:
+        """The end of everything kept: in a replicated log also what is not yet known to be committed.
+
+        Equal to ``max_offset`` in a plain log. Consume queues are cut here after a restart, never at ``max_offset``: a
+        restarted member may know less of the commit position than its queues already hold.
+        """
+
+    def listen(self, advanced: Callable[[], None]) -> None:
+        """Have ``advanced`` called after ``max_offset`` has grown; on any thread, it is cheap. Before ``start``."""
+
+    @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:
         """(topic, queue id) to the next queue offset. Replaced as a whole by ``set_queue_offsets``."""
 

@@ -1,0 +1,261 @@
+"""The bytes of a stored message, as RocketMQ lays them out. All integers are big-endian and signed.
+
+     0 total size i32   20 queue offset i64      48 born host 8 (IPv6: 20)    76 prepared transaction offset i64
+     4 magic i32        28 physical offset i64   56 store timestamp i64       84 body length i32, body
+     8 body CRC i32     36 system flag i32       64 store host 8 (IPv6: 20)      topic length i8 (V2: i16), topic
+    12 queue id i32     40 born timestamp i64    72 reconsume times i32          properties length i16, properties
+    16 flag i32
+
+What follows an IPv6 host stands 12 bytes later. Bits 0x10 and 0x20 of the system flag say which host is one. The CRC is
+zlib's over the body as stored, without its top bit, and 0 for an empty body; nothing else of a record is protected.
+
+A blank, ``[what remains of the file i32][magic]``, ends a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct, error
+from typing import Final
+from zlib import crc32
+
+from dledger.errors import InvalidRequestError, invariant
+from rocketstore.message.message import (
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    HostAddress,
+    Message,
+)
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+
+MESSAGE_MAGIC: Final = -626_843_481
+"""0xDAA320A7."""
+MESSAGE_MAGIC_V2: Final = -626_843_477
+"""0xDAA320AB: RocketMQ 5, topics longer than 127 bytes. Read, never written."""
+BLANK_MAGIC: Final = -875_286_124
+"""0xCBD43194."""
+
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+SYS_FLAG_AT: Final = 36
+STORE_TIMESTAMP_AT: Final = 56
+STORE_TIMESTAMP_AT_V6: Final = 68
+"""Where the store timestamp is if the born host is an IPv6 address."""
+OVERHEAD: Final = 91
+"""A record's length without body, topic and properties, between IPv4 hosts."""
+IPV6_EXTRA: Final = 12
+TOPIC_BYTES_MAX: Final = 127
+CRC_MASK: Final = 0x7FFF_FFFF
+HOST_V6_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+
+BLANK: Final = Struct(">ii")
+OFFSETS: Final = Struct(">qq")
+"""Queue and physical offset, at ``QUEUE_OFFSET_AT``."""
+TIMESTAMP: Final = Struct(">q")
+_IPV4_BYTES: Final = 4
+_IPV6_BYTES: Final = 16
+_FLAGS_BY_LENGTHS: Final = {(4, 4): 0, (16, 4): 0x10, (4, 16): 0x20, (16, 16): 0x30}
+_CACHED_TOPICS_MAX: Final = 4096
+
+_topics: dict[str, bytes] = {}
+
+
+class CorruptRecordError(InvalidRequestError):
+    """Raised when bytes are no whole, undamaged record."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where things are in records with these kinds of hosts: the fields before the body, by number and by place."""
+
+    head: Struct
+    store_timestamp_at: int
+
+    @property
+    def body_at(self) -> int:
+        return self.head.size
+
+
+def _layout(flags: int) -> _Layout:
+    born = _IPV6_BYTES if flags & SYS_FLAG_BORN_HOST_V6 else _IPV4_BYTES
+    store = _IPV6_BYTES if flags & SYS_FLAG_STORE_HOST_V6 else _IPV4_BYTES
+    return _Layout(Struct(f">iiiiiqqiq{born}siq{store}siiqi"), 52 + born)
+
+
+_LAYOUTS: Final = {flags: _layout(flags) for flags in (0, 0x10, 0x20, 0x30)}
+_PACKS: Final[dict[int, Callable[..., bytes]]] = {flags: layout.head.pack for flags, layout in _LAYOUTS.items()}
+_LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(256))
+
+invariant(_LAYOUTS[0].body_at == OVERHEAD - 3, "record head", size=_LAYOUTS[0].body_at)
+invariant(_LAYOUTS[0x30].store_timestamp_at == STORE_TIMESTAMP_AT_V6, "record head with IPv6")
+
+
+def body_crc(body: bytes) -> int:
+    """What a record says of its body."""
+    return crc32(body) & CRC_MASK
+
+
+def store_timestamp_at(sys_flag: int) -> int:
+    """Where a record with this system flag has its store timestamp."""
+    return STORE_TIMESTAMP_AT_V6 if sys_flag & SYS_FLAG_BORN_HOST_V6 else STORE_TIMESTAMP_AT
+
+
+def body_at(sys_flag: int) -> int:
+    """Where a record with this system flag has its body."""
+    return _LAYOUTS[sys_flag & HOST_V6_FLAGS].body_at
+
+
+def record_length(message: Message) -> int:
+    """How many bytes the message's record has. Raises ``InvalidRequestError`` for what cannot be stored."""
+    hosts = (len(message.born_host[0]), len(message.store_host[0]))
+    flags = _FLAGS_BY_LENGTHS.get(hosts, 0)
+    properties = encode_properties(message.properties)
+    return _LAYOUTS[flags].body_at + 3 + len(message.body) + len(_topic_field(message.topic)) - 1 + len(properties)
+
+
+def encode_record(message: Message, *, queue_offset: int = 0, physical_offset: int = 0) -> bytes:
+    """The message's record; sets the message's ``size``, ``body_crc`` and the host bits of its ``sys_flag``.
+
+    Raises ``InvalidRequestError`` for what no record can hold: too long a topic or property string, hosts that are no
+    IP addresses, numbers out of range. Sizes that are only a matter of settings are for ``checks``.
+    """
+    return b"".join(_encode(message, queue_offset, physical_offset))
+
+
+def encode_record_buffer(message: Message) -> bytearray:
+    """As ``encode_record`` with both offsets 0, for ``place_record`` to fill in."""
+    return bytearray().join(_encode(message, 0, 0))
+
+
+def place_record(record: bytearray, message: Message, queue_offset: int, physical_offset: int) -> None:
+    """Write what is known only under the put lock into an encoded record: its places and its store timestamp."""
+    OFFSETS.pack_into(record, QUEUE_OFFSET_AT, queue_offset, physical_offset)
+    TIMESTAMP.pack_into(record, store_timestamp_at(message.sys_flag), message.store_timestamp)
+
+
+def _encode(message: Message, queue_offset: int, physical_offset: int) -> tuple[bytes, ...]:
+    body = message.body
+    topic = _topics.get(message.topic) or _topic_field(message.topic)
+    properties = encode_properties(message.properties) if message.properties else b""
+    properties_bytes = len(properties)
+    born_ip, born_port = message.born_host
+    store_ip, store_port = message.store_host
+    flags = _FLAGS_BY_LENGTHS.get((len(born_ip), len(store_ip)), -1)
+    if flags < 0:
+        raise InvalidRequestError("the born host or the store host is no IP address of 4 or 16 bytes")
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise InvalidRequestError(f"the properties take {properties_bytes} bytes; at most {PROPERTIES_BYTES_MAX} fit")
+    sys_flag = message.sys_flag & ~HOST_V6_FLAGS | flags
+    crc = crc32(body) & CRC_MASK
+    body_bytes = len(body)
+    size = OVERHEAD - 1 + body_bytes + len(topic) + properties_bytes
+    if flags:
+        size += _LAYOUTS[flags].body_at - OVERHEAD + 3
+    try:
+        head = _PACKS[flags](
+            size,
+            MESSAGE_MAGIC,
+            crc,
+            message.queue_id,
+            message.flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            message.born_timestamp,
+            born_ip,
+            born_port,
+            message.store_timestamp,
+            store_ip,
+            store_port,
+            message.reconsume_times,
+            message.prepared_offset,
+            body_bytes,
+        )
+    except error as problem:
+        raise InvalidRequestError(f"a number of the message does not fit its field: {problem}") from problem
+    message.size = size
+    message.body_crc = crc
+    message.sys_flag = sys_flag
+    length = _LENGTHS[properties_bytes] if properties_bytes < 256 else properties_bytes.to_bytes(2, "big")
+    return head, body, topic, length, properties
+
+
+def _topic_field(topic: str) -> bytes:
+    """The topic with its length before it; remembered, because topics are few."""
+    try:
+        encoded = topic.encode()
+    except UnicodeEncodeError as problem:
+        raise InvalidRequestError(f"the topic is no text that UTF-8 can hold: {problem.reason}") from problem
+    if not 0 < len(encoded) <= TOPIC_BYTES_MAX:
+        raise InvalidRequestError(f"a topic has 1 to {TOPIC_BYTES_MAX} bytes, this one {len(encoded)}")
+    if len(_topics) >= _CACHED_TOPICS_MAX:
+        _topics.clear()
+    field = _topics[topic] = bytes((len(encoded),)) + encoded
+    return field
+
+
+def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
+    """Read one whole record. Raises ``CorruptRecordError`` for anything that is not exactly one."""
+    if len(record) < OVERHEAD:
+        raise CorruptRecordError(f"{len(record)} bytes are too few for a record")
+    layout = _LAYOUTS[record[SYS_FLAG_AT + 3] & HOST_V6_FLAGS]
+    at = layout.body_at
+    if len(record) < at + 3:
+        raise CorruptRecordError(f"{len(record)} bytes are too few for a record with IPv6 hosts")
+    (
+        size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_ip, born_port,
+        store_timestamp, store_ip, store_port, reconsume_times, prepared_offset, body_bytes,
+    ) = layout.head.unpack_from(record)  # fmt: skip
+    if size != len(record):
+        raise CorruptRecordError(f"the record says it has {size} bytes, there are {len(record)}")
+    topic_at = at + body_bytes
+    if body_bytes < 0 or topic_at + 3 > size:
+        raise CorruptRecordError(f"the body's length, {body_bytes}, does not fit a record of {size} bytes")
+    topic, properties = _decode_tail(record, magic, topic_at)
+    body = bytes(record[at:topic_at])
+    if check_crc and crc != crc32(body) & CRC_MASK:
+        raise CorruptRecordError(f"the body of {body_bytes} bytes does not match its CRC")
+    return Message(
+        topic,
+        body,
+        queue_id,
+        properties,
+        flag,
+        sys_flag,
+        born_timestamp,
+        HostAddress(born_ip, born_port),
+        HostAddress(store_ip, store_port),
+        reconsume_times,
+        prepared_offset,
+        store_timestamp,
+        queue_offset,
+        physical_offset,
+        size,
+        crc,
+    )
+
+
+def _decode_tail(record: bytes, magic: int, topic_at: int) -> tuple[str, dict[str, str]]:
+    """Topic and properties, which must fill the record exactly."""
+    if magic == MESSAGE_MAGIC:
+        topic_bytes = record[topic_at]
+        start = topic_at + 1
+        if topic_bytes > TOPIC_BYTES_MAX:
+            raise CorruptRecordError("the topic's length is negative")
+    elif magic == MESSAGE_MAGIC_V2:
+        start = topic_at + 2
+        topic_bytes = int.from_bytes(record[topic_at:start], "big", signed=True)
+    else:
+        raise CorruptRecordError(f"the magic {magic & 0xFFFFFFFF:#x} is no message's")
+    properties_at = start + topic_bytes + 2
+    if topic_bytes <= 0 or properties_at > len(record):
+        raise CorruptRecordError(f"the topic's length, {topic_bytes}, does not fit")
+    properties_bytes = int.from_bytes(record[properties_at - 2 : properties_at], "big", signed=True)
+    if properties_bytes != len(record) - properties_at:
+        raise CorruptRecordError(f"the properties' length, {properties_bytes}, does not fit")
+    try:
+        topic = str(record[start : properties_at - 2], "utf-8")
+    except UnicodeDecodeError as problem:
+        raise CorruptRecordError(f"the topic is no UTF-8: {problem.reason}") from problem
+    return topic, decode_properties(bytes(record[properties_at:]))

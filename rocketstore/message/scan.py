@@ -1,0 +1,289 @@
+"""Finding the records in a stretch of the log, for recovery and dispatch. The hot path of both.
+
+A scan gives one ``RecordHead`` per record and stops, without raising, at the first byte that cannot be vouched for. It
+believes nothing that it can check: lengths must add up, a record must say that it stands where it stands, and
+topics, which become directory names, must not be able to lead out of their directory.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, Literal, NamedTuple, NoReturn
+from zlib import crc32
+
+from rocketstore.message.delay import DelayLevels, parse_level
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property, find_property_bytes
+from rocketstore.message.record import (
+    BLANK,
+    BLANK_MAGIC,
+    CRC_MASK,
+    HOST_V6_FLAGS,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    OVERHEAD,
+    TOPIC_BYTES_MAX,
+)
+from rocketstore.message.tags import tags_code_of
+from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
+
+ENTRY_HEADER_BYTES: Final = 48
+ENTRY_MAGIC: Final = 1
+NOOP_MAGIC: Final = 2
+ENTRY_BLANK_MAGIC: Final = -1
+COMPATIBLE_NOOP_CHANNEL: Final = 0x4E4F_4F50
+"""The channel ("NOOP") of an ordinary entry that begins a term. Its body is a record of ``TERM_START_TOPIC``, so that
+RocketMQ's own readers can step over it; it is no message."""
+
+# size, magic, body CRC, queue id, queue offset, physical offset, system flag, store timestamp, prepared offset and the
+# body's length
+_HEADS: Final = {
+    0: Struct(">4i4xqqi8x8xq8x4xqi"),
+    0x10: Struct(">4i4xqqi8x20xq8x4xqi"),
+    0x20: Struct(">4i4xqqi8x8xq20x4xqi"),
+    0x30: Struct(">4i4xqqi8x20xq20x4xqi"),
+}
+_HEAD_V4: Final = _HEADS[0].unpack_from
+_V4_BODY_AT: Final = 88
+# magic, size, index, position, channel, body length
+_ENTRY: Final = Struct(">iiq8xqi8xi")
+_TAGS: Final = b"TAGS\x01"
+_TAGS_BYTES: Final = len(_TAGS)
+_PROPERTY_SEPARATOR: Final = 2
+_ENTRY_MAGICS: Final = (ENTRY_MAGIC, NOOP_MAGIC)
+_MESSAGE_MAGICS: Final = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
+_NO_PLACE_IN_QUEUE: Final = 0x4
+"""Set in the system flag of prepared and of rolled-back messages, and of no others."""
+_CACHED_TOPICS_MAX: Final = 4096
+_BLANK_BYTES_MIN: Final = 8
+_LONG_TOPIC_BYTES_MAX: Final = 0x7FFF
+
+_topics: dict[bytes, str] = {}
+_make_head = tuple.__new__
+
+
+class ScanOutcome(NamedTuple):
+    """What a scan found.
+
+    ``heads`` are the records of the first ``consumed`` bytes. ``end`` says why it stopped there: ``"more"``, the data
+    ends there or within the next record; ``"blank"``, the rest of the file is empty; ``"damaged"``, what follows is
+    neither (also zero bytes, which follow the last record in a file that is not full). ``reason`` says what and where,
+    for people. ``needed`` is how many bytes the cut-off record, entry or blank has, 0 if that is not known: where
+    nothing was consumed, read so many; if the log has not so many, it is damaged there.
+    """
+
+    heads: list[RecordHead]
+    consumed: int
+    end: Literal["more", "blank", "damaged"]
+    reason: str = ""
+    needed: int = 0
+
+
+class _DamagedError(Exception):
+    """Raised when there is no whole record where one must be."""
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise _DamagedError(reason)
+
+
+def scan_records(
+    data: bytes | memoryview, base_offset: int, *, check_crc: bool, delay_levels: DelayLevels | None = None
+) -> ScanOutcome:
+    """Read the records of a plain log from ``base_offset`` on, where ``data`` begins. Never raises.
+
+    Stops before a blank; ``needed`` is its length. With ``delay_levels``, the tags code of delayed messages is the time
+    at which they are due.
+    """
+    raw = data if isinstance(data, bytes) else bytes(data)
+    view = memoryview(raw)
+    heads: list[RecordHead] = []
+    add = heads.append
+    at, end = 0, len(raw)
+    while at + 8 <= end:
+        try:
+            size, magic = BLANK.unpack_from(raw, at)
+            if size > end - at or magic == BLANK_MAGIC:
+                return _stopped(heads, at, size, magic, base_offset + at)
+            add(_head(raw, at, size, base_offset + at, view if check_crc else None, delay_levels))
+        except _DamagedError as damage:
+            return ScanOutcome(heads, at, "damaged", f"offset {base_offset + at}: {damage}")
+        at += size
+    return ScanOutcome(heads, at, "more", f"offset {base_offset + at}: the data ends")
+
+
+def _stopped(heads: list[RecordHead], at: int, size: int, magic: int, offset: int) -> ScanOutcome:
+    """The outcome at a blank, or at a record that is longer than the data."""
+    if magic == BLANK_MAGIC and size >= _BLANK_BYTES_MIN:
+        return ScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
+    if magic in _MESSAGE_MAGICS and size >= OVERHEAD:
+        return ScanOutcome(heads, at, "more", f"offset {offset}: a record of {size} bytes is cut off", size)
+    return ScanOutcome(heads, at, "damaged", f"offset {offset}: no record (size {size}, magic {magic & 0xFFFFFFFF:#x})")
+
+
+def scan_entries(
+    data: bytes | memoryview, base_offset: int, *, check_crc: bool, delay_levels: DelayLevels | None = None
+) -> ScanOutcome:
+    """Read the records in a replicated log's entries from ``base_offset`` on, where ``data`` begins. Never raises.
+
+    Heads have the offsets and sizes of the records, without the entries around them; ``consumed`` counts entries and
+    blanks. No-ops are skipped, and blanks too if the data holds them wholly; otherwise the scan stops before the blank
+    and ``needed`` is its length.
+    """
+    raw = data if isinstance(data, bytes) else bytes(data)
+    view = memoryview(raw) if check_crc else None
+    heads: list[RecordHead] = []
+    add = heads.append
+    at, end = 0, len(raw)
+    next_index = -1
+    while at + ENTRY_HEADER_BYTES <= end:
+        offset = base_offset + at
+        magic, size, index, position, channel, body_bytes = _ENTRY.unpack_from(raw, at)
+        if magic == ENTRY_BLANK_MAGIC and _BLANK_BYTES_MIN <= size <= end - at:
+            at += size
+            continue
+        try:
+            if size > end - at or size < ENTRY_HEADER_BYTES or magic not in _ENTRY_MAGICS:
+                break
+            if body_bytes != size - ENTRY_HEADER_BYTES or position != offset or index != next_index != -1:
+                _refuse(_entry_problem(size, body_bytes, position, index, next_index))
+            if magic == ENTRY_MAGIC:
+                head = _head(raw, at + ENTRY_HEADER_BYTES, body_bytes, offset + ENTRY_HEADER_BYTES, view, delay_levels)
+                if channel != COMPATIBLE_NOOP_CHANNEL:
+                    add(head)
+                elif head[0] != TERM_START_TOPIC:
+                    _refuse(f"the channel says that it is a no-op, the topic {head[0]!r} that it is none")
+        except _DamagedError as damage:
+            return ScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")
+        next_index = index + 1
+        at += size
+    return _entries_stopped(heads, raw, at, base_offset + at)
+
+
+def _entries_stopped(heads: list[RecordHead], raw: bytes, at: int, offset: int) -> ScanOutcome:
+    """The outcome where no whole entry follows."""
+    remaining = len(raw) - at
+    if remaining < _BLANK_BYTES_MIN:
+        return ScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
+    magic, size = BLANK.unpack_from(raw, at)
+    if magic == ENTRY_BLANK_MAGIC and size >= _BLANK_BYTES_MIN:
+        if size <= remaining:
+            return ScanOutcome(heads, at + size, "more", f"offset {offset + size}: the data ends")
+        return ScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
+    if magic in _ENTRY_MAGICS and size >= ENTRY_HEADER_BYTES:
+        return ScanOutcome(heads, at, "more", f"offset {offset}: an entry of {size} bytes is cut off", size)
+    return ScanOutcome(heads, at, "damaged", f"offset {offset}: no entry (magic {magic}, size {size})")
+
+
+def _entry_problem(size: int, body_bytes: int, position: int, index: int, next_index: int) -> str:
+    if body_bytes != size - ENTRY_HEADER_BYTES:
+        return f"an entry of {size} bytes says its body has {body_bytes}"
+    if index != next_index != -1:
+        return f"index {index} where {next_index} must be"
+    return f"the entry says it stands at {position}"
+
+
+def _head(
+    raw: bytes, at: int, size: int, offset: int, view: memoryview | None, delay_levels: DelayLevels | None
+) -> RecordHead:
+    """Read the record in ``raw[at:at + size]``, which must be there. ``view``: of ``raw``, to check the body's CRC."""
+    if size < OVERHEAD:
+        raise _DamagedError(f"a record cannot have {size} bytes")
+    body_at = at + _V4_BODY_AT
+    own_size, magic, crc, queue_id, queue_offset, own_offset, sys_flag, store_timestamp, prepared_offset, body_bytes = (
+        _HEAD_V4(raw, at)
+    )
+    if own_size != size or own_offset != offset:
+        raise _DamagedError(f"the record says it has {own_size} bytes at {own_offset}; it should have {size}")
+    if sys_flag & HOST_V6_FLAGS:
+        body_at, store_timestamp, prepared_offset, body_bytes = _behind_v6_hosts(raw, at, size, sys_flag)
+    topic_at = body_at + body_bytes
+    end = at + size
+    if body_bytes < 0 or topic_at + 3 > end:
+        raise _DamagedError(f"a body of {body_bytes} bytes in a record of {size}")
+    if view is not None and crc != crc32(view[body_at:topic_at]) & CRC_MASK:
+        raise _DamagedError(f"the body of {body_bytes} bytes does not match its CRC")
+    if magic == MESSAGE_MAGIC:
+        start = topic_at + 1
+        topic_end = start + raw[topic_at]
+    else:
+        start, topic_end = _long_topic(raw, magic, topic_at)
+    start_of_properties = topic_end + 2
+    if start_of_properties > end or (raw[topic_end] << 8 | raw[topic_end + 1]) != end - start_of_properties:
+        raise _DamagedError("the lengths of topic and properties do not add up to the record's")
+    encoded_topic = raw[start:topic_end]
+    topic = _topics.get(encoded_topic) or _topic(encoded_topic, magic)
+    code = 0
+    properties = b""
+    if start_of_properties != end:
+        properties = raw[start_of_properties:end]
+        code = _tags_code(properties)
+        if delay_levels is not None and topic == SCHEDULE_TOPIC:
+            code = _delay_code(properties, store_timestamp, delay_levels, code)
+    if sys_flag & _NO_PLACE_IN_QUEUE:
+        queue_offset = -1
+    return _make_head(
+        RecordHead,
+        (
+            topic, queue_id, offset, size, code, store_timestamp, queue_offset, sys_flag, prepared_offset, properties,
+        ),
+    )  # fmt: skip
+
+
+def _tags_code(properties: bytes) -> int:
+    """The tags code of a record with these properties."""
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise _DamagedError("the length of the properties is negative")
+    at = properties.rfind(_TAGS)
+    if at < 0:
+        return 0
+    if at == 0 or properties[at - 1] == _PROPERTY_SEPARATOR:
+        stop = properties.find(b"\x02", at)
+        tag = properties[at + _TAGS_BYTES :] if stop < 0 else properties[at + _TAGS_BYTES : stop]
+        if tag:
+            return tags_code_of(tag)
+    value = find_property_bytes(properties, _TAGS)  # the rare rest: TAGS within another property, or without a value
+    return 0 if value is None else tags_code_of(value)
+
+
+def _behind_v6_hosts(raw: bytes, at: int, size: int, sys_flag: int) -> tuple[int, int, int, int]:
+    """Where the body is, and the store timestamp, prepared offset and body length, in a record with IPv6 hosts."""
+    layout = _HEADS[sys_flag & HOST_V6_FLAGS]
+    if size < layout.size + 3:
+        raise _DamagedError(f"a record with IPv6 hosts cannot have {size} bytes")
+    fields = layout.unpack_from(raw, at)
+    return at + layout.size, fields[7], fields[8], fields[9]
+
+
+def _long_topic(raw: bytes, magic: int, topic_at: int) -> tuple[int, int]:
+    """Where the topic of a record of version 2 begins and ends."""
+    if magic != MESSAGE_MAGIC_V2:
+        raise _DamagedError(f"the magic {magic & 0xFFFFFFFF:#x} is no message's")
+    start = topic_at + 2
+    topic_bytes = raw[topic_at] << 8 | raw[topic_at + 1]
+    if topic_bytes > _LONG_TOPIC_BYTES_MAX:
+        raise _DamagedError("the topic's length is negative")
+    return start, start + topic_bytes
+
+
+def _topic(encoded: bytes, magic: int) -> str:
+    """The topic's text, checked, and remembered because topics are few."""
+    is_long = len(encoded) > TOPIC_BYTES_MAX
+    if not encoded or (is_long and magic == MESSAGE_MAGIC):
+        raise _DamagedError(f"a topic of {len(encoded)} bytes")
+    try:
+        topic = encoded.decode()
+    except UnicodeDecodeError as problem:
+        raise _DamagedError(f"the topic is no UTF-8: {problem.reason}") from problem
+    if topic in (".", "..") or "/" in topic or not topic.isprintable():
+        raise _DamagedError(f"the topic {topic!r} cannot be a directory's name")
+    if len(_topics) >= _CACHED_TOPICS_MAX:
+        _topics.clear()
+    if not is_long:  # a long one must not be found for a record of version 1, whose topic cannot have that length
+        _topics[encoded] = topic
+    return topic
+
+
+def _delay_code(properties: bytes, store_timestamp: int, delay_levels: DelayLevels, otherwise: int) -> int:
+    """When a delayed message is due; ``otherwise`` if it has no delay level."""
+    level = parse_level(find_property(properties, "DELAY") or "")
+    return delay_levels.due_ms(level, store_timestamp) if level > 0 else otherwise

@@ -1,0 +1,106 @@
+"""Java's string hash, which names tags in consume queues and keys in the index."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK: Final = 0xFFFF_FFFF
+_SIGN: Final = 0x8000_0000
+_MULTIPLIER: Final = 31
+_INVERSE: Final = pow(_MULTIPLIER, -1, 1 << 32)
+_UNITS_PER_STEP: Final = 1 << 16
+"""How many code units one vectorised step hashes: two tables of this length are kept."""
+_CACHED_TAGS_MAX: Final = 8192
+_FEWEST_FOR_VECTORS: Final = 8
+
+_tags_codes: dict[bytes, int] = {}
+
+
+def java_hash(text: str) -> int:
+    """``String.hashCode``: ``h = 31 * h + c`` over UTF-16 code units, wrapping as an i32."""
+    value = 0
+    for unit in _utf16(text):
+        value = (31 * value + unit) & _MASK
+    return value - ((value & _SIGN) << 1)
+
+
+def tags_code(text: str) -> int:
+    """What a consume queue keeps of a tag: its Java hash, 0 without a tag."""
+    return java_hash(text)
+
+
+def tags_code_of(encoded: bytes) -> int:
+    """As ``tags_code``, for the tag's UTF-8 bytes; remembers recent answers, because producers repeat their tags."""
+    code = _tags_codes.get(encoded)
+    if code is None:
+        if len(_tags_codes) >= _CACHED_TAGS_MAX:
+            _tags_codes.clear()
+        code = _tags_codes[encoded] = java_hash(encoded.decode(errors="replace"))
+    return code
+
+
+def java_hashes(texts: Sequence[str]) -> list[int]:
+    """``java_hash`` of each text, for many texts much faster than one by one."""
+    if len(texts) < _FEWEST_FOR_VECTORS:
+        return [java_hash(text) for text in texts]
+    hashes: list[int] = []
+    start = units = 0
+    for number, text in enumerate(texts):
+        # A character outside the basic plane is two code units; counting every character as two is safe and cheap.
+        size = 2 * len(text)
+        if units + size > _UNITS_PER_STEP:
+            hashes += _hash_step(texts[start:number])
+            start, units = number, 0
+        units += size
+    return hashes + _hash_step(texts[start:])
+
+
+def _utf16(text: str) -> bytes | array[int]:
+    if text.isascii():
+        return text.encode()
+    units = array("H")
+    units.frombytes(text.encode("utf-16-le", "surrogatepass"))
+    if _BIG_ENDIAN_MACHINE:
+        units.byteswap()
+    return units
+
+
+_BIG_ENDIAN_MACHINE: Final = array("H", b"\0\1")[0] == 1
+
+
+def _powers(base: int) -> NDArray[np.uint32]:
+    powers = np.full(_UNITS_PER_STEP + 1, base, dtype=np.uint32)
+    powers[0] = 1
+    return np.cumprod(powers, dtype=np.uint32)
+
+
+_POWERS: Final = _powers(_MULTIPLIER)
+_INVERSE_POWERS: Final = _powers(_INVERSE)
+
+
+def _hash_step(texts: Sequence[str]) -> list[int]:
+    """Hash texts of together at most ``_UNITS_PER_STEP`` units, unless it is one text alone.
+
+    31 is odd and so has an inverse modulo 2**32. With ``s[n]`` the sum of ``c[i] / 31**i`` over the first n units of
+    all texts in a row, the text from unit a to b hashes to ``31**(b-1) * (s[b] - s[a])``.
+    """
+    if len(texts) == 1:
+        return [java_hash(texts[0])]
+    joined = "".join(texts)
+    units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), dtype="<u2").astype(np.uint32)
+    lengths = list(map(len, texts))
+    if len(units) != len(joined):
+        lengths = [len(text.encode("utf-16-le", "surrogatepass")) // 2 for text in texts]
+    sums = np.zeros(len(units) + 1, dtype=np.uint32)
+    np.cumsum(units * _INVERSE_POWERS[: len(units)], dtype=np.uint32, out=sums[1:])
+    ends = np.cumsum(np.array(lengths, dtype=np.int64))
+    spans = sums[ends]
+    spans[1:] -= sums[ends[:-1]]
+    # An empty text at the very start has no unit before its end; its span is 0, so any power will do.
+    hashes: list[int] = (_POWERS[np.maximum(ends - 1, 0)] * spans).view(np.int32).tolist()
+    return hashes

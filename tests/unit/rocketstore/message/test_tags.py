@@ -1,0 +1,62 @@
+"""Java's string hash, one text at a time and many at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketstore.message.tags import java_hash, java_hashes, tags_code, tags_code_of
+
+
+def slow_hash(text: str) -> int:
+    """The definition, step by step: h = 31 * h + c over UTF-16 code units, in an i32."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for at in range(0, len(units), 2):
+        value = (31 * value + int.from_bytes(units[at : at + 2], "big")) % 2**32
+    return value - 2**32 if value >= 2**31 else value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("TagA", 2598919),
+        ("TAG1", 2567159),
+        ("polygenelubricants", -2147483648),
+        ("\u4e2d\u6587", 646394),
+        ("TopicTest#k1", 2746024),
+        ("\U0001f600", 1772899),
+    ],
+)
+def test_hashes_are_javas(text: str, expected: int) -> None:
+    """Vectors made by Java; a character beyond the basic plane counts as two."""
+    assert java_hash(text) == expected
+    assert java_hashes([text]) == [expected]
+    assert java_hashes([text] * 20) == [expected] * 20
+    assert tags_code(text) == tags_code_of(text.encode()) == expected
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=[])), max_size=40))
+def test_many_at_once_hash_as_one_by_one(texts: list[str]) -> None:
+    """Whatever the texts: empty ones, long ones, surrogates."""
+    expected = [slow_hash(text) for text in texts]
+
+    assert [java_hash(text) for text in texts] == expected
+    assert java_hashes(texts) == expected
+    assert java_hashes(tuple(texts) * 8) == expected * 8
+
+
+def test_texts_longer_than_a_step_are_hashed_too() -> None:
+    """The vectorised hash works in steps of 65,536 code units."""
+    texts = ["a" * 40_000, "b" * 70_000, "", "c", "\U0001f600" * 32_768, "d" * 65_536, "e" * 3, "f" * 65_535, "g"] * 2
+
+    assert java_hashes(texts) == [slow_hash(text) for text in texts]
+
+
+def test_more_tags_than_are_remembered_still_hash_right() -> None:
+    """The memory of tags is bounded."""
+    for number in range(20_000):
+        text = f"tag{number}"
+        assert tags_code_of(text.encode()) == java_hash(text)
