@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from rocketstore.message.delay import parse_level
+
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
 PROPERTY_UNIQUE_KEY: Final = "UNIQ_KEY"
@@ -76,6 +78,5 @@ class Message:
 
     @property
     def delay_level(self) -> int:
-        """1 to 18, or 0 for a message that is not delayed."""
-        level = self.properties.get(PROPERTY_DELAY, "0")
-        return int(level) if level.isdigit() else 0
+        """1 and up (levels beyond the highest count as the highest), or 0 for a message that is not delayed."""
+        return parse_level(self.properties.get(PROPERTY_DELAY, ""))

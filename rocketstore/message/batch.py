@@ -1,0 +1,93 @@
+"""Batches as they travel: several messages for one queue in the body of one.
+
+One item is ``[size i32][magic 0 i32][CRC 0 i32][flag i32][body length i32] body [properties length i16] properties``.
+The broker makes ordinary records of the items; a batch is never stored as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from struct import Struct, error
+from typing import Final, NamedTuple
+
+from dledger.errors import InvalidRequestError
+from rocketstore.message.message import Message
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+
+_ITEM: Final = Struct(">iiiii")
+_PROPERTIES_LENGTH: Final = Struct(">h")
+_ITEM_OVERHEAD: Final = _ITEM.size + _PROPERTIES_LENGTH.size
+
+
+class CorruptBatchError(InvalidRequestError):
+    """Raised when the body of a batch is not made of whole items."""
+
+
+class BatchItem(NamedTuple):
+    """What a batch says of one message; the rest is the batch's."""
+
+    flag: int
+    body: bytes
+    properties: dict[str, str]
+
+
+def encode_batch(messages: Iterable[Message]) -> bytes:
+    """The body of a batch: of each message its flag, body and properties.
+
+    Raises ``InvalidRequestError`` for what an item cannot hold.
+    """
+    parts: list[bytes] = []
+    for message in messages:
+        properties = encode_properties(message.properties)
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise InvalidRequestError(f"the properties of an item take {len(properties)} bytes")
+        body = message.body
+        try:
+            head = _ITEM.pack(_ITEM_OVERHEAD + len(body) + len(properties), 0, 0, message.flag, len(body))
+        except error as problem:
+            raise InvalidRequestError(f"a number of the message does not fit its field: {problem}") from problem
+        parts += (head, body, _PROPERTIES_LENGTH.pack(len(properties)), properties)
+    return b"".join(parts)
+
+
+def decode_batch(encoded: bytes) -> list[BatchItem]:
+    """The items in the body of a batch. Raises ``CorruptBatchError``. Magic and CRC of an item are not looked at.
+
+    RocketMQ's producers leave them 0 and its brokers ignore them.
+    """
+    items: list[BatchItem] = []
+    at, end = 0, len(encoded)
+    while at < end:
+        if end - at < _ITEM_OVERHEAD:
+            raise CorruptBatchError(f"{end - at} bytes at {at} are too few for an item of a batch")
+        size, _, _, flag, body_bytes = _ITEM.unpack_from(encoded, at)
+        body_at = at + _ITEM.size
+        properties_at = body_at + body_bytes + _PROPERTIES_LENGTH.size
+        if not _ITEM_OVERHEAD <= size <= end - at or body_bytes < 0 or properties_at > at + size:
+            raise CorruptBatchError(f"the item at {at} says it has {size} bytes and a body of {body_bytes}")
+        (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(encoded, properties_at - _PROPERTIES_LENGTH.size)
+        if properties_bytes != at + size - properties_at:
+            raise CorruptBatchError(f"the item at {at} says that its properties have {properties_bytes} bytes")
+        body = encoded[body_at : body_at + body_bytes]
+        items.append(BatchItem(flag, bytes(body), decode_properties(bytes(encoded[properties_at : at + size]))))
+        at += size
+    return items
+
+
+def expand_batch(batch: Message) -> list[Message]:
+    """The messages of a batch, given as a message whose body is the batch's. Raises ``CorruptBatchError``.
+
+    Topic, queue, system flag, hosts, timestamps and reconsume times are the batch's. Its properties are appended to
+    each message's, and so win where both have one; a batch is no transaction, so the prepared offset is 0.
+    """
+    return [
+        replace(
+            batch,
+            flag=item.flag,
+            body=item.body,
+            properties={**item.properties, **batch.properties},
+            prepared_offset=0,
+        )
+        for item in decode_batch(batch.body)
+    ]

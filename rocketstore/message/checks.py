@@ -1,0 +1,170 @@
+"""What a store refuses to store, and what a broker refuses to take from a client.
+
+The store's checks (``check_message``, ``check_batch``) are complete: a message that passes can be encoded, and its
+record fits a file of the log. They know no reserved topics, because the broker's own messages pass them too; what comes
+from a client goes through ``check_client_topic`` first.
+"""
+
+from __future__ import annotations
+
+import re
+from struct import Struct, error
+from typing import Final
+
+from dledger.errors import InvalidRequestError
+from rocketstore.config import KIB, MessageStoreConfig
+from rocketstore.message.batch import expand_batch
+from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, Message
+from rocketstore.message.message import SYS_FLAG_TRANSACTION as TRANSACTION
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX, join_properties
+from rocketstore.message.record import IPV6_EXTRA, OVERHEAD, TOPIC_BYTES_MAX
+from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, PutMessageStatus, PutResult
+
+RECORD_EXTRA_BYTES: Final = 64 * KIB
+"""How much longer than ``max_message_size`` a record may be."""
+NO_SEND_TOPICS: Final = HIDDEN_TOPICS | {
+    SCHEDULE_TOPIC,
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+}
+"""Topics that clients must not send to: the broker alone writes them. All but the hidden ones are RocketMQ's list."""
+_BLANK_BYTES: Final = 8
+_ENTRY_HEADER_BYTES: Final = 48
+_IPV6_BYTES: Final = 16
+_IP_BYTES: Final = (4, 16)
+_TOPIC: Final = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_BYTES_MAX}}}")
+_NUMBERS: Final = Struct(">iiiqqqiii")
+_CACHED_TOPICS_MAX: Final = 4096
+
+_good_topics: set[str] = set()
+
+
+def check_topic(topic: str) -> str:
+    """Why this cannot be a topic's name, or the empty string if it can.
+
+    RocketMQ's rule: 1 to 127 of ``%|a-zA-Z0-9_-``. So a topic is always ASCII, and as the name of a directory it stays
+    where it is put.
+    """
+    if topic in _good_topics:
+        return ""
+    if not topic:
+        return "the topic is empty"
+    if len(topic) > TOPIC_BYTES_MAX:
+        return f"the topic has {len(topic)} characters; at most {TOPIC_BYTES_MAX} are allowed"
+    if _TOPIC.fullmatch(topic) is None:
+        return f"the topic {topic!r} has characters other than %|a-zA-Z0-9_-"
+    if len(_good_topics) >= _CACHED_TOPICS_MAX:
+        _good_topics.clear()
+    _good_topics.add(topic)
+    return ""
+
+
+def check_client_topic(topic: str) -> str:
+    """As ``check_topic``, for a topic that a client wants to send to or create: those of the broker are refused too."""
+    if topic in NO_SEND_TOPICS:
+        return f"the topic {topic} is the broker's own"
+    return check_topic(topic)
+
+
+def check_message(message: Message, config: MessageStoreConfig) -> PutResult | None:
+    """Why the message cannot be stored, or None if it can. A refused message is as it was."""
+    problem = check_topic(message.topic)
+    if not problem:
+        problem = _check_fields(message)
+    if problem:
+        return _illegal(problem)
+    properties_bytes = 0
+    if message.properties:
+        try:
+            text = join_properties(message.properties)
+            properties_bytes = len(text) if text.isascii() else len(text.encode())
+        except (InvalidRequestError, UnicodeEncodeError) as refusal:
+            return _illegal(f"the properties cannot be stored: {refusal}")
+        if PROPERTY_DELAY in message.properties:
+            properties_bytes += _delay_extra(message)
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            return _properties_too_long(text, properties_bytes)
+    return _check_size(message, properties_bytes, config)
+
+
+def check_batch(batch: Message, config: MessageStoreConfig) -> PutResult | None:
+    """Why a batch, a message whose body is made of items, cannot be stored, or None if it can."""
+    if batch.sys_flag & TRANSACTION:
+        return _illegal("a batch cannot be part of a transaction")
+    if batch.delay_level > 0:
+        return _illegal("a batch cannot be delayed")
+    if len(batch.body) > config.max_message_size:
+        return _illegal(f"the batch has {len(batch.body)} bytes; at most {config.max_message_size} are allowed")
+    try:
+        messages = expand_batch(batch)
+    except InvalidRequestError as refusal:
+        return _illegal(str(refusal))
+    if not messages:
+        return _illegal("the batch is empty")
+    for message in messages:
+        if message.delay_level > 0:
+            return _illegal("a message of a batch cannot be delayed")
+        refusal_of_message = check_message(message, config)
+        if refusal_of_message is not None:
+            return refusal_of_message
+    return None
+
+
+def _check_fields(message: Message) -> str:
+    """Whether hosts and numbers fit their fields, so that encoding cannot fail later, under the lock."""
+    born_ip, born_port = message.born_host
+    store_ip, store_port = message.store_host
+    if len(born_ip) not in _IP_BYTES or len(store_ip) not in _IP_BYTES:
+        return "the born host or the store host is no IP address of 4 or 16 bytes"
+    try:
+        _NUMBERS.pack(
+            message.queue_id,
+            message.flag,
+            message.sys_flag,
+            message.born_timestamp,
+            message.prepared_offset,
+            message.store_timestamp,
+            message.reconsume_times,
+            born_port,
+            store_port,
+        )
+    except error as problem:
+        return f"a number of the message does not fit its field: {problem}"
+    return "" if message.queue_id >= 0 else f"there is no queue {message.queue_id}"
+
+
+def _check_size(message: Message, properties_bytes: int, config: MessageStoreConfig) -> PutResult | None:
+    body_bytes = len(message.body)
+    if body_bytes > config.max_message_size:
+        return _illegal(f"the body has {body_bytes} bytes; at most {config.max_message_size} are allowed")
+    size = OVERHEAD + body_bytes + len(message.topic) + properties_bytes
+    size += IPV6_EXTRA * ((len(message.born_host[0]) == _IPV6_BYTES) + (len(message.store_host[0]) == _IPV6_BYTES))
+    room = config.mapped_file_size_commit_log - _BLANK_BYTES
+    if config.enable_dledger_commit_log:
+        room -= _ENTRY_HEADER_BYTES
+    limit = min(config.max_message_size + RECORD_EXTRA_BYTES, room)
+    return None if size <= limit else _illegal(f"the record would have {size} bytes; at most {limit} are allowed")
+
+
+def _delay_extra(message: Message) -> int:
+    """How much the properties of a delayed message grow when it is sent to wait in the schedule topic.
+
+    Its name there is longer or shorter than its own, which the room of a whole record must bear as well.
+    """
+    added = {PROPERTY_REAL_TOPIC: message.topic, PROPERTY_REAL_QUEUE_ID: str(message.queue_id)}
+    return 2 + len(join_properties(added)) + max(0, len(SCHEDULE_TOPIC) - len(message.topic))
+
+
+def _properties_too_long(text: str, properties_bytes: int) -> PutResult:
+    """RocketMQ's two refusals: by characters at the gate, by bytes when encoding."""
+    reason = f"the properties take {properties_bytes} bytes; at most {PROPERTIES_BYTES_MAX} fit"
+    if len(text) > PROPERTIES_BYTES_MAX:
+        return _illegal(reason)
+    return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED, outcome="not_applied", reason=reason)
+
+
+def _illegal(reason: str) -> PutResult:
+    return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=reason)

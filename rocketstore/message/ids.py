@@ -1,0 +1,112 @@
+"""Message ids: where a message is stored, and the unique name that its producer gave it. Upper-case hexadecimal."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from struct import Struct, error
+from typing import Final
+
+from dledger.errors import InvalidRequestError
+from rocketstore.message.message import HostAddress
+
+PORT_MAX: Final = 65_535
+_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
+_PORT_AND_OFFSET: Final = Struct(">iq")
+_TIME_AND_COUNT: Final = Struct(">IH")
+_I32_MASK: Final = 0xFFFF_FFFF
+_COUNT_MASK: Final = 0xFFFF
+_SKEW_MAX_MS: Final = 1_000_000
+_IP_BYTES: Final = (4, 16)
+
+
+def offset_message_id(store_host: HostAddress, offset: int) -> str:
+    """The id that names a record by its broker and its physical offset: 32 characters, with an IPv6 host 56.
+
+    Raises ``InvalidRequestError`` if the host is no IP address and port, or the offset is negative.
+    """
+    ip, port = store_host
+    if len(ip) not in _IP_BYTES or offset < 0:
+        raise InvalidRequestError("an id needs an IP address of 4 or 16 bytes and an offset that is not negative")
+    try:
+        return (ip + _PORT_AND_OFFSET.pack(port, offset)).hex().upper()
+    except error as problem:
+        raise InvalidRequestError(f"the port or the offset does not fit an id: {problem}") from problem
+
+
+def parse_offset_message_id(text: str) -> tuple[HostAddress, int]:
+    """The broker and the physical offset. Raises ``InvalidRequestError`` for anything that is no such id.
+
+    What parses need not exist: also a producer's unique id can look like one, so check what is stored there.
+    """
+    if _ID.fullmatch(text) is None:
+        raise InvalidRequestError("an offset message id has 32 or 56 hexadecimal digits")
+    packed = bytes.fromhex(text)
+    port, offset = _PORT_AND_OFFSET.unpack(packed[-_PORT_AND_OFFSET.size :])
+    if not 0 <= port <= PORT_MAX or offset < 0:
+        raise InvalidRequestError(f"the id names port {port} and offset {offset}, which cannot be")
+    return HostAddress(packed[: -_PORT_AND_OFFSET.size], port), offset
+
+
+class UniqueIds:
+    """Gives ids that no other producer gives: address, process, a tag of this object, time in the month, count.
+
+    ``tag`` stands for RocketMQ's hash of the class loader and tells apart producers that share address and process
+    number, as containers do; it is random unless given. Safe from any thread: the count comes from ``itertools.count``,
+    whose step is atomic. After 65,536 ids within one millisecond they repeat, which is RocketMQ's limit too.
+    """
+
+    def __init__(self, ip: bytes, pid: int, now_ms: Callable[[], int], *, tag: int | None = None) -> None:
+        own_tag = secrets.randbits(32) if tag is None else tag & _I32_MASK
+        self._prefix = ip + (pid & _COUNT_MASK).to_bytes(2, "big") + own_tag.to_bytes(4, "big")
+        self._now_ms = now_ms
+        self._count = count()
+        self._month = (0, 0)
+
+    def next(self) -> str:
+        """The next id: 32 characters, with an IPv6 address 56."""
+        now_ms = self._now_ms()
+        start_ms, next_start_ms = self._month
+        if now_ms >= next_start_ms:
+            self._month = start_ms, next_start_ms = _month_of(now_ms)
+        passed_ms = now_ms - start_ms
+        if -_SKEW_MAX_MS < passed_ms < 0:
+            passed_ms = 0
+        packed = _TIME_AND_COUNT.pack(passed_ms & _I32_MASK, next(self._count) & _COUNT_MASK)
+        return (self._prefix + packed).hex().upper()
+
+
+def unique_id() -> str:
+    """A unique id of this process, for the property ``UNIQ_KEY``."""
+    return _own_ids(os.getpid()).next()
+
+
+@cache
+def _own_ids(pid: int) -> UniqueIds:
+    """By process number, so that a forked child gives other ids than its parent."""
+    return UniqueIds(_own_ip(), pid, lambda: time.time_ns() // 1_000_000)
+
+
+def _own_ip() -> bytes:
+    """The address that this machine uses towards others (nothing is sent to find it); random bytes if it has none."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            address: str = probe.getsockname()[0]
+        return socket.inet_aton(address)
+    except OSError:
+        return secrets.token_bytes(4)
+
+
+def _month_of(now_ms: int) -> tuple[int, int]:
+    """When the local month began and when the next one begins, in milliseconds."""
+    now = time.localtime(now_ms // 1000)
+    start = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
+    end = time.mktime((now.tm_year, now.tm_mon + 1, 1, 0, 0, 0, 0, 0, -1))
+    return int(start) * 1000, int(end) * 1000

@@ -1,0 +1,88 @@
+"""Batches as they travel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from struct import pack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dledger.errors import InvalidRequestError
+from rocketstore.message.batch import BatchItem, CorruptBatchError, decode_batch, encode_batch, expand_batch
+from rocketstore.message.message import Message
+from tests.unit.rocketstore.message.samples import MESSAGES, golden_message
+
+GOLDEN = bytes.fromhex("0000001B0000000000000000000000010000000268690003780179")
+
+
+def test_an_item_has_rocketmqs_bytes() -> None:
+    """Golden bytes made by RocketMQ 4.9.8."""
+    assert encode_batch([Message("t", b"hi", flag=1, properties={"x": "y"})]) == GOLDEN
+    assert decode_batch(GOLDEN) == [BatchItem(1, b"hi", {"x": "y"})]
+
+
+@given(st.lists(MESSAGES, max_size=5))
+def test_every_batch_is_read_back(messages: list[Message]) -> None:
+    """Flag, body and properties of each message, in order."""
+    items = decode_batch(encode_batch(messages))
+
+    assert items == [BatchItem(message.flag, message.body, message.properties) for message in messages]
+
+
+def test_messages_get_from_the_batch_what_items_do_not_say() -> None:
+    """The batch's properties are appended to each message's, later ones win, and nothing is prepared."""
+    batch = replace(golden_message(), body=GOLDEN * 2, properties={"x": "z", "WAIT": "false"})
+
+    expected = replace(batch, body=b"hi", flag=1, properties={"x": "z", "WAIT": "false"}, prepared_offset=0)
+    messages = expand_batch(batch)
+    assert messages == [expected, expected]
+    assert messages[0].properties is not messages[1].properties
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        *(GOLDEN[:cut] for cut in range(1, len(GOLDEN))),
+        GOLDEN + b"\0",
+        bytes(27),
+        pack(">i", 21) + GOLDEN[4:],
+        pack(">i", 26) + GOLDEN[4:],
+        pack(">i", 28) + GOLDEN[4:],
+        pack(">i", -1) + GOLDEN[4:],
+        GOLDEN[:16] + pack(">i", -1) + GOLDEN[20:],
+        GOLDEN[:16] + pack(">i", 6) + GOLDEN[20:],
+        GOLDEN[:16] + pack(">i", 2**31 - 1) + GOLDEN[20:],
+        GOLDEN[:22] + pack(">h", -1) + GOLDEN[24:],
+        GOLDEN[:22] + pack(">h", 2) + GOLDEN[24:],
+    ],
+)
+def test_bytes_that_are_no_whole_items_are_refused(encoded: bytes) -> None:
+    """Cut anywhere, or with lengths that do not add up."""
+    with pytest.raises(CorruptBatchError):
+        decode_batch(encoded)
+
+
+@given(st.binary(max_size=80), st.integers(0, len(GOLDEN) - 1), st.integers(0, 255))
+def test_any_bytes_are_read_or_refused(data: bytes, at: int, value: int) -> None:
+    """With no other error."""
+    for encoded in (data, GOLDEN + data, GOLDEN[:at] + bytes((value,)) + GOLDEN[at + 1 :]):
+        try:
+            decode_batch(encoded)
+        except CorruptBatchError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("t", b"", flag=2**31),
+        Message("t", b"", properties={"a": "b" * 32_766}),
+        Message("t", b"", properties={"": "b"}),
+    ],
+)
+def test_what_no_item_can_hold_is_refused(message: Message) -> None:
+    """With an error that callers expect."""
+    with pytest.raises(InvalidRequestError):
+        encode_batch([message])
