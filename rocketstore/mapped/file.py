@@ -84,7 +84,7 @@ class StoreFile:
         self._give_back = give_back
         self._buffer = buffer
 
-    def append(self, data: bytes) -> bool:
+    def append(self, data: bytes | bytearray) -> bool:
         """Append ``data``; False, and nothing done, if it does not fit. Raises ``DiskError``, ``DiskFullError``.
 
         After ``DiskFullError`` nothing of ``data`` is there; after ``DiskError`` the file must not be appended to.
@@ -101,6 +101,15 @@ class StoreFile:
             except OSError as error:
                 raise self._failed(start, error) from error
         self.wrote = end
+        return True
+
+    def fill(self, data: bytes | bytearray) -> bool:
+        """Append ``data`` and zeros up to the file's end; False if ``data`` does not fit. Raises as ``append``."""
+        if self._buffer is not None and self.wrote + len(data) <= self.size:
+            data = data + bytes(self.size - self.wrote - len(data))  # a buffer was used before
+        if not self.append(data):
+            return False
+        self.wrote = self.size
         return True
 
     def _failed(self, start: int, error: OSError) -> DiskError | DiskFullError:

@@ -3,8 +3,8 @@
 Used by the plain commit log (files made ahead by the allocation service) and by consume queues (made when needed).
 
 The list of files is replaced as a whole, never changed, so that lookups need no lock. ``_shape_lock`` guards its
-replacement, ``_flush_lock`` lets one flush or truncation run at a time. One thread appends at a time: the caller's
-lock.
+replacement, ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock`` one commit. One thread appends
+at a time: the caller's lock.
 
 Two rules where RocketMQ only logs. A flush that fails moves nothing and poisons the queue: the kernel may have dropped
 the pages, so no later flush can vouch for them. A file of the wrong size does not make all others unusable: what a
@@ -13,6 +13,7 @@ crash leaves at the end is completed or removed; only damage before the end is r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import threading
@@ -55,14 +56,17 @@ class MappedFileQueue:
         self.committed_where = 0
         """Up to here everything has left the buffers of the transient pool."""
         self.store_timestamp = 0
-        """Of the last message in the file last flushed wholly; 0 if not known."""
+        """Every message up to this store timestamp is durable; 0 if not known."""
         self.poison = ""
         """Why nothing can be written any more; empty while all is well."""
         self._fs = fs
         self._allocation = allocation
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
+        self._commit_lock = threading.Lock()
         self._files: tuple[StoreFile, ...] = ()
+        self._reserved: StoreFile | None = None
+        """Created and not yet in use. Appending thread only."""
         self._unsynced_dirs: set[Path] = set()
 
     # Looking
@@ -178,15 +182,17 @@ class MappedFileQueue:
             file.set_end(min(max(offset - file.base, 0), file.size))
         self.flushed_where = self.committed_where = offset
 
-    def truncate(self, offset: int) -> None:
+    def truncate(self, offset: int, *, keep_first: bool = False) -> None:
         """Remove everything from ``offset`` on, durably: later files deleted, the rest of its file zeroed.
 
-        Raises ``DiskError``; then the queue takes no more writes.
+        ``keep_first``: not the first file, which then stays to say where the queue begins. Raises ``DiskError``; then
+        the queue takes no more writes.
         """
         self._check_usable()
+        files_min = 1 if keep_first else 0
         with self._flush_lock, self._shape_lock:
             try:
-                while self._files and self._files[-1].base >= offset:
+                while len(self._files) > files_min and self._files[-1].base >= offset:
                     self._remove(self._files[-1])
                 if self._files and self._files[-1].base + self._files[-1].wrote > offset:
                     self._files[-1].cut(offset - self._files[-1].base)
@@ -216,7 +222,24 @@ class MappedFileQueue:
             return files[-1]
         if not create:
             return None
-        return self._create(files[-1].base + self.file_bytes if files else self.base_of(start_offset))
+        file, self._reserved = self._reserved, None
+        if file is None:
+            file = self._create(files[-1].base + self.file_bytes if files else self.base_of(start_offset))
+        with self._shape_lock:
+            file.first_in_queue = not self._files
+            if not self._files:
+                self.flushed_where = max(self.flushed_where, file.base)
+                self.committed_where = max(self.committed_where, file.base)
+            self._files = (*self._files, file)
+        return file
+
+    def reserve_next(self) -> None:
+        """Create the file after the last one now, to be taken into use when the last one is full.
+
+        So that a full disk is noticed before the rest of the last file is given up. Raises as ``last_file``.
+        """
+        if self._files and self._reserved is None:
+            self._reserved = self._create(self._files[-1].base + self.file_bytes)
 
     def base_of(self, offset: int) -> int:
         """Where the file begins that ``offset`` lies in."""
@@ -235,14 +258,6 @@ class MappedFileQueue:
             if error.errno == errno.ENOSPC:
                 raise DiskFullError(f"no space left to create {path}") from error
             raise DiskError(f"creating {path} failed: {error}") from error
-        with self._shape_lock:
-            file.first_in_queue = not self._files
-            if not self._files:
-                self.flushed_where, self.committed_where = (
-                    max(self.flushed_where, base),
-                    max(self.committed_where, base),
-                )
-            self._files = (*self._files, file)
         return file
 
     def _path_for(self, base: int) -> Path:
@@ -261,12 +276,15 @@ class MappedFileQueue:
         self.append_to(file, data)
         return offset
 
-    def append_to(self, file: StoreFile, data: bytes) -> bool:
-        """Append to the last ``file``; False if ``data`` does not fit. Raises as ``append``."""
+    def append_to(self, file: StoreFile, data: bytes | bytearray, *, fill: bool = False) -> bool:
+        """Append to the last ``file``; False if ``data`` does not fit. Raises as ``append``.
+
+        ``fill``: the file is full afterwards, whatever room there was left; zeros follow ``data``.
+        """
         if self.poison:
             self._check_usable()
         try:
-            return file.append(data)
+            return file.fill(data) if fill else file.append(data)
         except DiskError as error:
             self.poison = self.poison or str(error)
             raise
@@ -297,7 +315,7 @@ class MappedFileQueue:
             file = self.find(self.flushed_where)
             if file is None or not file.flush_due(least_pages):
                 return True
-            timestamp, before = file.store_timestamp, self.flushed_where
+            timestamp, wrote, before = file.store_timestamp, file.wrote, self.flushed_where
             try:
                 file.flush()
                 while self._unsynced_dirs:
@@ -305,8 +323,8 @@ class MappedFileQueue:
                     self._fs.sync_dir(directory)
             except OSError as error:
                 raise self.poisoned("flushing", error) from error
-            if least_pages == 0 or file.flushed == file.size:
-                self.store_timestamp = timestamp
+            if file.flushed >= wrote:  # else the message with that time is still in a buffer
+                self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed
             return self.flushed_where == before
 
@@ -315,20 +333,21 @@ class MappedFileQueue:
 
         Raises ``DiskError`` if it fails, and the queue takes no more writes.
         """
-        self._check_usable()
-        files = self._files
-        if files and self.committed_where < files[0].base:
-            self.committed_where = files[0].base
-        file = self.find(self.committed_where)
-        if file is None:
-            return True
-        before = self.committed_where
-        try:
-            file.commit(least_pages)
-        except OSError as error:
-            raise self.poisoned("committing", error) from error
-        self.committed_where = file.base + file.readable
-        return self.committed_where == before
+        with self._commit_lock:
+            self._check_usable()
+            files = self._files
+            if files and self.committed_where < files[0].base:
+                self.committed_where = files[0].base
+            file = self.find(self.committed_where)
+            if file is None:
+                return True
+            before = self.committed_where
+            try:
+                file.commit(least_pages)
+            except OSError as error:
+                raise self.poisoned("committing", error) from error
+            self.committed_where = file.base + file.readable
+            return self.committed_where == before
 
     # Deleting
 
@@ -394,8 +413,18 @@ class MappedFileQueue:
         """Let go of all files; those still being read stay open until then."""
         if self._allocation is not None:
             self._allocation.forget()
+        if self._reserved is not None:
+            self._remove_quietly(self._reserved)
         with self._flush_lock, self._shape_lock:
-            self._files = ()
+            for file in self._files:
+                file.detach_buffer()
+            self._files, self._reserved = (), None
+
+    def _remove_quietly(self, file: StoreFile) -> None:
+        """Delete a blank file; one that stays does no harm."""
+        file.detach_buffer()
+        with contextlib.suppress(OSError):
+            self._fs.unlink(file.path)
 
 
 def _without_doubles(found: Found) -> list[FoundFile]:
