@@ -119,6 +119,8 @@ class ReplicationConfig:
                 "ack_timeout_ms",
             ),
         )
+        if self.noop_compatible and not self.noop_body:
+            found.append("noop_compatible needs a noop_body that readers of the log can take for an ordinary entry's")
         if self.handler_queue_pushes_max < self.inflight_pushes_max:
             found.append(
                 f"handler_queue_pushes_max={self.handler_queue_pushes_max} must be at least "

@@ -50,15 +50,18 @@ class BatchHook(Protocol):
 class PreparedAppend(Protocol):
     """A batch that depends on what the log holds, for example on numbers given out entry by entry.
 
-    Both methods run under the node's lock, one right after the other, so nothing is appended in between. They must be
-    quick and must not raise: an exception stops the node.
+    Both methods run under the node's lock, one right after the other, so nothing is appended in between; neither is
+    called unless the node leads. They must be quick and must not raise: an exception stops the node.
     """
 
     def bodies(self, term: Term) -> Sequence[Body] | DLedgerError:
         """The batch to append as leader of ``term``, or why there is to be none."""
 
     def placed(self, batch: AppendedBatch | None) -> None:
-        """Where the batch was written (not yet committed); None: it was refused, and nothing was."""
+        """Where the batch was written (not yet committed); None: it was refused, and nothing was.
+
+        Called exactly once after ``bodies`` has given a batch.
+        """
 
 
 class Log(Protocol):

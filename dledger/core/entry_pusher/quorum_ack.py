@@ -74,11 +74,18 @@ class QuorumAckChecker:
     def append_prepared(self, prepared: PreparedAppend, now_ms: int, done: AppendDone) -> None:
         """Ask ``prepared`` for a batch, only as leader, and append it."""
         state = self._state
-        bodies = prepared.bodies(state.term) if isinstance(state.role, Leader) else ()
+        if not isinstance(state.role, Leader):
+            self.append((), now_ms, done)
+            return
+        bodies = prepared.bodies(state.term)
         if isinstance(bodies, DLedgerError):
             self._finish(done, bodies)
             return
-        prepared.placed(self.append(bodies, now_ms, done))
+        batch = None
+        try:
+            batch = self.append(bodies, now_ms, done)
+        finally:
+            prepared.placed(batch)
 
     def _refuse(self, bodies: Sequence[Body]) -> DLedgerError | None:
         state = self._state
