@@ -1,8 +1,8 @@
 """Retention: which log files go, the queues and the index follow, and whether the disk is full.
 
 Log files go by age at the hours of ``delete_when``, when a disk is fuller than ``disk_max_used_space_ratio``, or for a
-while after somebody asked for it; the oldest go whatever their age above ``disk_space_clean_forcibly_ratio``, if that is
-allowed. The log itself never gives up its last file. Above ``disk_space_warning_level_ratio`` the store takes no
+while after somebody asked for it; above ``disk_space_clean_forcibly_ratio`` the oldest go whatever their age, if that
+is allowed. The log itself never gives up its last file. Above ``disk_space_warning_level_ratio`` the store takes no
 messages, and it takes them again by itself once there is room.
 """
 

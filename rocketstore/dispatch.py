@@ -6,8 +6,8 @@ so whoever is told of a message can read it, and a crash anywhere leads to the s
 queues and the index recognise.
 
 **Waking costs a put nearly nothing.** ``wake`` opens a gate only if the thread sleeps in it. After work the thread
-first takes a nap of a millisecond, in which nobody needs to wake it: at high rates it so runs at most a thousand times a
-second, each time for many messages; a message that comes alone after a pause is dispatched at once.
+first takes a nap of a millisecond, in which nobody needs to wake it: at high rates it so runs at most a thousand times
+a second, each time for many messages; a message that comes alone after a pause is dispatched at once.
 
 **Bytes that are no record stop it.** RocketMQ skips to the end of the buffer then, and the messages in between never
 reach a consumer although their producers were told that they are stored. Here dispatch stops, the store takes no more
@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from dledger.errors import DiskFullError, InvariantError
 from dledger.runtime.worker import Gate
@@ -36,6 +36,7 @@ FULL_RETRY_S: Final = 1.0
 
 _log = logging.getLogger("rocketstore")
 
+_T = TypeVar("_T")
 ArrivalListener = Callable[[RecordHead], None]
 
 
@@ -147,6 +148,11 @@ class DispatchService:
         """
         while self._step(notify=False) and (deadline is None or time.monotonic() < deadline):
             pass
+
+    def standstill(self, look: Callable[[], _T]) -> _T:
+        """What ``look`` gives while nothing is being dispatched; it must be fast."""
+        with self._step_lock:
+            return look()
 
     def _step(self, *, notify: bool) -> bool:
         with self._step_lock:

@@ -104,7 +104,7 @@ class KeyIndex(Protocol):
 class GetLimits(NamedTuple):
     """How much one get may give, whether its messages are probably in memory or not."""
 
-    count: int
+    messages: int
     size_bytes: int
 
 
@@ -134,7 +134,7 @@ class StoreReader:
             config.max_transfer_count_on_message_in_disk, config.max_transfer_bytes_on_message_in_disk
         )
 
-    def get(
+    def get(  # noqa: PLR0913  # RocketMQ's getMessage
         self,
         topic: str,
         queue_id: int,
@@ -236,7 +236,9 @@ class StoreReader:
             return GetMessageStatus.MESSAGE_WAS_REMOVING
         if unit.offset + unit.size > log.max_offset:
             return GetMessageStatus.OFFSET_OVERFLOW_ONE
-        reason = f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
+        reason = (
+            f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
+        )
         raise CorruptLogError(Path(self._config.consume_queue_dir), unit.offset, reason, _ADVICE)
 
     def next_file_offset(self, offset: int) -> int:
@@ -322,7 +324,7 @@ class _Get:
         size_bytes = self._bytes + unit.size
         return (
             count >= self._max_count
-            or count >= limits.count
+            or count >= limits.messages
             or size_bytes > limits.size_bytes
             or (0 < self._max_bytes < size_bytes)
         )

@@ -123,7 +123,9 @@ class StoreStats:
     def topics(self) -> dict[str, TopicTotals]:
         """What arrived per topic."""
         with self._lock:
-            return {topic: TopicTotals(count, self._topic_bytes[topic]) for topic, count in self._topic_messages.items()}
+            return {
+                topic: TopicTotals(count, self._topic_bytes[topic]) for topic, count in self._topic_messages.items()
+            }
 
     def put_tps(self, window_s: int = 10) -> float:
         """Messages stored per second over about the last ``window_s`` seconds."""
@@ -192,6 +194,5 @@ class StoreStats:
 
 def _duration(ms: int) -> str:
     seconds = ms // 1000
-    return (
-        f"[ {seconds // 86_400} days, {seconds // 3600 % 24} hours, {seconds // 60 % 60} minutes, {seconds % 60} seconds ]"
-    )
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"
