@@ -56,6 +56,8 @@ _NO_PLACE_IN_QUEUE: Final = 0x4
 _CACHED_TOPICS_MAX: Final = 4096
 _BLANK_BYTES_MIN: Final = 8
 _LONG_TOPIC_BYTES_MAX: Final = 0x7FFF
+_NAME_BYTES_MAX: Final = 255
+"""The longest name that file systems take for a directory."""
 
 _topics: dict[bytes, str] = {}
 _make_head = tuple.__new__
@@ -274,8 +276,8 @@ def _topic(encoded: bytes, magic: int) -> str:
         topic = encoded.decode()
     except UnicodeDecodeError as problem:
         raise _DamagedError(f"the topic is no UTF-8: {problem.reason}") from problem
-    if topic in (".", "..") or "/" in topic or not topic.isprintable():
-        raise _DamagedError(f"the topic {topic!r} cannot be a directory's name")
+    if topic in (".", "..") or "/" in topic or len(encoded) > _NAME_BYTES_MAX or not topic.isprintable():
+        raise _DamagedError(f"the topic {topic[:_NAME_BYTES_MAX]!r} cannot be a directory's name")
     if len(_topics) >= _CACHED_TOPICS_MAX:
         _topics.clear()
     if not is_long:  # a long one must not be found for a record of version 1, whose topic cannot have that length

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from struct import unpack
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,8 @@ _INVERSE: Final = pow(_MULTIPLIER, -1, 1 << 32)
 _UNITS_PER_STEP: Final = 1 << 16
 """How many code units one vectorised step hashes: two tables of this length are kept."""
 _CACHED_TAGS_MAX: Final = 8192
+_CACHED_TAG_BYTES_MAX: Final = 256
+"""Longer tags are hashed each time, so that what is remembered stays below 2 MiB."""
 _FEWEST_FOR_VECTORS: Final = 8
 
 _tags_codes: dict[bytes, int] = {}
@@ -38,9 +40,11 @@ def tags_code_of(encoded: bytes) -> int:
     """As ``tags_code``, for the tag's UTF-8 bytes; remembers recent answers, because producers repeat their tags."""
     code = _tags_codes.get(encoded)
     if code is None:
+        code = java_hash(encoded.decode(errors="replace"))
         if len(_tags_codes) >= _CACHED_TAGS_MAX:
             _tags_codes.clear()
-        code = _tags_codes[encoded] = java_hash(encoded.decode(errors="replace"))
+        if len(encoded) <= _CACHED_TAG_BYTES_MAX:
+            _tags_codes[encoded] = code
     return code
 
 
@@ -60,17 +64,12 @@ def java_hashes(texts: Sequence[str]) -> list[int]:
     return hashes + _hash_step(texts[start:])
 
 
-def _utf16(text: str) -> bytes | array[int]:
+def _utf16(text: str) -> Sequence[int]:
+    """The text's UTF-16 code units."""
     if text.isascii():
         return text.encode()
-    units = array("H")
-    units.frombytes(text.encode("utf-16-le", "surrogatepass"))
-    if _BIG_ENDIAN_MACHINE:
-        units.byteswap()
-    return units
-
-
-_BIG_ENDIAN_MACHINE: Final = array("H", b"\0\1")[0] == 1
+    encoded = text.encode("utf-16-le", "surrogatepass")
+    return unpack(f"<{len(encoded) // 2}H", encoded)
 
 
 def _powers(base: int) -> NDArray[np.uint32]:

@@ -155,6 +155,15 @@ def test_the_tag_is_found_as_reading_the_properties_would_find_it(properties: by
     assert outcome.heads[0].properties == properties
 
 
+@pytest.mark.parametrize(("topic_bytes", "end"), [(127, "more"), (128, "more"), (255, "more"), (256, "damaged")])
+def test_a_topic_is_at_most_as_long_as_a_directorys_name(topic_bytes: int, end: str) -> None:
+    """Version 2 could say more."""
+    record = bytearray(GOLDEN_V4[:93] + topic_bytes.to_bytes(2, "big") + b"t" * topic_bytes + b"\0\0")
+    pack_into(">ii", record, 0, len(record), MESSAGE_MAGIC_V2)
+
+    assert scan_records(bytes(record), 1024, check_crc=True).end == end
+
+
 def test_a_record_of_version_2_is_found_and_its_topic_does_not_make_version_1_valid() -> None:
     """Version 1 cannot have a topic of more than 127 bytes, also once such a topic is known."""
     topic = b"t" * 200

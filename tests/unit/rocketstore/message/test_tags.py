@@ -55,6 +55,13 @@ def test_texts_longer_than_a_step_are_hashed_too() -> None:
     assert java_hashes(texts) == [slow_hash(text) for text in texts]
 
 
+def test_long_tags_hash_right_each_time() -> None:
+    """They are not remembered: a producer could fill the memory with them."""
+    tag = "t" * 30_000
+
+    assert tags_code_of(tag.encode()) == tags_code_of(tag.encode()) == slow_hash(tag)
+
+
 def test_more_tags_than_are_remembered_still_hash_right() -> None:
     """The memory of tags is bounded."""
     for number in range(20_000):
