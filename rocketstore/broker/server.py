@@ -1,7 +1,7 @@
 """One broker, wired: log, store, state, delayed delivery, roles, gRPC. The only module in which they all meet.
 
-A process has one event loop for everything that gRPC serves: two would wake each other. A plain broker has a loop of its
-own, a DLedger broker uses its node's, on which it serves the node's log service at the broker's address, too. So the
+A process has one event loop for everything that gRPC serves: two would wake each other. A plain broker has a loop of
+its own, a DLedger broker uses its node's, on which it serves the log service at the broker's address, too. So the
 address that nodes tell each other is the broker's, and every broker knows where the master is.
 """
 
@@ -68,6 +68,7 @@ class BrokerServer:
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._loop = LoopThread("rocketstore-rpc")
+        self._bridge: LoopBridge | None = None
         self._port = config.listen_port
         self._server: grpc.aio.Server | None = None
         self._service: BrokerService | None = None
@@ -129,8 +130,8 @@ class BrokerServer:
                     self.schedule.start()
                 else:
                     bridge = self.node.bridge
-                bridge.run(self._serve(bridge))
                 self._bridge = bridge
+                bridge.run(self._serve(bridge))
                 self._watcher.start()
             except BaseException:
                 self.stop(graceful=False)
@@ -221,10 +222,9 @@ class BrokerServer:
             await self._service.drain()
 
     def _close_service(self, grace_s: float) -> None:
-        bridge = getattr(self, "_bridge", None)
-        if bridge is not None:
+        if self._bridge is not None:
             with suppress(RuntimeError):  # the node failed and its loop is gone
-                bridge.run(self._end_service(grace_s))
+                self._bridge.run(self._end_service(grace_s))
         if self._service is not None:
             self._service.close()
 

@@ -16,6 +16,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 import grpc
 
 from dledger.clock import Clock
+from dledger.errors import CorruptLogError, DiskError
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker import codec
 from rocketstore.broker.admin import AdminService, State
