@@ -24,6 +24,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from tenacity import (
@@ -208,7 +209,12 @@ class BrokerRoleChange:
             self._schedule.start,
             lambda: self._tell(BrokerRole.SYNC_MASTER),
         )
-        if all(self._complete(target, step) for step in steps):
+
+        def attempt(step: Callable[[], None]) -> None:
+            if not target.cancelled.is_set():  # a pause between two attempts may have ended with the leadership
+                step()
+
+        if all(self._complete(target, partial(attempt, step)) for step in steps):
             _log.info("master in term %d", term)
         else:
             _log.info("not master in term %d: this node leads it no longer", term)
