@@ -88,7 +88,7 @@ class MessageStore:
         self._reader = StoreReader(log, self._queues.find, self._index, config)
         self._cleaner = Cleaner(
             log,
-            [self._queues] if self._index is None else [self._queues, self._index],
+            [_QueueFiles(self._queues)] if self._index is None else [_QueueFiles(self._queues), self._index],
             config,
             self._fs,
             self._clock,
@@ -97,7 +97,7 @@ class MessageStore:
         )
         threads = Supervisor(self._failed)
         every = partial(Periodic, clock=self._clock, supervisor=threads)
-        self._flusher = every("rocketstore-flush", config.flush_interval_consume_queue, self._flush_round)
+        self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
         self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
         self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
         self._flush_lock = threading.Lock()  # one thorough flush at a time; guards the checkpoint file
@@ -124,7 +124,13 @@ class MessageStore:
         self._checkpoint = CheckpointFile(self._fs, self.config.store_path_root_dir / CHECKPOINT_FILE)
         checkpoint = self._checkpoint.read()
         self._queues.load()
-        self.log.load(clean_stop=clean_stop)
+        self._queues.recover()
+        known = checkpoint.replay_from != UNKNOWN
+        self.log.load(
+            clean_stop=clean_stop,
+            from_timestamp_ms=checkpoint.replay_time(with_index=False) if known else None,
+            durable_offset=checkpoint.replay_from if known else None,
+        )
         decided = recover(
             self.log,
             self._queues,
@@ -215,8 +221,7 @@ class MessageStore:
     def rebuild_queue_offsets(self) -> None:
         """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up."""
         begin = self.log.min_offset
-        for queue in self._queues.all():
-            queue.correct_min_offset(begin)
+        self._queues.correct_min_offsets(begin)
         self.log.set_queue_offsets(self._queues.next_offsets())
 
     # -- puts ----------------------------------------------------------------------------------------------------
@@ -462,6 +467,19 @@ class MessageStore:
     def _check_running(self) -> None:
         if not self._running:
             raise ShutdownError("the store is not running")
+
+
+class _QueueFiles:
+    """The queues as cleaning sees them."""
+
+    def __init__(self, queues: ConsumeQueueTable) -> None:
+        self._queues = queues
+
+    def delete_expired(self, min_physical_offset: int, /) -> int:
+        """Let every queue begin with its first kept message."""
+        removed = sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
+        self._queues.correct_min_offsets(min_physical_offset)
+        return removed
 
 
 class _Errors:

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple, Protocol
 
 from dledger.errors import CorruptLogError
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.units import FILLER
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 
-FILLER_SIZE: Final = 0x7FFFFFFF
-"""Size in a unit that fills a gap of a consume queue: no message."""
+_FILLER_SIZE: Final = FILLER.size
 UNITS_PER_GET_MIN: Final = 800
 """How many units a get looks at, at most, for messages that pass its filter (or ``max_count``, if that is more)."""
 QUERY_ROUNDS_MAX: Final = 3
@@ -212,7 +212,7 @@ class StoreReader:
         """When the message at a queue offset was stored; -1 if it is not there."""
         queue = self._find_queue(topic, queue_id)
         unit = queue.unit(offset) if queue is not None else None
-        return -1 if unit is None or unit.size == FILLER_SIZE else self.record_time(unit.offset, unit.size)
+        return -1 if unit is None or unit.size == _FILLER_SIZE else self.record_time(unit.offset, unit.size)
 
     def record_time(self, offset: int, size: int) -> int:
         """Store timestamp of a record; -1 if it is gone."""
@@ -294,7 +294,7 @@ class _Get:
     def _take(self, units: Sequence[QueueUnit]) -> bool:
         """Go through units; False: the get ends before the unit at ``_at``."""
         for unit in units:
-            if unit.size != FILLER_SIZE and unit.offset >= self._skip_below:
+            if unit.size != _FILLER_SIZE and unit.offset >= self._skip_below:
                 if self._full(unit):
                     return False
                 self.last_offset = unit.offset
