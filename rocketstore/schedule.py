@@ -100,6 +100,8 @@ class _Level:
     offset: int = 0
     due_ms: int = 0
     """When (wall time) its next message is due; only if ``waiting``."""
+    due_offset: int = -1
+    """Which message ``due_ms`` was last worked out for."""
     waiting: bool = False
     arrived: bool = True
     """Whether its queue may have something new."""
@@ -295,10 +297,9 @@ class _Run:
             return level.retry_at_ms
         wall_ms = self._clock.wall_ms()
         if level.waiting:
-            # Were the wall clock put back, the wait would be longer than the level's delay: that is the most.
-            wait_ms = min(level.due_ms - wall_ms, self._delays.delay_ms(level.number))
-            if wait_ms > 0:
-                return now_ms + wait_ms
+            level.due_ms = min(level.due_ms, wall_ms + self._delays.delay_ms(level.number))  # the clock was put back
+            if level.due_ms > wall_ms:
+                return now_ms + level.due_ms - wall_ms
         elif not level.arrived:
             return None
         found = self._find(level, wall_ms)
@@ -338,7 +339,7 @@ class _Run:
             level.arrived = True
             return _Found(end=after)
         if level.offset < result.max_offset:  # not readable yet
-            level.waiting, level.due_ms = True, wall_ms + RETRY_MS
+            level.waiting, level.due_ms, level.due_offset = True, wall_ms + RETRY_MS, -1
         return None
 
     def _due(self, level: _Level, records: Sequence[bytes], next_offset: int, wall_ms: int) -> _Found | None:
@@ -351,9 +352,11 @@ class _Run:
                 self._service.skip(level.number, found.end, str(error))
                 found.end += 1
                 continue
-            due_ms = min(message.store_timestamp + delay_ms, wall_ms + delay_ms)
+            due_ms = min(message.store_timestamp, wall_ms) + delay_ms
+            if message.queue_offset == level.due_offset:
+                due_ms = min(due_ms, level.due_ms)  # what was promised when it was first looked at
             if due_ms > wall_ms:
-                level.waiting, level.due_ms = True, due_ms
+                level.waiting, level.due_ms, level.due_offset = True, due_ms, message.queue_offset
                 return found if found.end > level.offset else None
             real = self._service.real_message(message)
             if real is None:

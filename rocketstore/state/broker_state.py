@@ -325,7 +325,8 @@ class BrokerState:
         if not master or not self._publisher.idle or applier.blocked or not applier.complete:
             return
         minimum = self._store.min_offset(BROKER_STATE_TOPIC, 0)
-        if applier.next_offset > 0 and (now_ms >= self._full_due_ms or applier.full_offset < minimum):
+        expired = applier.full_offset < minimum and minimum > 0  # from 0 on, the messages themselves are the state
+        if applier.next_offset > 0 and (now_ms >= self._full_due_ms or expired):
             self._full_wanted = True
         if not self._full_wanted or applier.next_offset != applier.end_offset:
             return
