@@ -145,7 +145,7 @@ class IndexFile:
         block["hash"], block["offset"], block["previous"] = keys, offsets, previous
         block["seconds"] = np.clip((store_ms - old.begin_ms) // 1000, 0, _SECONDS_MAX) if old.begin_ms > 0 else 0
         header = old._replace(
-            end_ms=max(int(store_ms[-1]), 0 if self.is_empty else old.end_ms),
+            end_ms=int(store_ms[-1]),
             end_offset=int(offsets[-1]),
             used_slots=old.used_slots + int(np.count_nonzero(previous == 0)),
             next_entry=first + count,
@@ -224,6 +224,7 @@ class IndexFile:
             and np.all(entries["previous"] < numbers)
             and np.all(np.diff(offsets) >= 0)
             and int(offsets[-1]) == self.header.end_offset
+            and (first > 1 or int(offsets[0]) == self.header.begin_offset)
             and np.all(slots[places].byteswap().view(np.int32) < end)
         )
         if intact:

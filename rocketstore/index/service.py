@@ -127,11 +127,11 @@ class IndexService:
         """
         if heads and heads[0].offset <= self._indexed_to:
             heads = [head for head in heads if head.offset > self._indexed_to]
-        keys, counts = key_hashes(heads, self._topics)
+        keys, owners = key_hashes(heads, self._topics)
         if not len(keys):
             return
-        offsets = np.repeat(np.array([head[2] for head in heads], np.int64), counts)
-        store_ms = np.repeat(np.array([head[5] for head in heads], np.int64), counts)
+        offsets = np.array([head[2] for head in heads], np.int64)[owners]
+        store_ms = np.array([head[5] for head in heads], np.int64)[owners]
         with self._lock:  # a truncation or removal of files waits
             try:
                 self._put(keys, offsets, store_ms)
