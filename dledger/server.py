@@ -290,19 +290,23 @@ class DLedgerServer:
 
     def submit_append(self, bodies: Sequence[Body], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
         """See ``LogNode.submit_append``."""
-        self._submit(lambda now_ms: self._node.append(bodies, now_ms, self._with_address(done)), done)
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.append(bodies, now_ms, answer), answer)
 
     def submit_prepared(self, prepared: PreparedAppend, done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
         """Append what ``prepared`` makes under the node's lock; everything else is as with ``submit_append``."""
-        self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, self._with_address(done)), done)
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, answer), answer)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """See ``LogNode.submit_read_index``."""
-        self._submit(lambda now_ms: self._node.read_index(now_ms, self._with_address(done)), done)
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.read_index(now_ms, answer), answer)
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         """See ``LogNode.submit_transfer``."""
-        self._submit(lambda now_ms: self._node.transfer(target, now_ms, self._with_address(done)), done)
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.transfer(target, now_ms, answer), answer)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``."""
@@ -332,9 +336,17 @@ class DLedgerServer:
             done(error)
 
     def _with_address(self, done: Callable[[Result | DLedgerError], None]) -> Callable[[Result | DLedgerError], None]:
-        """Complete the core's leader hints, which know ids only, with the address clients need."""
+        """Complete the core's leader hints, which know ids only, with the address clients need; answer only once.
+
+        A node that fails while it carries out a request refuses it, and answers it again when it stops.
+        """
+        left = [done]
 
         def addressed(result: Result | DLedgerError) -> None:
+            try:
+                done = left.pop()
+            except IndexError:
+                return
             if isinstance(result, DLedgerError) and result.leader is not None:
                 result.leader = self._hint(result.leader.node_id)
             done(result)

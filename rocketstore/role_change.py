@@ -46,6 +46,8 @@ _log = logging.getLogger("rocketstore")
 DISPATCH_WAIT_S: Final = 0.1
 """How long one wait for dispatch lasts before the promotion looks whether it is still wanted."""
 JOIN_TIMEOUT_S: Final = 10.0
+DISPATCH_PAUSE_S: Final = 0.01
+"""Between two such waits: one on a dispatch that has failed ends at once."""
 RETRY_PAUSE_S: Final = 0.1
 RETRY_PAUSE_MAX_S: Final = 5.0
 
@@ -252,8 +254,9 @@ class BrokerRoleChange:
         return (status.role, status.term, status.committed_index) == (Role.LEADER, term, status.end_index)
 
     def _wait_dispatched(self, target: _Target) -> None:
-        while not target.cancelled.is_set() and not self._store.wait_dispatched(DISPATCH_WAIT_S):
-            pass
+        while not self._store.wait_dispatched(DISPATCH_WAIT_S):
+            if target.cancelled.wait(DISPATCH_PAUSE_S):
+                return
 
     def _take_puts(self, target: _Target, term: Term) -> None:
         with self._changed:  # so that a change of role comes wholly before this or wholly after it

@@ -31,7 +31,7 @@ from dledger.core.messages import (
 from dledger.core.outbox import Wake
 from dledger.core.ports import Log, PreparedAppend, Random
 from dledger.core.read_index import ReadDone, ReadIndexQueue
-from dledger.errors import InvalidRequestError, UnknownMemberError
+from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
 from dledger.types import Body, HardState, NodeId, Term
 
 TERM_STEP_MAX = 10**6
@@ -124,6 +124,11 @@ class Node:
         """The log became more durable."""
         self.handler.on_flushed()
         self.state.outbox.wake |= Wake.QUORUM_ACK
+
+    def abandon(self, error: DLedgerError) -> None:
+        """No part is stepped any more: answer all appends and reads that still wait."""
+        self.quorum_ack.abandon(error)
+        self.reads.abandon(error)
 
     def _require_likely_term(self, sender: NodeId, term: Term) -> None:
         """Terms only grow, and end: a forged or damaged message must not use up those of the whole group."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, Position, Role, Term
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, Role, Term
 
 
 class Receiver(Protocol):
@@ -121,7 +121,7 @@ class LogNode(Protocol):
     Every ``done`` is called exactly once, possibly before ``submit_*`` returns, on any thread, and must not block.
     """
 
-    def submit_append(self, bodies: Sequence[Body], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
+    def submit_append(self, bodies: Sequence[bytes], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
         """Append a batch, all or nothing; done when a quorum has it (flushed, unless the node runs async flush)."""
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:

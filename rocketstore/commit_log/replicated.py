@@ -381,7 +381,6 @@ class _Put:
         self.store_timestamp = 0
         self.positions: Sequence[int] = ()
         """Of the entries; empty as long as nothing was written."""
-        self._finished = False
 
     def bodies(self, term: Term) -> Sequence[Body] | DLedgerError:
         """See ``PreparedAppend.bodies``."""
@@ -394,10 +393,7 @@ class _Put:
         self._log.settle(self)
 
     def finish(self, result: AppendedBatch | DLedgerError) -> None:
-        """Tell the submitter, once; without any lock."""
-        if self._finished:  # a node that fails while it carries out an append may say so twice
-            return
-        self._finished = True
+        """Tell the submitter; without any lock."""
         if isinstance(result, AppendedBatch):
             ok = PutMessageStatus.PUT_OK
             self._done([PutResult(ok, stored) for stored in self._stored()])

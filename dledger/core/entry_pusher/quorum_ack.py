@@ -125,6 +125,11 @@ class QuorumAckChecker:
                 return head.due_ms
         return None
 
+    def abandon(self, error: DLedgerError) -> None:
+        """The node stops: whoever still waits for a quorum gets ``error``, whose outcome is unknown."""
+        while self._pending:
+            self._pop(error)
+
     def _advance_commit(self) -> None:
         state = self._state
         leader = state.role
