@@ -46,7 +46,7 @@ def test_nothing_is_believed_after_rocketmq_has_written_into_our_file() -> None:
     assert decode_checkpoint(content) == Checkpoint()
 
 
-@pytest.mark.parametrize("at", range(0, 96))
+@pytest.mark.parametrize("at", range(96))
 def test_a_changed_byte_means_that_nothing_is_known(at: int) -> None:
     content = bytearray(FULL.encode())
     content[at] ^= 0x40

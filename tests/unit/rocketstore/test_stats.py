@@ -102,9 +102,12 @@ def test_runtime_info_has_rocketmqs_keys() -> None:
 def test_threads_lose_no_count() -> None:
     """StoreStatsServiceTest: concurrent counters."""
     stats = StoreStats(ManualClock())
-    threads = [
-        threading.Thread(target=lambda: [stats.put_done([OK], 1) for _ in range(2000)]) for _ in range(4)
-    ]
+
+    def count() -> None:
+        for _ in range(2000):
+            stats.put_done([OK], 1)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
