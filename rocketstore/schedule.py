@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dledger.clock import Clock, SystemClock
-from dledger.errors import CorruptLogError, InvalidRequestError
+from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from rocketstore.message.delay import DelayLevels
@@ -168,6 +168,11 @@ class ScheduleService:
             if run is not None:
                 run.stop()
 
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why delivery ended, if it failed: the broker must stop (with a supervisor of its own, that one says so)."""
+        return self._supervisor.fatal
+
     def progress(self) -> dict[int, tuple[int, int]]:
         """Level to (next queue offset to deliver, end of its queue)."""
         run = self._run
@@ -275,7 +280,10 @@ class _Run:
             now_ms = self._clock.monotonic_ms()
             if self._stopped:
                 return now_ms + SLEEP_MS_MAX
-            dues = [due for level in self._levels.values() if (due := self._turn(level, now_ms)) is not None]
+            try:
+                dues = [due for level in self._levels.values() if (due := self._turn(level, now_ms)) is not None]
+            except ShutdownError:
+                return now_ms + SLEEP_MS_MAX  # the store stops before this service was told to
             dues += self._note_progress(now_ms)
             return min([now_ms + SLEEP_MS_MAX, *dues])
 

@@ -11,11 +11,6 @@ skip
 
 A full state that was written when nothing else was under way (it describes the state right before itself) replaces the
 tables of *every* node: should they ever differ, they do not differ for long.
-
-**Deleted topics.** Dispatch may be ahead of this thread, so when a deletion is applied, the topic may live again and
-have new messages. Its files are therefore not removed at once but only after a while in which it stayed deleted; if it
-is made again before, only if it has no message that is newer than the deletion. The same keeps a replay after a restart
-from deleting what came later.
 """
 
 from __future__ import annotations
@@ -30,11 +25,9 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.changes import (
     Change,
-    DeleteTopic,
     FullPart,
     MalformedStateError,
     NewerStateError,
-    PutTopic,
     decode_state,
 )
 from rocketstore.state.port import StateStore
@@ -44,8 +37,6 @@ from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult
 
 READ_COUNT: Final = 32
 """Messages read at once."""
-DELETE_GRACE_MS: Final = 10_000
-"""How long a deleted topic's files stay."""
 
 _GONE: Final = frozenset({GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE})
 
@@ -92,8 +83,6 @@ class StateApplier:
         self._verified = True
         self._parts: _Parts | None = None
         self._went_back_for = ""
-        self._doomed: dict[str, int] = {}
-        self._doomed_at_ms: dict[str, int] = {}
 
     def restore(self, snapshot: Snapshot) -> None:
         """Begin with a snapshot; only before the first ``step``."""
@@ -102,7 +91,6 @@ class StateApplier:
         self.complete = snapshot.complete
         self._last_record = snapshot.last_record
         self._verified = snapshot.last_record is None
-        self._doomed = dict(snapshot.doomed)
 
     def snapshot(self) -> Snapshot:
         """What a restart can begin with; on the applying thread."""
@@ -112,7 +100,6 @@ class StateApplier:
                 self.next_offset,
                 self._last_record,
                 self.complete,
-                dict(self._doomed),
             )
 
     @property
@@ -120,7 +107,7 @@ class StateApplier:
         """The state topic's next queue offset, as far as it is dispatched."""
         return self._store.max_offset(BROKER_STATE_TOPIC, 0)
 
-    def step(self, now_ms: int) -> bool:
+    def step(self) -> bool:
         """Apply some messages; whether there may be more."""
         if self.blocked or (not self._verified and not self._verify()):
             return False
@@ -139,13 +126,7 @@ class StateApplier:
             self._skip_to(result.min_offset, "they expired")
         elif result.status in _GONE and result.next_offset > before:
             self._skip_to(result.next_offset, "they are not in the log")
-        elif before >= result.max_offset:
-            self._remove_doomed(now_ms)
         return self.next_offset > before
-
-    def doom_due_ms(self) -> int | None:
-        """When ``step`` has a deleted topic's files to remove; None: there are none."""
-        return None if self.blocked else min(self._doomed_at_ms.values(), default=None)
 
     def settle_end(self) -> None:
         """Called when everything in the log is dispatched: a snapshot beyond its end comes of a lost tail.
@@ -185,8 +166,6 @@ class StateApplier:
             self.next_offset = max(minimum, 0)
             self.complete = minimum <= 0
             self._last_record = None
-            self._doomed.clear()
-            self._doomed_at_ms.clear()
         return True
 
     def _apply_record(self, record: bytes) -> bool:
@@ -226,14 +205,9 @@ class StateApplier:
             self._take_part(full, changes, message.queue_offset)
             return
         self._parts = None
-        for change in changes:
-            with self.lock:
+        with self.lock:
+            for change in changes:
                 self.tables.apply(change)
-            if isinstance(change, DeleteTopic):
-                self._doomed[change.name] = message.offset
-                self._doomed_at_ms.pop(change.name, None)
-            elif isinstance(change, PutTopic) and change.topic.name in self._doomed:
-                self._undoom(change.topic.name)
 
     def _take_part(self, full: FullPart, changes: tuple[Change, ...], offset: int) -> None:
         if full.part == 0:
@@ -264,38 +238,6 @@ class StateApplier:
             self.next_offset = offset
             self._last_record, self._verified = None, True
             self.changed += 1
-
-    def _remove_doomed(self, now_ms: int) -> None:
-        """Everything dispatched is applied: remove the files of topics that have stayed deleted for long enough."""
-        for topic in list(self._doomed):
-            due_ms = self._doomed_at_ms.setdefault(topic, now_ms + DELETE_GRACE_MS)
-            if now_ms >= due_ms:
-                self._forget_doom(topic)
-                self._store.delete_topic(topic)
-
-    def _undoom(self, topic: str) -> None:
-        """The topic is made again: remove the old one's files now, unless the new one has messages already."""
-        position = self._doomed[topic]
-        self._forget_doom(topic)
-        if self._has_newer(topic, position):
-            _log.warning("topic %s was made again and written to: messages from before its deletion stay", topic)
-        else:
-            self._store.delete_topic(topic)
-
-    def _forget_doom(self, topic: str) -> None:
-        del self._doomed[topic]
-        self._doomed_at_ms.pop(topic, None)
-        self.changed += 1
-
-    def _has_newer(self, topic: str, position: int) -> bool:
-        for name, queue_id in self._store.queues():
-            end = self._store.max_offset(name, queue_id)
-            if name != topic or end == 0:
-                continue
-            message = self._message_at(name, queue_id, end - 1)
-            if message is not None and message.offset > position:
-                return True
-        return False
 
     def _read(self, offset: int) -> GetResult:
         try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.clock import Clock, SystemClock
-from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.errors import DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
@@ -41,6 +41,7 @@ from rocketstore.state.imports import read_rocketmq_files
 from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.state.snapshot import Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
 TOPICS_MAX: Final = 65_536
@@ -109,8 +110,8 @@ class BrokerState:
         self._publisher = StatePublisher(
             store, self._clock, timeout_ms=self._settings.timeout_ms, wake=lambda: self._worker.wake()
         )
-        supervisor = supervisor or Supervisor(lambda error: self._publisher.close(f"broker state failed: {error}"))
-        self._worker = Worker("rocketstore-state", self.step, self._clock, supervisor)
+        self._supervisor = supervisor or Supervisor(self._on_fatal)
+        self._worker = Worker("rocketstore-state", self.step, self._clock, self._supervisor)
         self._master = False
         self._full_wanted = False
         self._full_due_ms = 0
@@ -144,12 +145,14 @@ class BrokerState:
             self._write_snapshot()
 
     def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
-        """Apply everything that is dispatched, which must be everything in the log; before the store becomes master.
+        """Wait until everything in the log is dispatched and applied; before the store becomes master.
 
         Raises ``StateBehindError`` after ``timeout_s``; ``StateIncompleteError`` and ``StateBlockedError`` if this node
         should leave the role to another.
         """
         deadline = time.monotonic() + timeout_s
+        if not self._store.wait_dispatched(timeout_s):
+            raise StateBehindError(f"broker state: the log is not dispatched to its end within {timeout_s:g} s")
         pause = threading.Event()
         while not self._apply_to_end():
             if self._applier.blocked:
@@ -165,6 +168,11 @@ class BrokerState:
     def wake(self) -> None:
         """Look at the store's role soon; whoever makes it master calls this."""
         self._worker.wake()
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why the thread ended, if it failed: the broker must stop (with a supervisor of its own, that one says so)."""
+        return self._supervisor.fatal
 
     # Reading
 
@@ -194,6 +202,11 @@ class BrokerState:
         with self._applier.lock:
             return self._applier.tables.groups.get(group, {}).get((topic, queue_id), -1)
 
+    def begin_offset(self, topic: str, queue_id: int) -> int:
+        """The first queue offset that is not of a deleted topic of this name; reads must not begin before it."""
+        with self._applier.lock:
+            return self._applier.tables.begins.get(topic, {}).get(queue_id, 0)
+
     def delay_offset(self, level: int) -> int:
         """The next message of a delay level to deliver; 0 if none ever was."""
         with self._applier.lock:
@@ -222,8 +235,12 @@ class BrokerState:
         self._change(PutTopic(topic), done, changes_nothing=same)
 
     def delete_topic(self, name: str, done: StateDone) -> None:
-        """Forget a topic and the groups' offsets in it; every node removes its queues' files a little later."""
-        self._change(DeleteTopic(name), done)
+        """Forget a topic and the groups' offsets in it. What is in its queues now, nobody reads any more: a topic of
+        the same name that is made later begins at ``begin_offset``. The files go when the log's retention removes them.
+        """
+        ends = ((queue_id, self._store.max_offset(topic, queue_id)) for topic, queue_id in self._store.queues()
+                if topic == name)  # fmt: skip
+        self._change(DeleteTopic(name, tuple(sorted(ends))), done)
 
     def commit_offsets(
         self,
@@ -277,7 +294,7 @@ class BrokerState:
         """Do whatever is to be done now; gives when the next is due. Tests call it in place of the thread."""
         with self._stepping:
             now_ms = self._clock.monotonic_ms()
-            more = self._applier.step(now_ms)
+            more = self._step_applier()
             self._publisher.step(self._applier.next_offset)
             if not more:
                 self._publish_full(now_ms)
@@ -285,8 +302,11 @@ class BrokerState:
                 self._write_snapshot()
             behind = self._applier.next_offset < self._applier.end_offset
             dues = [now_ms + (RETRY_MS if self._full_wanted or behind else TICK_MS), self._snapshot_due_ms]
-            dues += [due for due in (self._publisher.due_ms(), self._applier.doom_due_ms()) if due is not None]
+            dues += [due for due in (self._publisher.due_ms(),) if due is not None]
             return now_ms if more else max(min(dues), now_ms + STEP_MS_MIN)
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self._publisher.close(f"broker state failed: {error}")
 
     def _on_arrival(self, head: RecordHead) -> None:
         if head.topic == BROKER_STATE_TOPIC:
@@ -300,10 +320,16 @@ class BrokerState:
         else:
             self._publisher.offer(encode_change(change), done)
 
+    def _step_applier(self) -> bool:
+        try:
+            return self._applier.step()
+        except ShutdownError:
+            return False  # the store does not run yet, or no more
+
     def _apply_to_end(self) -> bool:
         with self._stepping:
             self._applier.settle_end()
-            self._applier.step(self._clock.monotonic_ms())
+            self._step_applier()
             return not self._applier.blocked and self._applier.next_offset >= self._applier.end_offset
 
     def _accept_incomplete(self) -> None:
@@ -331,7 +357,9 @@ class BrokerState:
         if not self._full_wanted or applier.next_offset != applier.end_offset:
             return
         with applier.lock:
-            changes = list(applier.tables.as_changes())
+            tables = Tables(applier.tables.as_changes())
+        tables.forget_begins(lambda topic, queue_id, begin: self._store.min_offset(topic, queue_id) >= begin)
+        changes = list(tables.as_changes())
         self._full_wanted = False
         self._full_due_ms = now_ms + self._settings.full_interval_ms
         if not changes and applier.next_offset == 0:

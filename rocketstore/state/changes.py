@@ -87,12 +87,20 @@ class PutTopic:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """Forget a topic and every group's offsets in it, and remove its queues' files."""
+    """Forget a topic and every group's offsets in it.
+
+    ``ends``: (queue id, next queue offset) of its queues. A topic of this name that is made later begins there.
+    """
 
     name: str
+    ends: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic")
+        _check_range(len(self.ends), "queues", 0, QUEUE_ID_MAX + 1)
+        for queue_id, end in self.ends:
+            _check_range(queue_id, "queue id", 0, QUEUE_ID_MAX)
+            _check_range(end, "offset", 0, OFFSET_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +245,8 @@ def _change_json(change: Change) -> dict[str, object]:
                 "write": topic.write_queues,
                 "perm": topic.permission,
             }
-        case DeleteTopic(name):
-            return {"op": "delete_topic", "name": name}
+        case DeleteTopic(name, ends):
+            return {"op": "delete_topic", "name": name, "ends": ends}
         case CommitOffsets(group, offsets, reset):
             return {"op": "offsets", "group": group, "offsets": offsets, "reset": reset}
         case DeleteGroup(group):
@@ -257,8 +265,8 @@ def _change_from_json(value: object) -> Change:
             numbers = (_int(fields[name]) for name in ("read", "write", "perm"))
             return PutTopic(TopicConfig(_text(fields["name"]), *numbers))
         case "delete_topic":
-            _check_fields(fields, {"op", "name"})
-            return DeleteTopic(_text(fields["name"]))
+            _check_fields(fields, {"op", "name", "ends"})
+            return DeleteTopic(_text(fields["name"]), _int_pairs(fields["ends"]))
         case "offsets":
             _check_fields(fields, {"op", "group", "offsets", "reset"})
             triples = (_row(row, 3) for row in _list(fields["offsets"]))
@@ -269,8 +277,7 @@ def _change_from_json(value: object) -> Change:
             return DeleteGroup(_text(fields["group"]))
         case "delay":
             _check_fields(fields, {"op", "offsets"})
-            pairs = (_row(row, 2) for row in _list(fields["offsets"]))
-            return SetDelayOffsets(tuple((_int(pair[0]), _int(pair[1])) for pair in pairs))
+            return SetDelayOffsets(_int_pairs(fields["offsets"]))
         case unknown:
             raise MalformedStateError(f"state message: unknown change {unknown!r}")
 
@@ -314,6 +321,11 @@ def _row(value: object, length: int) -> Sequence[object]:
     if len(row) != length:
         raise MalformedStateError(f"state: a list of {length} is wanted, not of {len(row)}")
     return row
+
+
+def _int_pairs(value: object) -> tuple[tuple[int, int], ...]:
+    pairs = (_row(row, 2) for row in _list(value))
+    return tuple((_int(pair[0]), _int(pair[1])) for pair in pairs)
 
 
 def _int(value: object) -> int:

@@ -32,8 +32,8 @@ class StateStore(Protocol):
     def queues(self) -> Sequence[tuple[str, int]]:
         """(topic, queue id) of every queue there is."""
 
-    def delete_topic(self, topic: str) -> object:
-        """Remove the topic's queue files."""
+    def wait_dispatched(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until all that the log holds is in the queues; whether it is."""
 
     def add_arrival_listener(self, listener: Callable[[RecordHead], None]) -> None:
         """Call ``listener``, which must be fast, on the dispatch thread once a record is in its queue."""

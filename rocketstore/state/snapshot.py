@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,15 +32,13 @@ class Snapshot:
 
     ``next_offset`` is the first message of the state topic that is not in it; ``last_record`` the physical offset and
     body CRC of the one before, by which a log that is another one is recognised (None: there was none).
-    ``complete`` is false if changes are known to be missing. ``doomed`` holds deleted topics whose queue files this
-    node may still have, with the physical offset of the deletion.
+    ``complete`` is false if changes are known to be missing.
     """
 
     changes: tuple[Change, ...] = ()
     next_offset: int = 0
     last_record: tuple[int, int] | None = None
     complete: bool = True
-    doomed: Mapping[str, int] = field(default_factory=dict)
 
 
 def write_snapshot(fs: FileSystem, directory: Path, snapshot: Snapshot) -> None:
@@ -51,7 +48,6 @@ def write_snapshot(fs: FileSystem, directory: Path, snapshot: Snapshot) -> None:
         "next": snapshot.next_offset,
         "last": snapshot.last_record,
         "complete": snapshot.complete,
-        "doomed": dict(snapshot.doomed),
         "changes": changes_to_json(snapshot.changes),
     }
     state = json.dumps(value, separators=(",", ":")).encode()
@@ -86,5 +82,4 @@ def _decode(content: bytes) -> Snapshot:
         next_offset=int(value["next"]),
         last_record=None if last is None else (int(last[0]), int(last[1])),
         complete=bool(value["complete"]),
-        doomed={str(topic): int(offset) for topic, offset in value["doomed"].items()},
     )

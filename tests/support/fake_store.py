@@ -173,6 +173,10 @@ class FakeStore:
         with self.log.lock:
             return list(self._queues)
 
+    def wait_dispatched(self, timeout: float) -> bool:
+        with self.log.lock:
+            return self._dispatched == len(self.log.records)
+
     def delete_topic(self, topic: str) -> None:
         with self.log.lock:
             self.deleted_topics.append(topic)

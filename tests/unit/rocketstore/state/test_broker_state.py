@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import InvalidRequestError
+from dledger.errors import InvalidRequestError, ShutdownError
 from dledger.store.fs import RealFileSystem
 from rocketstore.message.message import Message
 from rocketstore.state import publisher
-from rocketstore.state.applier import DELETE_GRACE_MS
 from rocketstore.state.broker_state import BrokerState, StateIncompleteError, StateSettings
 from rocketstore.state.changes import MalformedStateError, QueueOffset, TopicConfig
-from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
-from tests.support.waiting import ManualClock
+from tests.support.waiting import ManualClock, wait_until
 from tests.unit.rocketstore.state.conftest import Member
 
 BUSY = PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied", reason="busy")
@@ -294,57 +293,66 @@ def test_a_malformed_message_is_skipped_and_counted(master: Member) -> None:
     assert master.state.topic("T") is not None
 
 
-def test_files_of_a_deleted_topic_go_after_a_while(master: Member, clock: ManualClock) -> None:
+def test_a_topic_made_again_begins_behind_the_old_messages(master: Member) -> None:
+    """The queue's numbering goes on: other nodes may still have the old units, and would take new ones for repeats."""
     master.do(lambda done: master.state.put_topic(TopicConfig("T"), done))
     fill(master, "T", 3)
     commit(master, 3)
+    assert master.state.begin_offset("T", 0) == 0
+
     master.do(lambda done: master.state.delete_topic("T", done))
     assert master.state.topics() == []
     assert master.state.offsets("g") == []
-    assert master.store.deleted_topics == []
-
-    clock.now_ms += DELETE_GRACE_MS
-    master.settle()
-
-    assert master.store.deleted_topics == ["T"]
-    clock.now_ms += DELETE_GRACE_MS
-    master.settle()
-    assert master.store.deleted_topics == ["T"]
-
-
-def test_files_of_a_topic_deleted_before_a_restart_go_too(master: Member, clock: ManualClock) -> None:
-    fill(master, "T", 3)
-    master.do(lambda done: master.state.delete_topic("T", done))
-    master.restart()
-    master.settle()
-    clock.now_ms += DELETE_GRACE_MS
-    master.settle()
-
-    assert master.store.deleted_topics == ["T"]
-
-
-def test_a_topic_made_again_begins_without_the_old_messages(master: Member) -> None:
-    fill(master, "T", 3)
-    master.do(lambda done: master.state.delete_topic("T", done))
-    master.do(lambda done: master.state.put_topic(TopicConfig("T"), done))
-
-    assert master.store.deleted_topics == ["T"]
-
-
-def test_a_replayed_deletion_leaves_later_messages_alone(master: Member, clock: ManualClock) -> None:
-    """The record of the deletion is applied again after a crash, when the topic lives again and was written to."""
-    fill(master, "T", 3)
-    master.do(lambda done: master.state.delete_topic("T", done))
     master.do(lambda done: master.state.put_topic(TopicConfig("T"), done))
     fill(master, "T", 2)
-    master.restart(clean=False)
-    master.promote()
-    clock.now_ms += DELETE_GRACE_MS
+
+    assert master.state.begin_offset("T", 0) == 3
+    assert master.store.max_offset("T", 0) == 5
+    master.restart()
+    assert master.state.begin_offset("T", 0) == 3
+
+
+def test_the_begin_of_a_topic_is_forgotten_once_the_queue_begins_there(master: Member, clock: ManualClock) -> None:
+    fill(master, "T", 3)
+    master.do(lambda done: master.state.delete_topic("T", done))
+    clock.now_ms += master.settings.full_interval_ms
+    master.settle()
+    assert master.state.begin_offset("T", 0) == 3
+
+    master.store.expire("T", 0, 3)
+    clock.now_ms += master.settings.full_interval_ms
     master.settle()
 
-    assert master.state.topic("T") is not None
-    assert master.store.deleted_topics == []
-    assert master.store.max_offset("T", 0) > 0
+    assert master.state.begin_offset("T", 0) == 0
+
+
+def test_a_store_that_does_not_run_is_waited_for(
+    master: Member, add_member: Callable[[str], Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shut(*_args: object, **_kwargs: object) -> GetResult:
+        raise ShutdownError("the store is not running")
+
+    master.do(lambda done: master.state.put_topic(TopicConfig("T"), done))
+    slave = add_member("slave")
+    monkeypatch.setattr(slave.store, "get", shut)
+    slave.settle()
+    monkeypatch.undo()
+    slave.settle()
+
+    assert slave.state.topics() == [TopicConfig("T")]
+
+
+def test_a_failed_thread_refuses_everything_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    state = BrokerState(store, tmp_path)
+    state.load()
+    monkeypatch.setattr(store, "get", None)
+    state.start()
+    wait_until(lambda: state.fatal is not None, "the failure")
+
+    assert state.wait(lambda done: state.put_topic(TopicConfig("T"), done)).outcome == "not_applied"
+    assert isinstance(state.fatal, TypeError)
+    state.shutdown()
 
 
 def test_rocketmq_files_are_read_where_nothing_else_is(tmp_path: Path, add_member: Callable[[str], Member]) -> None:

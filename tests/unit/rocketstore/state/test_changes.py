@@ -30,6 +30,7 @@ from rocketstore.state.tables import Tables
 CHANGES: tuple[Change, ...] = (
     PutTopic(TopicConfig("Orders", 4, 2, 6)),
     DeleteTopic("%RETRY%group"),
+    DeleteTopic("Old", ((0, 7), (3, 0))),
     CommitOffsets("group", (QueueOffset("Orders", 0, 5), QueueOffset("Orders", 1, 0))),
     CommitOffsets("group", (QueueOffset("Orders", 0, 1),), reset=True),
     CommitOffsets("empty", ()),
@@ -53,6 +54,7 @@ def test_a_part_of_a_full_state_says_which_it_is() -> None:
 GOOD = {"v": 1, "changes": []}
 COMMIT = {"op": "offsets", "group": "g", "offsets": [["T", 0, 1]], "reset": False}
 TOPIC = {"op": "put_topic", "name": "T", "read": 1, "write": 1, "perm": 6}
+DELETE = {"op": "delete_topic", "name": "a", "ends": []}
 FULL = {"id": "a", "part": 0, "parts": 1, "upto": 0}
 
 
@@ -85,11 +87,13 @@ FULL = {"id": "a", "part": 0, "parts": 1, "upto": 0}
         {**GOOD, "changes": [{**TOPIC, "perm": 8}]},
         {**GOOD, "changes": [{**TOPIC, "name": "x" * 128}]},
         {**GOOD, "changes": [{"op": "delay", "offsets": [[0, 1]]}]},
-        {**GOOD, "changes": [{"op": "delete_topic", "name": "a\n"}]},
-        {**GOOD, "changes": [{"op": "delete_topic", "name": "a"}] * 4097},
+        {**GOOD, "changes": [{**DELETE, "name": "a\n"}]},
+        {**GOOD, "changes": [DELETE] * 4097},
         {**GOOD, "full": {**FULL, "part": 1}},
         {**GOOD, "full": {**FULL, "parts": 5000}},
         {**GOOD, "full": {**FULL, "id": ""}},
+        {**GOOD, "changes": [{**DELETE, "ends": [[0, -1]]}]},
+        {**GOOD, "changes": [{**DELETE, "ends": [[-1, 1]]}]},
         {**GOOD, "full": None},
     ],
 )

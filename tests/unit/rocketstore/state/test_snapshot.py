@@ -18,7 +18,6 @@ SNAPSHOT = Snapshot(
     next_offset=12,
     last_record=(4096, 77),
     complete=False,
-    doomed={"Old": 300},
 )
 
 
