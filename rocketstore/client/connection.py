@@ -170,6 +170,16 @@ class BrokerConnection:
                 channel = self._channels[address] = grpc.insecure_channel(address, options.client_channel_options())
             return channel
 
+    def open_stream(self, name: str, address: str, requests: Iterator[bytes]) -> grpc.CallIterator[bytes]:
+        """A bidirectional stream to one broker. Raises ``UnavailableError`` if the connection is closed."""
+        stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel(address).stream_stream(
+            options.method(SERVICE, name), request_serializer=None, response_deserializer=None
+        )
+        try:
+            return stream(requests)
+        except ValueError as error:  # gRPC's word for a channel that was closed meanwhile
+            raise UnavailableError(f"the connection to {address} is closed") from error
+
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def ask(self, method: Method[AnswerT], request: Message, address: str, deadline: Deadline) -> AnswerT:
@@ -181,7 +191,7 @@ class BrokerConnection:
             data: bytes = call(request.SerializeToString(), timeout=max(deadline.remaining_s, 0.001))
         except grpc.RpcError as error:
             raise failure_of(error, address, sent=True) from error
-        except ValueError as error:  # gRPC's word for a channel that was closed meanwhile
+        except ValueError as error:
             raise UnavailableError(f"the connection to {address} is closed") from error
         return parse_answer(method.answer, data, address)
 
@@ -312,7 +322,10 @@ class BrokerConnection:
                 method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel(address).unary_unary(
                     options.method(SERVICE, "Status"), request_serializer=None, response_deserializer=None
                 )
-                call = method.future(request, timeout=max(deadline.remaining_s, 0.001))
+                try:
+                    call = method.future(request, timeout=max(deadline.remaining_s, 0.001))
+                except ValueError as error:
+                    raise UnavailableError(f"the connection to {address} is closed") from error
                 calls[address] = call
                 call.add_done_callback(partial(_put, answers, address))
             while calls:

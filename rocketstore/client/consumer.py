@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict, Unpack
 
 from dledger.client.shared import Deadline
 from dledger.config import MIB
@@ -40,8 +40,8 @@ class ConsumerOptions:
 
     ``queues``: only these; ``instance`` (i, n): every n-th queue from the i-th on (a static share); default: all.
     ``tags``: ``"TagA || TagB"`` or ``"*"``. ``auto_commit_s``: how often ``poll`` commits what earlier polls gave;
-    None: only ``commit`` and ``close`` do. ``when_out_of_range``: if the next message is gone, ``"go_on"`` at the nearest
-    that exists (logged, counted in ``skipped``), or raise ``OffsetOutOfRangeError``.
+    None: only ``commit`` and ``close`` do. ``when_out_of_range``: if the next message is gone, ``"go_on"`` at the
+    nearest that exists (logged, counted in ``skipped``), or raise ``OffsetOutOfRangeError``.
     """
 
     start: Start = "last"
@@ -74,6 +74,22 @@ class ConsumerOptions:
             raise ConfigError(problems)
 
 
+class ConsumerSettings(TypedDict, total=False):
+    """The fields of ``ConsumerOptions``, for type checkers."""
+
+    start: Start
+    tags: str
+    queues: Sequence[int] | None
+    instance: tuple[int, int] | None
+    auto_commit_s: float | None
+    when_out_of_range: Literal["go_on", "error"]
+    timeout_s: float
+    pull_messages: int
+    pull_bytes: int
+    pull_wait_ms: int
+    stock_bytes_max: int
+
+
 @dataclass(slots=True)
 class _Queue:
     """One assigned queue. Its lock is the consumer's."""
@@ -102,11 +118,11 @@ class Consumer:
         group: str,
         topic: str,
         options: ConsumerOptions | None = None,
-        **settings: object,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         self.group = group
         self.topic = topic
-        self._options = options or ConsumerOptions(**settings)  # type: ignore[arg-type]  # checked by the dataclass
+        self._options = options or ConsumerOptions(**settings)
         self._tags = tags_of_expression(self._options.tags)
         self._connection = BrokerConnection(addresses, timeout_s=self._options.timeout_s)
         self._topics = TopicCache(self._connection)

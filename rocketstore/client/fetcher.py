@@ -16,8 +16,7 @@ import grpc
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.config import MIB
 from dledger.errors import DLedgerError, UnavailableError
-from dledger.rpc import options
-from rocketstore.client.connection import SERVICE, BrokerConnection, parse_answer
+from rocketstore.client.connection import BrokerConnection, parse_answer
 from rocketstore.client.errors import BadAnswerError, OffsetOutOfRangeError, failure_of, is_retried_read
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus
@@ -195,10 +194,7 @@ class QueueFetcher:
         at_master = self._connection.brokers.master == address
         until = float("inf") if at_master else time.monotonic() + SLAVE_SESSION_S
         requests: SimpleQueue[bytes | None] = SimpleQueue()
-        stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self._connection.channel(address).stream_stream(
-            options.method(SERVICE, "PullStream"), request_serializer=None, response_deserializer=None
-        )
-        call = stream(iter(requests.get, None))
+        call = self._connection.open_stream("PullStream", address, iter(requests.get, None))
         with self._lock:
             self._call, self._address, epoch = call, address, self._epoch
         answered = False

@@ -14,8 +14,7 @@ import grpc
 
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError, UnavailableError
-from dledger.rpc import options
-from rocketstore.client.connection import SERVICE, STATUS, BrokerConnection, is_master, parse_answer
+from rocketstore.client.connection import STATUS, BrokerConnection, is_master, parse_answer
 from rocketstore.client.errors import (
     BadAnswerError,
     NotMasterError,
@@ -44,10 +43,7 @@ class SendPipe:
         self._handed_id = 0
         self._broken: DLedgerError | None = None
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
-        stream: grpc.StreamStreamMultiCallable[bytes, bytes] = connection.channel(address).stream_stream(
-            options.method(SERVICE, "SendStream"), request_serializer=None, response_deserializer=None
-        )
-        self._call = stream(self._outgoing())
+        self._call = connection.open_stream("SendStream", address, self._outgoing())
         self._thread = threading.Thread(target=self._read, name=f"rocketstore-send-{address}", daemon=True)
         self._thread.start()
 
