@@ -137,6 +137,15 @@ def test_a_line_sets_its_field_of_the_broker(tmp_path: Path, text: str, name: st
     assert getattr(load(tmp_path, text), name) == value
 
 
+def test_one_answer_may_hold_many_messages_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    """RocketMQ's limits of one get are for its own clients; given in a file, they hold."""
+    config = load(tmp_path, "maxTransferCountOnMessageInMemory=32")
+
+    assert config.store.max_transfer_count_on_message_in_memory == 32
+    assert config.store.max_transfer_bytes_on_message_in_memory == MIB
+    assert BrokerConfig().store.max_transfer_count_on_message_in_memory == 4096
+
+
 def test_every_field_can_be_set_by_our_name_and_by_rocketmqs() -> None:
     """Nothing is out of reach of a flag, and every name of ours has a form as a conf file spells it."""
     names = {one.name for record in (MessageStoreConfig, BrokerConfig) for one in fields(record)} - {"store", "dledger"}
