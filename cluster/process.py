@@ -61,11 +61,9 @@ def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, 
 
 def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_stdin_closes: bool) -> int:
     """Make and start a server, say on standard output that it is ready, and wait for its end; gives the exit code."""
-    # Blocked before any thread exists, so that every thread inherits it and only the waiting one takes the signals: a
-    # handler would run between two byte codes of the main thread, which may hold the very lock that stopping needs.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    signals = _catch_signals()
     server = make()
-    _watch("dledger-signals", lambda: _on_signals(server.stop))
+    _watch("dledger-signals", lambda: _on_signals(signals, server.stop))
     server.start()
     if until_stdin_closes:
         _watch("dledger-stdin", lambda: _on_end_of_stdin(server.stop))
@@ -86,11 +84,32 @@ def _watch(name: str, wait_and_act: Callable[[], None]) -> None:
     threading.Thread(target=wait_and_act, name=name, daemon=True).start()
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
+def _catch_signals() -> int:
+    """Have every stop signal put a byte into a pipe; gives the end to read from.
+
+    Not by blocking them for a thread that waits: a library may have started threads that do not block them (numpy's
+    does), and the signal would end the process there. Not by a handler either, which would run between two byte codes
+    of the main thread, which may hold the very lock that stopping needs: Python wants one, so it does nothing.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for one in _STOP_SIGNALS:
+        signal.signal(one, lambda _number, _frame: None)
+    return reading
+
+
+def _on_signals(signals: int, stop: Callable[[], None]) -> None:
     """The first signal stops gracefully, a second one at once (the log is made for that)."""
-    signal.sigwait(_STOP_SIGNALS)
+    _next_signal(signals)
     threading.Thread(target=stop, name="dledger-stop").start()
-    os._exit(128 + signal.sigwait(_STOP_SIGNALS))
+    os._exit(128 + _next_signal(signals))
+
+
+def _next_signal(signals: int) -> int:
+    while (number := os.read(signals, 1)[0]) not in _STOP_SIGNALS:
+        pass
+    return number
 
 
 def _on_end_of_stdin(stop: Callable[[], None]) -> None:
