@@ -9,6 +9,7 @@ import os
 
 import click
 
+from cluster.commands.broker import broker
 from cluster.commands.group import status, transfer_leader
 from cluster.commands.inspection import inspect
 from cluster.commands.log import append, get, tail
@@ -59,7 +60,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-for _command in (serve, append, get, tail, status, transfer_leader, inspect, bench, demo):
+for _command in (serve, broker, append, get, tail, status, transfer_leader, inspect, bench, demo):
     main.add_command(_command)
 
 

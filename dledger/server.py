@@ -12,6 +12,8 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
+import grpc
+
 from dledger.clock import Clock, SystemClock
 from dledger.config import ServerConfig
 from dledger.core.member_state import Leader
@@ -224,6 +226,11 @@ class DLedgerServer:
     def bridge(self) -> LoopBridge:
         """The way to the event loop that serves clients, from ``start`` to ``stop``: others may serve there, too."""
         return self._clients.bridge
+
+    @property
+    def client_handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
+        return self._clients.handlers
 
     # -- background work -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,23 @@
+"""Producers, consumers and administrators of a broker, or of a group of brokers."""
+
+from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
+from rocketstore.client.batch import SendFuture, SendReceipt
+from rocketstore.client.consumer import Consumer, ConsumerOptions
+from rocketstore.client.producer import MessageSender, Producer
+from rocketstore.client.received import ReceivedMessage
+from rocketstore.client.topics import TopicInfo
+
+__all__ = [
+    "Admin",
+    "BrokerStatus",
+    "Consumer",
+    "ConsumerOptions",
+    "MessageSender",
+    "Producer",
+    "QueueProgress",
+    "QueueRange",
+    "ReceivedMessage",
+    "SendFuture",
+    "SendReceipt",
+    "TopicInfo",
+]

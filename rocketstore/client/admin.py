@@ -1,0 +1,302 @@
+"""``Admin``: topics, queues, queries, offsets and the brokers' own words, for tools and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline
+from dledger.errors import DLedgerError, UnavailableError
+from rocketstore.client.connection import (
+    COMMIT_OFFSETS,
+    DELETE_TOPIC,
+    FETCH_OFFSETS,
+    LIST_GROUPS,
+    LIST_TOPICS,
+    OFFSET_BY_TIME,
+    PULL,
+    PUT_TOPIC,
+    QUERY_BY_ID,
+    QUERY_BY_KEY,
+    QUEUE_RANGE,
+    STATUS,
+    BrokerConnection,
+    is_master,
+)
+from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.client.received import ReceivedMessage, split_records
+from rocketstore.client.topics import TopicInfo, topic_of
+from rocketstore.message.message import Message
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.pb import broker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """What a broker says of itself. Offsets are physical (bytes of the log), times milliseconds since 1970."""
+
+    address: str
+    cluster: str
+    broker_name: str
+    node_id: str
+    role: str
+    broker_id: int
+    replicated: bool
+    raft_role: str
+    term: int
+    leader: str
+    leader_address: str
+    members: dict[str, str]
+    min_offset: int
+    max_offset: int
+    end_offset: int
+    dispatch_behind_bytes: int
+    put_tps: float
+    get_tps: float
+    disk_ratio: float
+    put_total: int
+    get_total: int
+    earliest_message_ms: int
+    version: str
+    boot_ms: int
+    runtime: dict[str, str]
+    is_master: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """One queue's first offset and its end, and when its newest message was stored (-1: it has none)."""
+
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    last_update_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """How far a group is in one queue; ``committed`` is -1 if it never committed."""
+
+    topic: str
+    queue_id: int
+    committed: int
+    min_offset: int
+    max_offset: int
+
+    @property
+    def lag(self) -> int:
+        """How many messages are still to come."""
+        return max(self.max_offset - max(self.committed, self.min_offset, 0), 0)
+
+
+class Admin:
+    """Thread-safe; every call has a deadline (``timeout_s``) and is repeated until then while that may help."""
+
+    def __init__(self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0) -> None:
+        self._connection = BrokerConnection(addresses, timeout_s=timeout_s)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        self._connection.close()
+
+    # --- brokers ----------------------------------------------------------------------------------------------------
+
+    def status(self, address: str | None = None) -> BrokerStatus:
+        """One broker's word: the one at ``address``, or the master's, or while there is none any living one's."""
+        deadline = self._connection.deadline()
+        chosen = address or self._connection.retry(deadline, lambda: self._connection.reader(deadline))
+        answer = self._connection.ask(STATUS, pb.StatusRequest(), chosen, deadline)
+        return _status_of(chosen, answer)
+
+    def cluster(self) -> dict[str, BrokerStatus | DLedgerError]:
+        """Every broker's own word by address, or why there is none. Raises ``UnavailableError`` if nobody answers."""
+        deadline = Deadline(max(DISCOVERY_TIMEOUT_S, self._connection.timeout_s / 2))
+        answers: dict[str, BrokerStatus | DLedgerError] = {}
+        while addresses := [one for one in self._connection.brokers.addresses if one not in answers]:
+            for address, answer in self._connection.ask_all(addresses, deadline):
+                answers[address] = answer if isinstance(answer, DLedgerError) else _status_of(address, answer)
+        statuses = [one for one in answers.values() if isinstance(one, BrokerStatus)]
+        if not statuses:
+            raise next((one for one in answers.values() if isinstance(one, DLedgerError)), UnavailableError("none"))
+        # The same broker may have answered at two names.
+        names = {one.node_id: one.address for one in reversed(statuses) if one.node_id}
+        return {
+            address: one
+            for address, one in sorted(answers.items())
+            if isinstance(one, DLedgerError) or names.get(one.node_id, address) == address
+        }
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[TopicInfo]:
+        """Every topic, by name."""
+        answer = self._connection.ask_reader(LIST_TOPICS, pb.ListTopicsRequest(), self._connection.deadline())
+        return sorted(map(topic_of, answer.topics), key=lambda topic: topic.name)
+
+    def topic(self, name: str) -> TopicInfo:
+        """One topic. Raises ``NotFoundError``."""
+        for topic in self.topics():
+            if topic.name == name:
+                return topic
+        raise NotFoundError(f"topic {name} does not exist")
+
+    def put_topic(self, topic: TopicInfo) -> None:
+        """Create a topic, or change its queue counts and permission."""
+        wanted = pb.Topic(
+            name=topic.name,
+            read_queues=topic.read_queues,
+            write_queues=topic.write_queues,
+            permission=topic.permission,
+        )
+        self._connection.ask_master(PUT_TOPIC, pb.PutTopicRequest(topic=wanted), self._connection.deadline())
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its messages. Raises ``NotFoundError``."""
+        self._connection.ask_master(DELETE_TOPIC, pb.DeleteTopicRequest(name=name), self._connection.deadline())
+
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
+        """The offsets of each of the topic's queues."""
+        info = self.topic(topic)
+        return [self.queue_range(topic, one) for one in range(max(info.read_queues, info.write_queues))]
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+        """The offsets of one queue."""
+        request = pb.QueueRequest(topic=topic, queue_id=queue_id)
+        answer = self._connection.ask_reader(QUEUE_RANGE, request, self._connection.deadline())
+        return QueueRange(queue_id, answer.min_offset, answer.max_offset, answer.last_update_ms)
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def message_by_id(self, message_id: str) -> Message:
+        """The message that an offset message id names. Raises ``NotFoundError``."""
+        request = pb.QueryByIdRequest(message_id=message_id)
+        answer = self._connection.ask_reader(QUERY_BY_ID, request, self._connection.deadline())
+        messages = _decoded(answer)
+        if not messages:
+            raise NotFoundError(f"no message has the id {message_id}")
+        return messages[0]
+
+    def messages_by_key(
+        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 0, unique: bool = False
+    ) -> list[Message]:
+        """Messages with this key (or, with ``unique``, this producer's id), stored between two times (0: now)."""
+        request = pb.QueryByKeyRequest(
+            topic=topic, key=key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms, unique=unique
+        )
+        return _decoded(self._connection.ask_reader(QUERY_BY_KEY, request, self._connection.deadline()))
+
+    def messages(
+        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 32, tags: str = "*"
+    ) -> tuple[list[ReceivedMessage], int]:
+        """One pull without a group: messages of a queue from ``offset`` on, and where the next pull begins.
+
+        No messages and the same offset: there is nothing more.
+        """
+        request = pb.PullRequest(
+            topic=topic, queue_id=queue_id, offset=offset, max_messages=max_messages, tag_expression=tags
+        )
+        answer = self._connection.ask_reader(PULL, request, self._connection.deadline())
+        return split_records(answer.records), max(answer.next_offset, 0)
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """Every consumer group that has offsets, by name."""
+        answer = self._connection.ask_reader(LIST_GROUPS, pb.ListGroupsRequest(), self._connection.deadline())
+        return sorted(answer.groups)
+
+    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
+        """What a group has committed, by topic and queue."""
+        request = pb.FetchOffsetsRequest(group=group, topic=topic)
+        answer = self._connection.ask_reader(FETCH_OFFSETS, request, self._connection.deadline())
+        return {(one.topic or topic, one.queue_id): one.offset for one in answer.offsets}
+
+    def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
+        """How far a group is in every queue of its topics (or of one). Raises ``NotFoundError`` if unknown."""
+        committed = self.offsets(group, topic)
+        if not committed:
+            raise NotFoundError(f"group {group} has no offsets" + (f" in topic {topic}" if topic else ""))
+        rows: list[QueueProgress] = []
+        for name in sorted({name for name, _ in committed}):
+            try:
+                ranges = self.queue_ranges(name)
+            except NotFoundError:  # deleted since
+                continue
+            for one in ranges:
+                place = committed.get((name, one.queue_id), -1)
+                rows.append(QueueProgress(name, one.queue_id, place, one.min_offset, one.max_offset))
+        return rows
+
+    def offset_at(self, topic: str, queue_id: int, start: Literal["first", "last"] | int) -> int:
+        """A queue's first offset, its end, or the offset of the first message stored at a time (ms) or later."""
+        if isinstance(start, int):
+            request = pb.OffsetByTimeRequest(topic=topic, queue_id=queue_id, timestamp_ms=start)
+            return self._connection.ask_reader(OFFSET_BY_TIME, request, self._connection.deadline()).offset
+        found = self.queue_range(topic, queue_id)
+        return found.max_offset if start == "last" else max(found.min_offset, 0)
+
+    def reset_offsets(
+        self, group: str, topic: str, start: Literal["first", "last"] | int, queues: Sequence[int] | None = None
+    ) -> dict[int, int]:
+        """Set where a group goes on, back or forth; returns the offset of each queue. Its consumers should be stopped.
+
+        ``start``: the first or behind the last message, or a time (ms since 1970).
+        """
+        chosen = range(self.topic(topic).read_queues) if queues is None else queues
+        places = {queue_id: self.offset_at(topic, queue_id, start) for queue_id in chosen}
+        self.set_offsets(group, topic, places)
+        return places
+
+    def set_offsets(self, group: str, topic: str, places: dict[int, int]) -> None:
+        """Set where a group goes on in these queues, back or forth."""
+        offsets = [pb.ConsumerOffset(topic=topic, queue_id=one, offset=places[one]) for one in places]
+        request = pb.CommitOffsetsRequest(group=group, offsets=offsets, reset=True)
+        self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
+
+
+def _decoded(answer: pb.RecordsResponse) -> list[Message]:
+    try:
+        return [decode_record(record) for record in answer.records]
+    except CorruptRecordError as error:
+        raise BadAnswerError(f"a broker answered with a record that is none: {error}") from error
+
+
+def _status_of(address: str, status: pb.StatusResponse) -> BrokerStatus:
+    return BrokerStatus(
+        address=address,
+        cluster=status.cluster,
+        broker_name=status.broker_name,
+        node_id=status.node_id,
+        role=status.broker_role,
+        broker_id=status.broker_id,
+        replicated=status.replicated,
+        raft_role=status.raft_role,
+        term=status.term,
+        leader=status.leader,
+        leader_address=status.leader_address,
+        members=dict(status.members),
+        min_offset=status.min_offset,
+        max_offset=status.max_offset,
+        end_offset=status.end_offset,
+        dispatch_behind_bytes=status.dispatch_behind_bytes,
+        put_tps=status.put_tps,
+        get_tps=status.get_tps,
+        disk_ratio=status.disk_ratio,
+        put_total=status.put_total,
+        get_total=status.get_total,
+        earliest_message_ms=status.earliest_message_ms,
+        version=status.version,
+        boot_ms=status.boot_ms,
+        runtime=dict(status.runtime),
+        is_master=is_master(status),
+    )

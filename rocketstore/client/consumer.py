@@ -1,0 +1,399 @@
+"""``Consumer``: reads a topic as a member of a group, from where the group was."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Literal, TypedDict, Unpack
+
+from dledger.client.shared import Deadline
+from dledger.config import MIB
+from dledger.errors import ConfigError, DLedgerError, UnavailableError
+from rocketstore.client.connection import (
+    COMMIT_OFFSETS,
+    FETCH_OFFSETS,
+    OFFSET_BY_TIME,
+    QUEUE_RANGE,
+    BrokerConnection,
+)
+from rocketstore.client.errors import BadAnswerError, MessageRefusedError, NotFoundError
+from rocketstore.client.fetcher import PullOptions, QueueFetcher
+from rocketstore.client.received import ReceivedMessage, split_records, tags_of_expression
+from rocketstore.client.topics import PERMISSION_READ, TopicCache
+from rocketstore.pb import broker_pb2 as pb
+
+_log = logging.getLogger(__name__)
+LOOK_AFTER_S: Final = 1.0
+"""How often a consumer looks whether its pulls are overdue, or at a broker that is the master no more."""
+Start = Literal["first", "last"] | int
+"""Where a group without an offset begins: at the oldest or behind the newest message, or at a time (ms since 1970)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """Which messages, from where, and how much at once. ``Consumer`` takes these as keyword arguments.
+
+    ``queues``: only these; ``instance`` (i, n): every n-th queue from the i-th on (a static share); default: all.
+    ``tags``: ``"TagA || TagB"`` or ``"*"``. ``auto_commit_s``: how often ``poll`` commits what earlier polls gave;
+    None: only ``commit`` and ``close`` do. ``when_out_of_range``: if the next message is gone, ``"go_on"`` at the
+    nearest that exists (logged, counted in ``skipped``), or raise ``OffsetOutOfRangeError``.
+    """
+
+    start: Start = "last"
+    tags: str = "*"
+    queues: Sequence[int] | None = None
+    instance: tuple[int, int] | None = None
+    auto_commit_s: float | None = 5.0
+    when_out_of_range: Literal["go_on", "error"] = "go_on"
+    timeout_s: float = 5.0
+    pull_messages: int = 1024
+    pull_bytes: int = MIB
+    pull_wait_ms: int = 5000
+    stock_bytes_max: int = 4 * MIB
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be positive"
+            for name in ("timeout_s", "pull_messages", "pull_bytes", "stock_bytes_max")
+            if getattr(self, name) <= 0
+        ]
+        if self.pull_wait_ms < 0:
+            problems.append("pull_wait_ms must not be negative")
+        if self.queues is not None and self.instance is not None:
+            problems.append("give either queues or instance")
+        if self.instance is not None and not 0 <= self.instance[0] < self.instance[1]:
+            problems.append(f"instance {self.instance[0]} of {self.instance[1]} does not exist; they count from 0")
+        if isinstance(self.start, str) and self.start not in ("first", "last"):
+            problems.append(f"start is 'first', 'last' or a time, not {self.start!r}")
+        if problems:
+            raise ConfigError(problems)
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The fields of ``ConsumerOptions``, for type checkers."""
+
+    start: Start
+    tags: str
+    queues: Sequence[int] | None
+    instance: tuple[int, int] | None
+    auto_commit_s: float | None
+    when_out_of_range: Literal["go_on", "error"]
+    timeout_s: float
+    pull_messages: int
+    pull_bytes: int
+    pull_wait_ms: int
+    stock_bytes_max: int
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One assigned queue. Its lock is the consumer's."""
+
+    fetcher: QueueFetcher
+    delivered: int  # the first offset that was not handed out
+    finished: int  # the first offset that may not be committed yet, because its message is still being worked on
+    committed: int | None = None
+    rewind: bool = False  # the next commit may go back
+    rest: deque[ReceivedMessage] = field(default_factory=deque)
+    rest_next: int = 0  # where the queue goes on behind the rest
+
+
+class Consumer:
+    """Pulls ahead in the background; ``poll`` or iteration hands messages out, in order within each queue.
+
+    Delivery is at least once: a message is committed only after the next ``poll`` (or ``commit``, or ``close``) shows
+    that it is done. Committed offsets never go back, except after ``seek``. Reads go to the master, and to any living
+    broker while there is none. One thread polls; ``commit``, ``seek`` and ``close`` may be called by others.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | str,
+        *,
+        group: str,
+        topic: str,
+        options: ConsumerOptions | None = None,
+        **settings: Unpack[ConsumerSettings],
+    ) -> None:
+        self.group = group
+        self.topic = topic
+        self._options = options or ConsumerOptions(**settings)
+        self._tags = tags_of_expression(self._options.tags)
+        self._connection = BrokerConnection(addresses, timeout_s=self._options.timeout_s)
+        self._topics = TopicCache(self._connection)
+        self._lock = threading.RLock()  # guards the fields below
+        self._queues: dict[int, _Queue] = {}
+        self._turn: deque[_Queue] = deque()
+        self._in_hand: list[_Queue] = []
+        self._commit_at = float("inf")
+        self._started = False
+        self._news = threading.Event()  # set when a fetcher has something to tell
+        self._closing = threading.Event()
+        self._watch = threading.Thread(target=self._look_after, name=f"rocketstore-consumer-{topic}", daemon=True)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # What was handed out last may not be done: only what came before it is committed.
+        try:
+            self._close(lambda: self._commit(finished_only=True))
+        except DLedgerError as failure:
+            _log.warning("the offsets were not committed: %s", failure)
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def poll(self, max_messages: int = 1024, timeout_s: float = 1.0) -> list[ReceivedMessage]:
+        """Up to ``max_messages`` of one queue, at least one unless none comes within ``timeout_s``; then none.
+
+        What earlier polls gave counts as done. The first call finds the queues and the group's offsets, which takes up
+        to the consumer's own ``timeout_s`` longer. Raises ``NotFoundError`` if the topic does not exist,
+        ``OffsetOutOfRangeError`` and ``BadAnswerError`` as often as it is called, until ``seek`` leads elsewhere.
+        """
+        deadline = Deadline(timeout_s)
+        self._begin_poll()
+        while True:
+            self._news.clear()
+            with self._lock:
+                messages = self._take(max_messages)
+            if messages:
+                return messages
+            if not self._news.wait(deadline.remaining_s) and deadline.expired:
+                return []
+            if self._closing.is_set():
+                raise UnavailableError("the consumer is closed")
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Every message, waiting for more, until the consumer is closed. Asking for the next says that one is done."""
+        while not self._closing.is_set():
+            try:
+                yield from self.poll(1, 1.0)
+            except UnavailableError:
+                if not self._closing.is_set():
+                    raise
+
+    def _begin_poll(self) -> None:
+        with self._lock:
+            self._start()
+            for queue in self._in_hand:
+                queue.finished = queue.delivered
+            self._in_hand.clear()
+            due = time.monotonic() >= self._commit_at
+        if due:
+            try:
+                self._commit(finished_only=True)
+            except DLedgerError as error:  # tried again next time; close() and commit() tell it
+                _log.warning("the offsets of group %s were not committed: %s", self.group, error)
+            self._commit_at = time.monotonic() + (self._options.auto_commit_s or 0)
+
+    def _take(self, max_messages: int) -> list[ReceivedMessage]:
+        for _ in range(len(self._turn)):
+            queue = self._turn[0]
+            self._turn.rotate(-1)
+            while not queue.rest and queue.fetcher.ready:
+                self._unpack(queue)
+            if queue.rest:
+                return self._hand_out(queue, max_messages)
+        return []
+
+    def _unpack(self, queue: _Queue) -> None:
+        chunk = queue.fetcher.take()
+        if chunk is None:
+            return
+        try:
+            messages = split_records(chunk.records)
+        except DLedgerError:
+            queue.fetcher.seek(queue.delivered)  # what was damaged on its way may be whole the next time
+            raise
+        if queue.fetcher.rewound:
+            queue.fetcher.rewound = False
+            queue.rewind = True
+        if self._tags is not None:  # the broker compares hashes only
+            messages = [message for message in messages if message.tags in self._tags]
+        queue.rest.extend(messages)
+        queue.rest_next = chunk.next_offset
+        if not messages:
+            queue.delivered = chunk.next_offset
+            self._in_hand.append(queue)
+
+    def _hand_out(self, queue: _Queue, max_messages: int) -> list[ReceivedMessage]:
+        rest = queue.rest
+        if len(rest) <= max_messages:
+            messages = list(rest)
+            rest.clear()
+            queue.delivered = queue.rest_next
+        else:
+            messages = [rest.popleft() for _ in range(max_messages)]
+            queue.delivered = messages[-1].queue_offset + 1
+        self._in_hand.append(queue)
+        return messages
+
+    # --- offsets ----------------------------------------------------------------------------------------------------
+
+    @property
+    def skipped(self) -> int:
+        """How many offsets were skipped because their messages were gone."""
+        with self._lock:
+            return sum(queue.fetcher.skipped for queue in self._queues.values())
+
+    def positions(self) -> dict[int, int]:
+        """Per assigned queue the offset of the next message that ``poll`` gives."""
+        with self._lock:
+            self._start()
+            return {queue_id: queue.delivered for queue_id, queue in self._queues.items()}
+
+    def lag(self) -> dict[int, int]:
+        """Per assigned queue how many messages are behind its position, as of the last answer; -1: not yet known."""
+        with self._lock:
+            self._start()
+            return {
+                queue_id: max(queue.fetcher.max_offset - queue.delivered, 0) if queue.fetcher.max_offset >= 0 else -1
+                for queue_id, queue in self._queues.items()
+            }
+
+    def commit(self) -> None:
+        """Commit everything that was handed out; returns when the broker has stored it."""
+        with self._lock:
+            self._start()
+        self._commit(finished_only=False)
+
+    def seek(self, queue_id: int, offset: int) -> None:
+        """Go on at ``offset``, before or after the present place; the next commit may then go back."""
+        if offset < 0:
+            raise ConfigError([f"an offset is not negative: {offset}"])
+        with self._lock:
+            self._start()
+            queue = self._queues.get(queue_id)
+            if queue is None:
+                raise NotFoundError(f"queue {queue_id} of {self.topic} is not assigned: {sorted(self._queues)} are")
+            queue.fetcher.seek(offset)
+            queue.rest.clear()
+            queue.delivered = queue.finished = offset
+            queue.rewind = True
+
+    def seek_to(self, start: Start) -> None:
+        """Every assigned queue: to its first or behind its last message, or to the first one stored at a time (ms)."""
+        with self._lock:
+            self._start()
+            queue_ids = list(self._queues)
+        for queue_id in queue_ids:
+            self.seek(queue_id, self._offset_at(queue_id, start))
+
+    def _commit(self, *, finished_only: bool) -> None:
+        with self._lock:
+            places = {
+                queue_id: (queue.finished if finished_only else queue.delivered, queue.rewind)
+                for queue_id, queue in self._queues.items()
+                if queue.rewind or queue.committed != (queue.finished if finished_only else queue.delivered)
+            }
+        for reset in (False, True):
+            chosen = {queue_id: offset for queue_id, (offset, rewind) in places.items() if rewind is reset}
+            if not chosen:
+                continue
+            offsets = [pb.ConsumerOffset(topic=self.topic, queue_id=one, offset=chosen[one]) for one in chosen]
+            request = pb.CommitOffsetsRequest(group=self.group, offsets=offsets, reset=reset)
+            self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
+            with self._lock:
+                for queue_id, offset in chosen.items():
+                    queue = self._queues[queue_id]
+                    queue.committed = offset
+                    queue.rewind = queue.rewind and not reset
+
+    # --- start and end ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Commit what was handed out, then end every pull and connection. Raises if the commit failed. Idempotent."""
+        self._close(lambda: self._commit(finished_only=False))
+
+    def _close(self, commit: Callable[[], None]) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._news.set()
+        try:
+            if self._started:
+                commit()
+        finally:
+            for queue in self._queues.values():
+                queue.fetcher.stop()
+            self._connection.close()
+            for queue in self._queues.values():
+                queue.fetcher.join()
+            if self._started:
+                self._watch.join()
+
+    def _start(self) -> None:
+        """Find the queues and where the group is; under the lock."""
+        if self._closing.is_set():
+            raise UnavailableError("the consumer is closed")
+        if self._started:
+            return
+        options = self._options
+        known = self._topics.find(self.topic)
+        if known is None:
+            raise NotFoundError(f"topic {self.topic} does not exist")
+        if not (known.permission & PERMISSION_READ and known.read_queues > 0):
+            raise MessageRefusedError(f"topic {self.topic} may not be read (permission {known.permission})")
+        assigned = self._assigned(known.read_queues)
+        request = pb.FetchOffsetsRequest(group=self.group, topic=self.topic)
+        answer = self._connection.ask_master(FETCH_OFFSETS, request, self._connection.deadline())
+        committed = {one.queue_id: one.offset for one in answer.offsets if one.topic in (self.topic, "")}
+        places = {one: committed[one] if one in committed else self._offset_at(one, options.start) for one in assigned}
+        pulls = PullOptions(
+            group=self.group,
+            topic=self.topic,
+            tag_expression=options.tags,
+            max_messages=options.pull_messages,
+            max_bytes=options.pull_bytes,
+            wait_ms=options.pull_wait_ms,
+            stock_bytes_max=options.stock_bytes_max,
+            go_on_when_out_of_range=options.when_out_of_range == "go_on",
+        )
+        for queue_id, offset in places.items():
+            fetcher = QueueFetcher(self._connection, queue_id, offset, pulls, self._news.set)
+            self._queues[queue_id] = _Queue(fetcher, offset, offset, committed.get(queue_id))
+        self._turn.extend(self._queues.values())
+        if options.auto_commit_s is not None:
+            self._commit_at = time.monotonic() + options.auto_commit_s
+        self._started = True
+        self._watch.start()
+
+    def _assigned(self, read_queues: int) -> list[int]:
+        options = self._options
+        if options.queues is not None:
+            missing = [one for one in options.queues if not 0 <= one < read_queues]
+            if missing:
+                raise NotFoundError(f"topic {self.topic} has queues 0 to {read_queues - 1}, not {missing}")
+            return sorted(set(options.queues))
+        first, step = options.instance or (0, 1)
+        return list(range(first, read_queues, step))
+
+    def _offset_at(self, queue_id: int, start: Start) -> int:
+        deadline = self._connection.deadline()
+        if isinstance(start, int):
+            by_time = pb.OffsetByTimeRequest(topic=self.topic, queue_id=queue_id, timestamp_ms=start)
+            offset = self._connection.ask_master(OFFSET_BY_TIME, by_time, deadline).offset
+        else:
+            where = pb.QueueRequest(topic=self.topic, queue_id=queue_id)
+            found = self._connection.ask_master(QUEUE_RANGE, where, deadline)
+            offset = found.max_offset if start == "last" else max(found.min_offset, 0)
+        if offset < 0:
+            raise BadAnswerError(f"queue {queue_id} of {self.topic}: a broker told of offset {offset}")
+        return offset
+
+    def _look_after(self) -> None:
+        while not self._closing.wait(LOOK_AFTER_S):
+            self._connection.look_for_master()
+            master = self._connection.brokers.master
+            for queue in list(self._queues.values()):
+                queue.fetcher.look_after(master)

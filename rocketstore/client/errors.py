@@ -1,0 +1,152 @@
+"""What a producer, a consumer or an administrator can meet, one class per different reaction.
+
+All are ``DLedgerError`` (so ``outcome`` says whether the request may have taken effect); network errors are that
+package's ``UnavailableError`` and ``RequestTimeoutError``, full buffers its ``PendingFullError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from dledger.client.shared import rpc_failure
+from dledger.errors import (
+    DLedgerError,
+    InvalidRequestError,
+    LeaderHint,
+    Outcome,
+    PendingFullError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+from dledger.types import NodeId
+from rocketstore.types import PutMessageStatus
+
+if TYPE_CHECKING:
+    from rocketstore.client.batch import SendReceipt
+    from rocketstore.pb import broker_pb2 as pb
+
+
+class NotMasterError(DLedgerError):
+    """Raised when a broker does not take writes now (it is a slave, is being promoted or stops); follow ``leader``."""
+
+
+class BrokerBusyError(PendingFullError):
+    """Raised when a broker has more to store than it can; slow down and repeat."""
+
+
+class MessageRefusedError(InvalidRequestError):
+    """Raised when no broker would take the message: too large, or its topic, queue or properties are not allowed."""
+
+
+class StoreFailedError(DLedgerError):
+    """Raised when a broker could not store or answer for a reason of its own, for example a disk error."""
+
+
+class SendOutcomeUnknownError(RequestTimeoutError):
+    """Raised when a message may or may not be stored: repeating it may duplicate it."""
+
+
+class NotFoundError(DLedgerError):
+    """Raised when a topic, a group, a queue or a message does not exist."""
+
+
+class BadAnswerError(DLedgerError):
+    """Raised when a broker's answer makes no sense: garbage bytes, a wrong count, an unknown status."""
+
+    outcome: Outcome = "unknown"
+
+
+class OffsetOutOfRangeError(DLedgerError):
+    """Raised when the next message is gone and the consumer was told not to go on elsewhere; ``seek`` to go on."""
+
+
+class PartlySentError(DLedgerError):
+    """Raised when some messages of one call are stored, or may be, and others are not: ``results`` says which.
+
+    ``results`` has one receipt or error per message, in the order of the call.
+    """
+
+    outcome: Outcome = "unknown"
+
+    def __init__(self, message: str, results: Sequence[SendReceipt | DLedgerError]) -> None:
+        super().__init__(message)
+        self.results = tuple(results)
+
+
+_RETRIED: Final = (NotMasterError, BrokerBusyError, StoreFailedError, UnavailableError, PendingFullError)
+
+
+def is_retried(error: BaseException) -> bool:
+    """Whether sending again, perhaps elsewhere, cannot duplicate and may help."""
+    return isinstance(error, _RETRIED) and error.outcome == "not_applied"
+
+
+def is_retried_read(error: BaseException) -> bool:
+    """As ``is_retried``, for requests that may be repeated whatever became of them."""
+    return isinstance(error, (*_RETRIED, RequestTimeoutError))
+
+
+def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerError:
+    """A gRPC failure as the error that says what to do. ``sent``: the request may have changed something."""
+    code, details = error.code(), error.details() or ""
+    told = _trailing(error)
+    failure: DLedgerError
+    match code:
+        case grpc.StatusCode.NOT_FOUND:
+            return NotFoundError(details or f"{address} does not know it")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return InvalidRequestError(
+                f"{address} is no broker ({details}): is it a peer or client port of dledger? "
+                "Producers and consumers connect to the broker's listenPort"
+            )
+        case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.OUT_OF_RANGE:
+            return InvalidRequestError(details)
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.FAILED_PRECONDITION if told.keys() & {"leader", "outcome"}:
+            failure = NotMasterError(details or f"{address} is not the master", leader=hint_of(told.get("leader", "")))
+        case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL | grpc.StatusCode.DATA_LOSS:
+            failure = StoreFailedError(f"{address} failed: {details}")
+            failure.outcome = "unknown" if sent else "not_applied"
+        case _:
+            failure = rpc_failure(error, address, sent=sent)
+    if told.get("outcome") == "unknown":
+        failure.outcome = "unknown"
+    elif told.get("outcome") == "not_applied":
+        failure.outcome = "not_applied"
+    return failure
+
+
+def _trailing(error: grpc.RpcError) -> dict[str, str]:
+    pairs: Any = error.trailing_metadata() or ()  # grpc-stubs mistakes the pairs for one
+    return {str(key): str(value) for key, value in pairs}
+
+
+def hint_of(address: str) -> LeaderHint | None:
+    """Who leads, as brokers name it: by address only."""
+    return LeaderHint(NodeId(""), address) if address else None
+
+
+_SENT: Final = frozenset(("PUT_OK", "FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"))
+
+
+def send_failure(result: pb.SendResult, address: str) -> DLedgerError | None:
+    """Why a message is not sent, or None if it is (RocketMQ's four stored statuses)."""
+    status = result.status
+    if status in _SENT:
+        return None
+    reason = f"{address}: {status}: {result.reason}" if result.reason else f"{address}: {status}"
+    if status not in PutMessageStatus.__members__ or result.outcome not in ("not_applied", "unknown"):
+        return BadAnswerError(f"{reason} (outcome {result.outcome!r}) is no answer to a send")
+    if result.outcome == "unknown":
+        return SendOutcomeUnknownError(reason, leader=hint_of(result.leader))
+    match status:
+        case PutMessageStatus.SERVICE_NOT_AVAILABLE:
+            return NotMasterError(reason, leader=hint_of(result.leader))
+        case PutMessageStatus.OS_PAGECACHE_BUSY:
+            return BrokerBusyError(reason)
+        case PutMessageStatus.MESSAGE_ILLEGAL | PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
+            return MessageRefusedError(reason)
+        case _:
+            return StoreFailedError(reason, leader=hint_of(result.leader))

@@ -1,0 +1,297 @@
+"""One queue's pulling: a thread that keeps a ``PullStream`` busy and answers in stock, at whichever broker lives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import grpc
+
+from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
+from dledger.config import MIB
+from dledger.errors import DLedgerError, UnavailableError
+from rocketstore.client.connection import BrokerConnection, parse_answer
+from rocketstore.client.errors import BadAnswerError, OffsetOutOfRangeError, failure_of, is_retried_read
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.types import GetMessageStatus
+
+if TYPE_CHECKING:
+    _Call = grpc.CallIterator[bytes]
+
+_log = logging.getLogger(__name__)
+SLAVE_SESSION_S: Final = 1.0
+"""How long to read from a slave before looking for a master again."""
+IDLE_PAUSE_S: Final = 0.05
+"""The pause after an answer without messages that came at once, although it could have waited for some."""
+
+_NOTHING_YET: Final = frozenset(
+    (
+        GetMessageStatus.OFFSET_OVERFLOW_ONE,
+        GetMessageStatus.NO_MESSAGE_IN_QUEUE,
+        GetMessageStatus.NO_MATCHED_LOGIC_QUEUE,
+    )
+)
+_GO_ON: Final = frozenset(
+    (
+        GetMessageStatus.FOUND,
+        GetMessageStatus.NO_MATCHED_MESSAGE,
+        GetMessageStatus.MESSAGE_WAS_REMOVING,
+        GetMessageStatus.OFFSET_FOUND_NULL,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """What every pull asks for, and how much is kept in stock per queue."""
+
+    group: str
+    topic: str
+    tag_expression: str = "*"
+    max_messages: int = 1024
+    max_bytes: int = MIB
+    wait_ms: int = 5000
+    stock_bytes_max: int = 4 * MIB
+    go_on_when_out_of_range: bool = True
+
+
+class Chunk(NamedTuple):
+    """An answer that waits to be polled: whole records, and where the queue goes on behind them."""
+
+    records: bytes
+    next_offset: int
+
+
+class QueueFetcher:
+    """Owned by a consumer, whose lock guards the state; ``arrived`` is told (without the lock) of every change."""
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        queue_id: int,
+        offset: int,
+        pulls: PullOptions,
+        arrived: Callable[[], None],
+    ) -> None:
+        self.queue_id = queue_id
+        self.skipped = 0
+        """How many offsets were skipped because their messages were gone."""
+        self.rewound = False
+        """Whether the broker's queue ended before our offset, so that we had to go back."""
+        self.max_offset = -1
+        """The queue's end as the last answer told it; -1: not yet known."""
+        self._connection = connection
+        self._pulls = pulls
+        self._arrived = arrived
+        self._lock = threading.Lock()  # guards the fields below and those above
+        self._room = threading.Condition(self._lock)
+        self._offset = offset
+        self._epoch = 0
+        self._stock: deque[Chunk] = deque()
+        self._stock_bytes = 0
+        self._error: DLedgerError | None = None
+        self._stop = threading.Event()
+        self._call: _Call | None = None
+        self._address = ""
+        self._due: float | None = None  # when the answer must be there
+        self._thread = threading.Thread(
+            target=self._run, name=f"rocketstore-pull-{pulls.topic}-{queue_id}", daemon=True
+        )
+        self._thread.start()
+
+    # --- for the consumer -------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``take`` gives or raises something."""
+        return bool(self._stock) or self._error is not None
+
+    def take(self) -> Chunk | None:
+        """The next answer, or None. Raises what pulling met if that cannot be repeated; ``seek`` goes on after it."""
+        with self._lock:
+            if self._stock:
+                chunk = self._stock.popleft()
+                self._stock_bytes -= len(chunk.records)
+                self._room.notify()
+                return chunk
+            if self._error is not None:
+                raise self._error
+        return None
+
+    def seek(self, offset: int) -> None:
+        """Forget the stock and go on at ``offset``."""
+        with self._lock:
+            self._epoch += 1
+            self._offset = offset
+            self._stock.clear()
+            self._stock_bytes = 0
+            self._error = None
+            self._room.notify()
+            call = self._call
+        if call is not None:
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+    def look_after(self, master: str | None) -> None:
+        """End a session that is overdue, or with another broker than the master; called every now and then."""
+        with self._lock:
+            overdue = self._due is not None and time.monotonic() > self._due
+            elsewhere = master is not None and self._address not in ("", master)
+            call = self._call if overdue or elsewhere else None
+        if call is not None:
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+    def stop(self) -> None:
+        """Tell the thread to end; ``join`` waits for it."""
+        self._stop.set()
+        with self._lock:
+            self._room.notify()
+            call = self._call
+        if call is not None:
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = RETRY_WAIT_S_MIN
+        while not self._stop.is_set():
+            try:
+                if self._session():
+                    pause_s = RETRY_WAIT_S_MIN
+            except DLedgerError as error:
+                if self._stop.is_set():
+                    return
+                if self._address:
+                    self._connection.brokers.note_failure(self._address, error)
+                if not is_retried_read(error):
+                    self._give_up(error)
+                _log.debug("queue %d: %s", self.queue_id, error)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, RETRY_WAIT_S_MAX)
+
+    def _give_up(self, error: DLedgerError) -> None:
+        """Tell ``take``, and wait until ``seek`` asks for more."""
+        with self._lock:
+            self._error = error
+        self._arrived()
+        with self._lock:
+            while self._error is not None and not self._stop.is_set():
+                self._room.wait()
+
+    def _session(self) -> bool:
+        """Pull from one broker until there is a reason to leave it; whether it answered at all."""
+        self._address = ""
+        address = self._connection.reader(self._connection.deadline())
+        at_master = self._connection.brokers.master == address
+        until = float("inf") if at_master else time.monotonic() + SLAVE_SESSION_S
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        call = self._connection.open_stream("PullStream", address, iter(requests.get, None))
+        with self._lock:
+            self._call, self._address, epoch = call, address, self._epoch
+        answered = False
+        try:
+            while time.monotonic() < until and (request := self._next_request(epoch)) is not None:
+                requests.put(request.SerializeToString())
+                began = time.monotonic()
+                response = self._answer(call, address)
+                if not self._take_in(response, epoch, at_master=at_master):
+                    break
+                answered = True
+                idle = not response.count and time.monotonic() - began < IDLE_PAUSE_S
+                if idle and response.next_offset <= request.offset:
+                    self._stop.wait(IDLE_PAUSE_S)
+        except grpc.RpcError as error:
+            with self._lock:
+                wanted = self._epoch != epoch or self._stop.is_set()
+            if not wanted:
+                raise failure_of(error, address, sent=False) from error
+        finally:
+            requests.put(None)
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+            with self._lock:
+                self._call, self._due = None, None
+        return answered
+
+    def _next_request(self, epoch: int) -> pb.PullRequest | None:
+        """Waits for room; None if the session must end."""
+        pulls = self._pulls
+        with self._lock:
+            while self._stock_bytes >= pulls.stock_bytes_max and self._epoch == epoch and not self._stop.is_set():
+                self._room.wait()
+            if self._epoch != epoch or self._stop.is_set():
+                return None
+            return pb.PullRequest(
+                group=pulls.group,
+                topic=pulls.topic,
+                queue_id=self.queue_id,
+                offset=self._offset,
+                max_messages=pulls.max_messages,
+                max_bytes=pulls.max_bytes,
+                tag_expression=pulls.tag_expression,
+                wait_ms=pulls.wait_ms,
+            )
+
+    def _answer(self, call: _Call, address: str) -> pb.PullResponse:
+        wait_s = self._pulls.wait_ms / 1000 + self._connection.timeout_s
+        self._due = time.monotonic() + wait_s
+        try:
+            data: bytes = next(iter(call))
+        except StopIteration:
+            raise UnavailableError(f"{address} ended the stream") from None
+        finally:
+            self._due = None
+        return parse_answer(pb.PullResponse, data, address)
+
+    def _take_in(self, response: pb.PullResponse, epoch: int, *, at_master: bool) -> bool:
+        """Note an answer; False if it is not wanted any more."""
+        with self._lock:
+            if self._epoch != epoch or self._stop.is_set():
+                return False
+            self._note(response, at_master=at_master)
+            self.max_offset = response.max_offset
+        self._arrived()
+        return True
+
+    def _note(self, response: pb.PullResponse, *, at_master: bool) -> None:
+        status, offset = response.status, self._offset
+        if status in _GO_ON:
+            if response.next_offset < offset or (response.records and response.next_offset == offset):
+                raise BadAnswerError(
+                    f"queue {self.queue_id}: asked for {offset}, the answer goes on at {response.next_offset}"
+                )
+            if response.next_offset > offset:
+                self._offset = response.next_offset
+                self._stock.append(Chunk(response.records, response.next_offset))
+                self._stock_bytes += len(response.records)
+        elif status == GetMessageStatus.OFFSET_TOO_SMALL:
+            if response.min_offset <= offset:
+                raise BadAnswerError(f"queue {self.queue_id}: {offset} cannot be below {response.min_offset}")
+            self._go_to(response.min_offset, f"messages {offset} to {response.min_offset - 1} are gone")
+        elif status == GetMessageStatus.OFFSET_OVERFLOW_BADLY or (
+            status in _NOTHING_YET and response.max_offset < offset
+        ):
+            # A slave may lag; only the master's word says that there never will be such a message.
+            if at_master:
+                self._go_to(max(response.max_offset, 0), f"the queue ends at {response.max_offset}, before {offset}")
+        elif status not in _NOTHING_YET:
+            raise BadAnswerError(f"queue {self.queue_id}: {status!r} is no answer to a pull")
+
+    def _go_to(self, offset: int, why: str) -> None:
+        if not self._pulls.go_on_when_out_of_range:
+            raise OffsetOutOfRangeError(f"queue {self.queue_id}: {why}")
+        _log.warning("queue %d of %s: %s; going on at %d", self.queue_id, self._pulls.topic, why, offset)
+        if offset > self._offset:
+            self.skipped += offset - self._offset
+        else:
+            self.rewound = True
+        self._offset = offset
+        self._stock.append(Chunk(b"", offset))

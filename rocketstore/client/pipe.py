@@ -1,0 +1,134 @@
+"""One ``SendStream`` to one broker: requests go out in order, answers come back on the pipe's own thread.
+
+A stream costs a third of a unary call, and tells what a unary call cannot: what was never handed to gRPC is certainly
+not applied when the stream breaks; the rest is unknown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+
+import grpc
+
+from dledger.client.shared import Deadline
+from dledger.errors import DLedgerError, UnavailableError
+from rocketstore.client.connection import STATUS, BrokerConnection, is_master, parse_answer
+from rocketstore.client.errors import (
+    BadAnswerError,
+    NotMasterError,
+    SendOutcomeUnknownError,
+    failure_of,
+    hint_of,
+)
+from rocketstore.pb import broker_pb2 as pb
+
+Answer = Sequence[pb.SendResult] | DLedgerError
+Done = Callable[[Answer], None]
+
+
+class SendPipe:
+    """Opens in the constructor, after the broker has said that it takes writes. Raises ``NotMasterError`` if it does
+    not, ``UnavailableError`` if it does not answer before the deadline (nothing was sent in either case)."""
+
+    def __init__(self, connection: BrokerConnection, address: str, deadline: Deadline) -> None:
+        self.address = address
+        status = _status_of(connection, address, deadline)
+        if not is_master(status):
+            raise NotMasterError(f"{address} is no master now", leader=hint_of(status.leader_address))
+        self._lock = threading.Lock()  # guards the fields below
+        self._pending: dict[int, Done] = {}
+        self._next_id = 0
+        self._handed_id = 0
+        self._broken: DLedgerError | None = None
+        self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
+        self._call = connection.open_stream("SendStream", address, self._outgoing())
+        self._thread = threading.Thread(target=self._read, name=f"rocketstore-send-{address}", daemon=True)
+        self._thread.start()
+
+    def submit(self, messages: Sequence[bytes], done: Done) -> None:
+        """Send encoded messages as one request; ``done`` is called once, on the pipe's thread.
+
+        Raises ``UnavailableError`` (not applied) if the stream is broken.
+        """
+        with self._lock:
+            if self._broken is not None:
+                raise UnavailableError(f"the stream to {self.address} is closed: {self._broken}")
+            self._next_id += 1
+            request_id = self._next_id
+            self._pending[request_id] = done
+            # Fields of a protobuf message may come in any order: the messages are encoded already, the id follows.
+            request = b"".join((*messages, pb.SendRequest(request_id=request_id).SerializeToString()))
+            self._requests.put((request_id, request))
+
+    def close(self) -> None:
+        """End the stream; what still waits gets its outcome. Joins the thread unless called on it."""
+        self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+        self._requests.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _outgoing(self) -> Iterator[bytes]:
+        """On gRPC's thread."""
+        while (item := self._requests.get()) is not None:
+            request_id, request = item
+            with self._lock:
+                if self._broken is not None:
+                    return
+                self._handed_id = request_id
+            yield request
+
+    def _read(self) -> None:
+        failure: DLedgerError = UnavailableError(f"{self.address} ended the stream")
+        try:
+            for data in self._call:
+                self._on_answer(data)
+        except grpc.RpcError as error:
+            failure = failure_of(error, self.address, sent=False)
+        except DLedgerError as error:  # garbage
+            failure = error
+        finally:
+            self._fail(failure)
+
+    def _on_answer(self, data: bytes) -> None:
+        response = parse_answer(pb.SendResponse, data, self.address)
+        with self._lock:
+            done = self._pending.pop(response.request_id, None)
+        if done is None:
+            raise BadAnswerError(f"{self.address} answered request {response.request_id}, which nobody waits for")
+        done(response.results)
+
+    def _fail(self, failure: DLedgerError) -> None:
+        with self._lock:
+            self._broken = failure
+            pending, self._pending = self._pending, {}
+            handed = self._handed_id
+        self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+        self._requests.put(None)
+        unsent = UnavailableError(f"the stream to {self.address} ended: {failure}", leader=failure.leader)
+        lost = SendOutcomeUnknownError(f"the stream to {self.address} ended before the answer came: {failure}")
+        lost.leader = failure.leader
+        told = _as_told(failure)
+        for request_id, done in pending.items():
+            done(told or (lost if request_id <= handed else unsent))
+
+
+def _status_of(connection: BrokerConnection, address: str, deadline: Deadline) -> pb.StatusResponse:
+    """Asked before anything is sent, so that a failure to connect is certainly not applied."""
+    try:
+        status = connection.ask(STATUS, pb.StatusRequest(), address, deadline)
+    except DLedgerError as error:
+        error.outcome = "not_applied"
+        if deadline.expired:
+            raise UnavailableError(f"{address} did not answer within {deadline.timeout_s:g} s") from error
+        raise
+    connection.brokers.learn(address, status)
+    return status
+
+
+def _as_told(failure: DLedgerError) -> DLedgerError | None:
+    """A failure that says itself what became of the requests: garbage, or a refusal of them all."""
+    if isinstance(failure, BadAnswerError):
+        return failure
+    return failure if isinstance(failure, NotMasterError) and failure.outcome == "not_applied" else None

@@ -1,0 +1,259 @@
+"""``Producer``: sends messages to whichever broker is the master."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Final
+
+from dledger.client.shared import Deadline
+from dledger.config import MIB
+from dledger.errors import DLedgerError
+from rocketstore.client.batch import Encoded, SendFuture, SendOptions, SendReceipt
+from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
+from rocketstore.client.pipe import SendPipe
+from rocketstore.client.sender import Sender
+from rocketstore.client.topics import PERMISSION_WRITE, TopicCache
+from rocketstore.message.ids import unique_id
+from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
+from rocketstore.message.tags import java_hash
+from rocketstore.pb import broker_pb2 as pb
+
+ANY_QUEUE: Final = -1
+BODY_BYTES_MAX: Final = 4 * MIB
+TOPIC_CHARS_MAX: Final = 127
+
+
+class Producer:
+    """Sends to a group of brokers, or to one. Thread-safe; every call has a deadline (``timeout_s``).
+
+    ``addresses``: listen addresses of one or more brokers; the others are learnt, the master is found and found again.
+    What was certainly not stored is sent again until the deadline. What may be stored is sent again only with
+    ``allow_duplicates``: else it fails with ``outcome="unknown"``, and the caller decides.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | str,
+        *,
+        timeout_s: float = 5.0,
+        allow_duplicates: bool = False,
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> None:
+        self._connection = BrokerConnection(addresses, timeout_s=timeout_s)
+        self._topics = TopicCache(self._connection)
+        self._turn = itertools.count()
+        self._body_bytes_max = body_bytes_max
+        self._options = SendOptions(timeout_s=timeout_s, allow_duplicates=allow_duplicates)
+        self._lock = threading.Lock()  # guards the fields below
+        self._direct: Sender | None = None
+        self._senders: list[MessageSender] = []
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish what was begun, then close every connection. Idempotent."""
+        with self._lock:
+            direct, self._direct = self._direct, None
+            senders, self._senders = self._senders, []
+        for sender in senders:
+            sender.close()
+        if direct is not None:
+            direct.close()
+        self._connection.close()
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message, *, key: str | None = None, queue_id: int | None = None) -> SendReceipt:
+        """Send one message; returns when the master has stored it.
+
+        The queue is ``queue_id``, or the one that ``key`` (a sharding key) hashes to, or the next in turn.
+        """
+        encoded = self._encode(message, key, queue_id)
+        sender = self._direct_sender()
+        future = sender.add(encoded)
+        sender.seal()
+        return future.result()
+
+    def send_many(
+        self, messages: Iterable[Message], *, key: str | None = None, queue_id: int | None = None
+    ) -> list[SendReceipt]:
+        """Send messages in as few requests as they fit in; returns one receipt each.
+
+        Raises the error itself if nothing was stored, ``PartlySentError`` with all outcomes if some are or may be.
+        """
+        encoded = [self._encode(message, key, queue_id) for message in messages]
+        sender = self._direct_sender()
+        futures = [sender.add(one) for one in encoded]
+        sender.seal()
+        results = [future.exception() or future.result() for future in futures]
+        errors = [result for result in results if isinstance(result, DLedgerError)]
+        if not errors:
+            return [result for result in results if isinstance(result, SendReceipt)]
+        if len(errors) == len(results) and all(error.outcome == "not_applied" for error in errors):
+            raise errors[0]
+        stored = len(results) - len(errors)
+        unknown = sum(error.outcome == "unknown" for error in errors)
+        raise PartlySentError(
+            f"{stored} of {len(results)} messages are stored, {unknown} have an unknown outcome, "
+            f"{len(errors) - unknown} are not stored: {errors[0]}",
+            results,
+        )
+
+    def sender(
+        self,
+        *,
+        linger_ms: float = 2,
+        batch_bytes: int = MIB // 2,
+        batch_messages: int = 1024,
+        pending_bytes_max: int = 16 * MIB,
+        inflight_requests_max: int = 8,
+        ordered: bool = False,
+    ) -> MessageSender:
+        """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for what it promises."""
+        options = replace(
+            self._options,
+            linger_s=linger_ms / 1000,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            pending_bytes_max=pending_bytes_max,
+            inflight_requests_max=inflight_requests_max,
+            ordered=ordered,
+        )
+        made = MessageSender(Sender(self._connect, self._connection.brokers.note_failure, options), self._encode)
+        with self._lock:
+            self._senders = [one for one in self._senders if not one.closed]
+            self._senders.append(made)
+        return made
+
+    # --- machinery --------------------------------------------------------------------------------------------------
+
+    def _direct_sender(self) -> Sender:
+        sender = self._direct
+        if sender is None:
+            with self._lock:
+                sender = self._direct
+                if sender is None:
+                    sender = Sender(self._connect, self._connection.brokers.note_failure, self._options)
+                    self._direct = sender
+        return sender
+
+    def _connect(self, deadline: Deadline) -> SendPipe:
+        def attempt() -> SendPipe:
+            address = self._connection.master(deadline)
+            try:
+                return SendPipe(self._connection, address, deadline)
+            except DLedgerError as error:
+                self._connection.brokers.note_failure(address, error)
+                raise
+
+        return self._connection.retry(deadline, attempt)
+
+    def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
+        topic = message.topic
+        if not 0 < len(topic) <= TOPIC_CHARS_MAX:
+            raise MessageRefusedError(f"a topic has 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
+        if len(message.body) > self._body_bytes_max:
+            raise MessageRefusedError(f"the body has {len(message.body)} bytes, more than {self._body_bytes_max}")
+        if queue_id is None:
+            queue_id = self._choose(topic, key)
+        properties = message.properties
+        unique_key = properties.get(PROPERTY_UNIQUE_KEY)
+        if not unique_key:
+            unique_key = unique_id()
+            properties = {**properties, PROPERTY_UNIQUE_KEY: unique_key}
+        data = pb.Message(
+            topic=topic,
+            body=message.body,
+            properties=properties,
+            queue_id=queue_id,
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_timestamp_ms=message.born_timestamp or time.time_ns() // 1_000_000,
+            reconsume_times=message.reconsume_times,
+        ).SerializeToString()
+        return Encoded(_field_head(len(data)) + data, topic, queue_id, unique_key)
+
+    def _choose(self, topic: str, key: str | None) -> int:
+        known = self._topics.find(topic)
+        if known is None:
+            if key is None:
+                return ANY_QUEUE  # the broker may create the topic, and then knows how many queues it has
+            raise NotFoundError(f"topic {topic} does not exist: without its queues a key cannot choose one")
+        if not (known.permission & PERMISSION_WRITE and known.write_queues > 0):
+            raise MessageRefusedError(f"topic {topic} may not be written (permission {known.permission})")
+        if key is None:
+            return next(self._turn) % known.write_queues
+        return queue_of_key(key, known.write_queues)
+
+
+def queue_of_key(key: str, queues: int) -> int:
+    """The queue of a sharding key: the same for ever, and the same as RocketMQ's ``SelectMessageQueueByHash``."""
+    return abs(java_hash(key)) % queues
+
+
+_MESSAGES_FIELD: Final = 0x0A  # field 1, length-delimited
+
+
+def _field_head(length: int) -> bytes:
+    """Tag and length of one of a ``SendRequest``'s messages."""
+    head = bytearray((_MESSAGES_FIELD,))
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head)
+
+
+class MessageSender:
+    """Use as a context manager; made by ``Producer.sender``. Thread-safe.
+
+    Leaving the context (or ``close``) waits for everything; errors are told by the futures only, and counted in
+    ``failed_messages``.
+    """
+
+    def __init__(self, sender: Sender, encode: Callable[[Message, str | None, int | None], Encoded]) -> None:
+        self._sender = sender
+        self._encode = encode
+        self.closed = False
+        """Whether ``close`` was called."""
+
+    def __enter__(self) -> MessageSender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def failed_messages(self) -> int:
+        """How many messages have failed so far."""
+        return self._sender.failed_messages
+
+    def send(self, message: Message, *, key: str | None = None, queue_id: int | None = None) -> SendFuture:
+        """Queue one message; blocks while too much waits. The queue is chosen as by ``Producer.send``.
+
+        Raises ``MessageRefusedError`` for what no broker takes, ``PendingFullError`` if too much waits for too long.
+        """
+        return self._sender.add(self._encode(message, key, queue_id))
+
+    def flush(self) -> None:
+        """Return when everything sent so far is finished, well or badly."""
+        self._sender.flush()
+
+    def close(self) -> None:
+        """Flush, then end the thread and the stream. Idempotent."""
+        self.closed = True
+        self._sender.close()

@@ -1,0 +1,165 @@
+"""A message as a consumer gets it: the stored record, decoded only as far as it is asked for."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+from typing import Final
+
+from rocketstore.client.errors import BadAnswerError
+from rocketstore.message.ids import offset_message_id
+from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
+from rocketstore.message.properties import find_property
+from rocketstore.message.record import (
+    CRC_MASK,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    OVERHEAD,
+    body_at,
+    decode_record,
+)
+
+# size, magic, body CRC, queue id, queue offset, system flag, the body's length if both hosts are IPv4
+_HEAD: Final = Struct(">4i4xq8xi44xi")
+_LENGTH: Final = Struct(">i")
+_V4_BODY_AT: Final = 88
+_HOSTS_V6: Final = 0x30
+_COMPRESSION: Final = 0x700
+_ZLIB: Final = (0, 0x300)
+_MAGICS: Final = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
+_DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+
+
+class ReceivedMessage:
+    """One message of a queue; read-only. ``record`` is what the store holds, ``decode`` the whole of it."""
+
+    __slots__ = ("_body_at", "_body_end", "_message", "_sys_flag", "queue_id", "queue_offset", "record")
+
+    def __init__(self, record: bytes, head: tuple[int, ...], start: int, end: int) -> None:
+        self.record = record
+        self.queue_id = head[3]
+        self.queue_offset = head[4]
+        self._sys_flag = head[5]
+        self._body_at = start
+        self._body_end = end
+        self._message: Message | None = None
+
+    def __repr__(self) -> str:
+        return f"<message {self.queue_offset} of queue {self.queue_id} of {self.topic!r}, {len(self.record)} bytes>"
+
+    @property
+    def raw_body(self) -> bytes:
+        """The body as it is stored, perhaps compressed by the producer."""
+        return self.record[self._body_at : self._body_end]
+
+    @property
+    def body(self) -> bytes:
+        """The body as the producer's caller gave it. Raises ``BadAnswerError`` for a compression that is not zlib."""
+        body = self.record[self._body_at : self._body_end]
+        return _decompress(body, self._sys_flag) if self._sys_flag & SYS_FLAG_COMPRESSED else body
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties."""
+        return self.decode().properties
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        return self.decode().topic
+
+    @property
+    def tags(self) -> str:
+        """The tag, or the empty string."""
+        return self.property("TAGS")
+
+    @property
+    def keys(self) -> list[str]:
+        """The business keys."""
+        return self.property("KEYS").split()
+
+    @property
+    def unique_key(self) -> str:
+        """The id that the producer gave it, or the empty string."""
+        return self.property(PROPERTY_UNIQUE_KEY)
+
+    @property
+    def message_id(self) -> str:
+        """The offset message id: the host that stored it, and where in its log."""
+        message = self.decode()
+        return offset_message_id(message.store_host, message.offset)
+
+    @property
+    def store_timestamp(self) -> int:
+        """When the broker stored it, in milliseconds since 1970."""
+        return self.decode().store_timestamp
+
+    @property
+    def born_timestamp(self) -> int:
+        """When the producer made it, in milliseconds since 1970."""
+        return self.decode().born_timestamp
+
+    def property(self, name: str) -> str:
+        """One property, or the empty string; cheaper than decoding all."""
+        if self._message is not None:
+            return self._message.properties.get(name, "")
+        record, at = self.record, self._body_end
+        if record[7] == MESSAGE_MAGIC & 0xFF:
+            at += 1 + record[at]
+        else:
+            at += 2 + int.from_bytes(record[at : at + 2], "big")
+        return find_property(record[at + 2 :], name) or ""
+
+    def decode(self) -> Message:
+        """The whole message, its body as stored. Raises ``CorruptRecordError`` if the record makes no sense."""
+        if self._message is None:
+            self._message = decode_record(self.record, check_crc=False)  # checked when it was received
+        return self._message
+
+
+def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMessage]:
+    """The messages of a pull's answer. Raises ``BadAnswerError`` for anything but whole, undamaged records."""
+    found: list[ReceivedMessage] = []
+    add, unpack, crc32 = found.append, _HEAD.unpack_from, zlib.crc32
+    at, end = 0, len(records)
+    while at < end:
+        if end - at < OVERHEAD:
+            raise BadAnswerError(f"a pull's answer ends with {end - at} bytes that are no record")
+        head = unpack(records, at)
+        size = head[0]
+        if size < OVERHEAD or size > end - at or head[1] not in _MAGICS:
+            raise BadAnswerError(f"a pull's answer has no record at byte {at} of {end}")
+        record = records[at : at + size]
+        if head[5] & _HOSTS_V6:
+            start = body_at(head[5])
+            body_bytes = _LENGTH.unpack_from(record, start - 4)[0] if size >= start else -1
+        else:
+            start, body_bytes = _V4_BODY_AT, head[6]
+        stop = start + body_bytes
+        if body_bytes < 0 or stop + 3 > size:
+            raise BadAnswerError(f"the record at byte {at} of a pull's answer has an impossible body length")
+        if check_crc and crc32(record[start:stop]) & CRC_MASK != head[2]:
+            raise BadAnswerError(f"the body of the message at queue offset {head[4]} does not match its CRC")
+        add(ReceivedMessage(record, head, start, stop))
+        at += size
+    return found
+
+
+def _decompress(body: bytes, sys_flag: int) -> bytes:
+    if sys_flag & _COMPRESSION not in _ZLIB:
+        raise BadAnswerError("the body is compressed with LZ4 or Zstandard: take raw_body")
+    inflating = zlib.decompressobj()
+    try:
+        plain = inflating.decompress(body, _DECOMPRESSED_BYTES_MAX)
+    except zlib.error as error:
+        raise BadAnswerError(f"the body says it is compressed with zlib, but is not: {error}") from None
+    if not inflating.eof:
+        raise BadAnswerError(f"the body is cut short, or has more than {_DECOMPRESSED_BYTES_MAX} bytes")
+    return plain
+
+
+def tags_of_expression(expression: str) -> frozenset[str] | None:
+    """The tags of ``TagA || TagB``; None for all messages."""
+    if expression.strip() in ("", "*"):
+        return None
+    return frozenset(tag.strip() for tag in expression.split("||") if tag.strip())

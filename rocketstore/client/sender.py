@@ -1,0 +1,320 @@
+"""Pipelined sending: thousands of cheap ``send`` calls become few requests; one thread, no lock per message but one.
+
+``send`` adds to the open batch. A batch is sealed when it is full or has lingered, waits in the backlog until the
+window has room, is in flight until its answer comes, and is then finished. One lock guards all of it; one thread seals
+lingering batches, notices deadlines and recovers. Recovery, after any failure that is not a message's own:
+
+1. Nothing more goes to that stream; what is in flight there is answered, refused, or unknown.
+2. When nothing is in flight any more, what is to be sent again goes back to the front of the backlog, in order.
+3. The thread looks for the master and sends a single batch; only its success opens the window again.
+
+A broker does not know which request follows which, so a request after a refused one may be stored. That is why
+*ordered* senders have one request in flight, and send a refused message again only if nothing later of its queue is
+stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+
+from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline
+from dledger.errors import DLedgerError, PendingFullError, UnavailableError
+from rocketstore.client.batch import Encoded, SendBatch, SendFuture, SendOptions
+from rocketstore.client.errors import MessageRefusedError, is_retried
+from rocketstore.client.pipe import Answer, SendPipe
+
+
+class Sender:
+    """Use as a context manager; made by ``Producer.sender``. See ``SendOptions`` for what it promises.
+
+    Leaving the context (or ``close``) waits for everything; errors are told by the futures only, and counted in
+    ``failed_messages``.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Deadline], SendPipe],
+        note_failure: Callable[[str, DLedgerError], None],
+        options: SendOptions,
+    ) -> None:
+        self.failed_messages = 0
+        """How many messages have failed so far."""
+        self._connect = connect
+        self._note_failure = note_failure
+        self._options = options
+        self._lock = threading.Lock()  # guards all fields below
+        self._work = threading.Condition(self._lock)  # for the thread
+        self._room = threading.Condition(self._lock)  # for blocked sends
+        self._open: SendBatch | None = None
+        self._backlog: deque[SendBatch] = deque()
+        self._inflight: deque[SendBatch] = deque()
+        self._again: list[SendBatch] = []
+        self._pending_bytes = 0
+        self._batches = 0
+        self._pipe: SendPipe | None = None  # None: recovering, or not yet connected
+        self._old_pipe: SendPipe | None = None  # its last answers are awaited
+        self._single = True  # one batch in flight at a time, until one has succeeded
+        self._failures = 0  # in a row
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="rocketstore-sender", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, message: Encoded) -> SendFuture:
+        """Queue one message. Raises ``PendingFullError`` if too much waits for too long (nothing was queued)."""
+        options = self._options
+        with self._lock:
+            batch = self._open
+            if batch is None or self._pending_bytes >= options.pending_bytes_max:
+                batch = self._open_batch()
+            place = len(batch.messages)
+            batch.messages.append(message)
+            cost = message.cost
+            size = batch.bytes = batch.bytes + cost
+            self._pending_bytes += cost
+            if size >= options.batch_bytes or place + 1 >= options.batch_messages:
+                self._seal()
+        return SendFuture(batch, place)
+
+    def seal(self) -> None:
+        """Send what was added so far without waiting for more."""
+        with self._lock:
+            self._seal()
+
+    def flush(self) -> None:
+        """Return when everything added so far is finished, well or badly."""
+        with self._lock:
+            self._seal()
+            waiting = [*self._inflight, *self._again, *self._backlog]
+        for batch in waiting:
+            batch.finished.wait()
+
+    def close(self) -> None:
+        """Flush, then end the thread and the stream. Idempotent."""
+        self.flush()
+        with self._lock:
+            self._closed = True
+            self._seal()
+            self._work.notify()
+            self._room.notify_all()
+        self._thread.join()
+
+    # --- on the caller's thread, under the lock ---------------------------------------------------------------------
+
+    def _open_batch(self) -> SendBatch:
+        limit = self._options.pending_bytes_max
+        if self._pending_bytes >= limit:
+            deadline = Deadline(self._options.timeout_s)
+            while self._pending_bytes >= limit and not self._closed:
+                if not self._room.wait(deadline.remaining_s) and deadline.expired:
+                    raise PendingFullError(
+                        f"{self._pending_bytes} bytes wait to be sent (pending_bytes_max={limit}) "
+                        f"and none was finished within {deadline.timeout_s:g} s"
+                    )
+        if self._closed:
+            raise UnavailableError("the producer is closed")
+        if self._open is None:
+            self._batches += 1
+            linger_until = time.monotonic() + self._options.linger_s
+            self._open = SendBatch(self._batches, linger_until, Deadline(self._options.timeout_s))
+            self._work.notify()
+        return self._open
+
+    def _seal(self) -> None:
+        batch = self._open
+        if batch is not None:
+            batch.begin()
+            self._backlog.append(batch)
+            self._open = None
+            self._pump()
+
+    # --- on any thread, under the lock ------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Send from the backlog what the window has room for."""
+        while self._backlog and self._pipe is not None and self._has_room():
+            batch = self._backlog.popleft()
+            self._inflight.append(batch)
+            try:
+                self._pipe.submit([batch.messages[place].data for place in batch.left], partial(self._on_done, batch))
+            except DLedgerError as error:
+                self._inflight.remove(batch)
+                batch.error = error
+                self._again.append(batch)
+                self._leave_pipe()
+        if self._backlog and self._pipe is None:
+            self._work.notify()
+
+    def _has_room(self) -> bool:
+        if not self._inflight:
+            return True
+        return not (self._single or self._options.ordered) and len(self._inflight) < self._options.inflight_requests_max
+
+    def _leave_pipe(self) -> None:
+        if self._pipe is not None:
+            self._old_pipe, self._pipe = self._pipe, None
+        self._single = True
+        self._work.notify()
+
+    def _finish(self, batch: SendBatch) -> None:
+        self._pending_bytes -= batch.bytes
+        self.failed_messages += batch.end()
+        self._room.notify_all()
+
+    # --- on the pipe's thread ---------------------------------------------------------------------------------------
+
+    def _on_done(self, batch: SendBatch, answer: Answer) -> None:
+        with self._lock:
+            self._inflight.remove(batch)  # the first one, nearly always
+            pipe = self._pipe or self._old_pipe
+            address = pipe.address if pipe is not None else ""
+            trouble = batch.take(answer, address, self._is_sent_again, ordered=self._options.ordered)
+            finished = not batch.left
+            if finished:
+                self._finish(batch)
+            else:
+                batch.error = trouble
+                self._again.append(batch)
+            if trouble is None or isinstance(trouble, MessageRefusedError):
+                self._failures = 0
+                self._single = self._pipe is None
+            else:
+                self._note_failure(address, trouble)
+                self._leave_pipe()
+            if not self._inflight and (self._pipe is None or self._closed):
+                self._work.notify()
+            self._pump()
+        if finished:
+            batch.announce()
+
+    def _is_sent_again(self, error: DLedgerError) -> bool:
+        return is_retried(error) or (self._options.allow_duplicates and error.outcome == "unknown")
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._drive()
+        finally:
+            # Reached early only through a bug: whoever waits for a batch must hear of it, not wait for ever.
+            self._fail_all(UnavailableError("the sender's thread has ended"))
+            for pipe in (self._old_pipe, self._pipe):
+                if pipe is not None:
+                    pipe.close()
+
+    def _fail_all(self, error: DLedgerError) -> None:
+        with self._lock:
+            self._closed = True
+            if self._open is not None:
+                self._open.begin()
+                self._backlog.append(self._open)
+                self._open = None
+            failed = [*self._again, *self._backlog]
+            self._again.clear()
+            self._backlog.clear()
+            for batch in failed:
+                batch.fail(error)
+                self._finish(batch)
+            if self._inflight:  # becomes unknown when its pipe is closed
+                self._leave_pipe()
+        for batch in failed:
+            batch.announce()
+
+    def _drive(self) -> None:
+        while True:
+            with self._lock:
+                while (wait_s := self._wait_s()) > 0:
+                    self._work.wait(wait_s if wait_s < float("inf") else None)
+                if self._closed and not (self._inflight or self._backlog or self._again):
+                    break
+                if self._open is not None and time.monotonic() >= self._open.linger_until:
+                    self._seal()
+                expired = self._take_expired()
+                stuck = self._stuck_pipe()
+                reconnect = self._gather() if stuck is None else None
+            for batch in expired:
+                batch.announce()
+            if stuck is not None:
+                stuck.close()  # what is in flight becomes unknown, through _on_done
+            if reconnect is not None:
+                self._reconnect(reconnect)
+
+    def _wait_s(self) -> float:
+        """How long the thread has nothing to do."""
+        waiting = bool(self._backlog or self._again)
+        if self._pipe is None and not self._inflight and waiting:
+            return 0
+        if self._closed and not (waiting or self._inflight):
+            return 0
+        oldest = [queue[0] for queue in (self._inflight, self._backlog) if queue]
+        due = [batch.deadline.remaining_s for batch in (*self._again, *oldest)]
+        if self._open is not None:
+            due.append(self._open.linger_until - time.monotonic())
+        return min(due, default=float("inf"))
+
+    def _take_expired(self) -> list[SendBatch]:
+        """Give up what has waited for its turn too long; nothing of it is in flight."""
+        expired = [batch for batch in (*self._again, *self._backlog) if batch.deadline.expired]
+        for batch in expired:
+            (self._again if batch in self._again else self._backlog).remove(batch)
+            batch.expire()
+            self._finish(batch)
+        return expired
+
+    def _stuck_pipe(self) -> SendPipe | None:
+        if not (self._inflight and self._inflight[0].deadline.expired):
+            return None
+        self._leave_pipe()
+        return self._old_pipe
+
+    def _gather(self) -> Deadline | None:
+        """Put what is sent again before the rest, once nothing is in flight; the deadline for a new connection."""
+        if self._pipe is not None or self._inflight:
+            return None
+        self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
+        self._again.clear()
+        return self._backlog[0].deadline if self._backlog else None
+
+    def _reconnect(self, deadline: Deadline) -> None:
+        old, self._old_pipe = self._old_pipe, None
+        if old is not None:
+            old.close()
+        if self._failures:
+            backoff = min(RETRY_WAIT_S_MIN * 2 ** min(self._failures, 10), RETRY_WAIT_S_MAX)
+            threading.Event().wait(min(backoff, deadline.remaining_s))
+        self._failures += 1
+        try:
+            pipe = self._connect(deadline)
+        except DLedgerError as error:
+            self._on_no_master(error)
+            return
+        with self._lock:
+            self._pipe = pipe
+            self._pump()
+
+    def _on_no_master(self, error: DLedgerError) -> None:
+        hopeless = not is_retried(error)
+        with self._lock:
+            for batch in self._backlog:
+                if batch.error is None or batch.error.outcome == "not_applied":
+                    batch.error = error
+            # Nothing helps against an address that is no broker: tell it at once instead of at the deadline.
+            failed = list(self._backlog) if hopeless else []
+            for batch in failed:
+                self._backlog.remove(batch)
+                batch.fail(error)
+                self._finish(batch)
+        for batch in failed:
+            batch.announce()

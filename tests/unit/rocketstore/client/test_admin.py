@@ -1,0 +1,198 @@
+"""Topics, queries, offsets and status, against fake brokers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
+from rocketstore.client import Admin, BrokerStatus, TopicInfo
+from rocketstore.client.errors import BadAnswerError, NotFoundError, StoreFailedError
+from rocketstore.message.message import Message
+from rocketstore.pb import broker_pb2 as pb
+from tests.support.fake_broker import FakeBrokers
+
+
+@pytest.fixture
+def admin(brokers: FakeBrokers) -> Iterator[Admin]:
+    with Admin(brokers.addresses) as made:
+        yield made
+
+
+def fail(brokers: FakeBrokers, method: str, code: grpc.StatusCode, times: int = 1, **told: str) -> None:
+    for node in brokers.nodes:
+        node.fail_calls[method] = deque([(code, "scripted", told)] * times)
+
+
+def test_topics_are_created_changed_listed_and_deleted(admin: Admin) -> None:
+    """Whatever broker is asked, the master does it."""
+    admin.put_topic(TopicInfo("a", 2, 2))
+    admin.put_topic(TopicInfo("a", 8, 8, 4))
+
+    assert [topic.name for topic in admin.topics()] == ["a", "orders"]
+    assert admin.topic("a") == TopicInfo("a", 8, 8, 4)
+    admin.delete_topic("a")
+    with pytest.raises(NotFoundError):
+        admin.topic("a")
+    with pytest.raises(NotFoundError):
+        admin.delete_topic("a")
+
+
+def test_a_change_follows_the_master(admin: Admin, brokers: FakeBrokers) -> None:
+    """A slave refuses and names it, or does not."""
+    admin.put_topic(TopicInfo("a"))
+    brokers.elect(1)
+    admin.put_topic(TopicInfo("b"))
+    for node in brokers.nodes:
+        node.hint = False
+    brokers.elect(2)
+    admin.put_topic(TopicInfo("c"))
+
+    assert {"a", "b", "c"} <= brokers.topics.keys()
+
+
+def test_queue_ranges(admin: Admin, brokers: FakeBrokers) -> None:
+    """One row per queue, also for empty ones."""
+    brokers.put(Message("orders", b"x", 1, store_timestamp=1_700_000_000_000))
+
+    rows = admin.queue_ranges("orders")
+
+    assert [(row.queue_id, row.min_offset, row.max_offset) for row in rows] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 0, 0),
+        (3, 0, 0),
+    ]
+    assert [row.last_update_ms for row in rows] == [-1, 1_700_000_000_000, -1, -1]
+
+
+def test_messages_are_found_by_id_key_unique_key_and_place(admin: Admin, brokers: FakeBrokers) -> None:
+    """The same message four times."""
+    result = brokers.put(Message("orders", b"x", 1, {"KEYS": "k1 k2", "UNIQ_KEY": "U"}))
+    brokers.put(Message("orders", b"y", 1, {"KEYS": "k3"}))
+
+    assert admin.message_by_id(result.message_id).body == b"x"
+    assert [one.body for one in admin.messages_by_key("orders", "k2")] == [b"x"]
+    assert [one.body for one in admin.messages_by_key("orders", "U", unique=True)] == [b"x"]
+    messages, next_offset = admin.messages("orders", 1, 0, max_messages=1)
+    assert ([one.body for one in messages], next_offset) == ([b"x"], 1)
+    assert admin.messages_by_key("orders", "none") == []
+    with pytest.raises(NotFoundError):
+        admin.message_by_id("0" * 32)
+
+
+def test_progress_and_reset(admin: Admin, brokers: FakeBrokers) -> None:
+    """Lag per queue, queues that were never committed included; a reset may go back."""
+    for number in range(4):
+        brokers.put(Message("orders", b"x", 0, store_timestamp=1_700_000_000_000 + number))
+    brokers.offsets["billing", "orders", 0] = 3
+
+    assert admin.groups() == ["billing"]
+    rows = {row.queue_id: (row.committed, row.lag) for row in admin.progress("billing")}
+    assert rows == {0: (3, 1), 1: (-1, 0), 2: (-1, 0), 3: (-1, 0)}
+    assert admin.reset_offsets("billing", "orders", 1_700_000_000_001) == {0: 1, 1: 0, 2: 0, 3: 0}
+    assert admin.offsets("billing")["orders", 0] == 1
+    assert admin.reset_offsets("billing", "orders", "last", [0]) == {0: 4}
+    assert admin.reset_offsets("billing", "orders", "first", [0]) == {0: 0}
+    with pytest.raises(NotFoundError):
+        admin.progress("nobody")
+
+
+def test_progress_leaves_out_deleted_topics(admin: Admin, brokers: FakeBrokers) -> None:
+    """Their offsets may outlive them."""
+    brokers.offsets["billing", "deleted", 0] = 3
+
+    assert admin.progress("billing") == []
+
+
+def test_the_cluster_is_every_broker(brokers: FakeBrokers) -> None:
+    """From one address all are found; who does not answer is told."""
+    brokers.nodes[2].stop()
+
+    with Admin(brokers.addresses[1]) as admin:
+        found = admin.cluster()
+
+    assert set(found) == set(brokers.addresses)
+    master, slave, dead = (found[address] for address in brokers.addresses)
+    assert isinstance(master, BrokerStatus)
+    assert isinstance(slave, BrokerStatus)
+    assert isinstance(dead, DLedgerError)
+    assert (master.is_master, slave.is_master) == (True, False)
+    assert slave.leader_address == master.address
+    assert master.members == {node.node_id: node.address for node in brokers.nodes}
+
+
+def test_a_broker_with_two_names_is_one(brokers: FakeBrokers) -> None:
+    """The first name that was given counts."""
+    other = f"localhost:{brokers.nodes[1].port}"
+    with Admin([other, brokers.addresses[1]]) as admin:
+        found = admin.cluster()
+
+    assert len(found) == 3
+
+
+def test_status_is_the_masters_unless_another_is_named(admin: Admin, brokers: FakeBrokers) -> None:
+    """Without a master any broker's word."""
+    assert admin.status().node_id == "n0"
+    assert admin.status(brokers.addresses[2]).node_id == "n2"
+    brokers.nodes[0].stop()
+    brokers.elect(None)
+    with Admin(brokers.addresses) as other:
+        assert other.status().node_id in ("n1", "n2")
+
+
+def test_nobody_answers(brokers: FakeBrokers) -> None:
+    """One error, in time."""
+    for node in brokers.nodes:
+        node.stop()
+
+    with Admin(brokers.addresses, timeout_s=0.3) as admin:
+        with pytest.raises(UnavailableError):
+            admin.cluster()
+        with pytest.raises(UnavailableError):
+            admin.topics()
+        with pytest.raises(UnavailableError):
+            admin.put_topic(TopicInfo("a"))
+
+
+def test_a_passing_failure_is_repeated(admin: Admin, brokers: FakeBrokers) -> None:
+    """Reads, and changes that come to the same if done twice."""
+    fail(brokers, "ListTopics", grpc.StatusCode.UNAVAILABLE)
+    assert admin.topics()
+    fail(brokers, "PutTopic", grpc.StatusCode.INTERNAL)
+    admin.put_topic(TopicInfo("a"))
+    assert "a" in brokers.topics
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, {}, InvalidRequestError),
+        (grpc.StatusCode.UNIMPLEMENTED, {}, InvalidRequestError),
+        (grpc.StatusCode.PERMISSION_DENIED, {}, InvalidRequestError),
+        (grpc.StatusCode.INTERNAL, {}, StoreFailedError),
+    ],
+)
+def test_a_lasting_failure_is_a_typed_error(
+    brokers: FakeBrokers, code: grpc.StatusCode, told: dict[str, str], kind: type[DLedgerError]
+) -> None:
+    """Raised at once, or at the deadline."""
+    fail(brokers, "PutTopic", code, 99, **told)
+
+    with Admin(brokers.addresses, timeout_s=0.3) as admin, pytest.raises(kind):
+        admin.put_topic(TopicInfo("a"))
+
+
+def test_records_that_are_none(admin: Admin, brokers: FakeBrokers) -> None:
+    """A broker's garbage is its own kind of error."""
+    brokers.put(Message("orders", b"x", 0, {"KEYS": "k"}))
+    brokers.queues["orders", 0].records[0] = b"garbage"
+    brokers.topics["bad"] = pb.Topic(name="bad", read_queues=-5)
+
+    with pytest.raises(BadAnswerError):
+        admin.messages_by_key("orders", "k")
+    with pytest.raises(BadAnswerError):
+        admin.topics()

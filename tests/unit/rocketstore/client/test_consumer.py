@@ -1,0 +1,516 @@
+"""The consumer: where it starts, what it commits, how it goes on when brokers and offsets change."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from dledger.errors import ConfigError, UnavailableError
+from rocketstore.client import Consumer, ConsumerOptions
+from rocketstore.client.errors import (
+    BadAnswerError,
+    MessageRefusedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+)
+from rocketstore.message.message import Message
+from rocketstore.pb import broker_pb2 as pb
+from tests.support.fake_broker import FakeBrokers
+from tests.support.waiting import wait_until
+
+
+def put(brokers: FakeBrokers, count: int, queue_id: int = 0, *, tags: str = "", start: int = 0, at_ms: int = 0) -> None:
+    """Numbered messages; stored a second apart from ``at_ms`` on."""
+    for number in range(start, start + count):
+        properties = {"TAGS": tags} if tags else {}
+        stored = at_ms + 1000 * number if at_ms else 0
+        brokers.put(Message("orders", b"%d-%d" % (queue_id, number), queue_id, properties, store_timestamp=stored))
+
+
+def consumer(brokers: FakeBrokers, **settings: object) -> Consumer:
+    """Of group ``billing``, from the first message on, unless ``settings`` say otherwise."""
+    options = ConsumerOptions(**{"start": "first", **settings})  # type: ignore[arg-type]  # as each test says
+    return Consumer(brokers.addresses, group="billing", topic="orders", options=options)
+
+
+def drain(source: Consumer, count: int) -> list[bytes]:
+    """The bodies of the next messages, exactly as many."""
+    bodies: list[bytes] = []
+
+    def enough() -> bool:
+        bodies.extend(message.body for message in source.poll(count - len(bodies), 0.05))
+        return len(bodies) >= count
+
+    wait_until(enough, f"{count} messages")
+    return bodies
+
+
+def committed(brokers: FakeBrokers) -> dict[int, int]:
+    return {queue_id: offset for (_, _, queue_id), offset in brokers.offsets.items()}
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_every_message_of_every_queue_comes_in_order(brokers: FakeBrokers) -> None:
+    """Nothing twice, nothing missing, also what is sent while it polls."""
+    for queue_id in range(4):
+        put(brokers, 50, queue_id)
+
+    with consumer(brokers) as source:
+        bodies = drain(source, 200)
+        put(brokers, 1, 3, start=50)
+        bodies += drain(source, 1)
+
+    for queue_id in range(4):
+        mine = [body for body in bodies if body.startswith(b"%d-" % queue_id)]
+        assert mine == [b"%d-%d" % (queue_id, number) for number in range(50 + (queue_id == 3))]
+
+
+def test_a_message_knows_its_place_and_properties(brokers: FakeBrokers) -> None:
+    """All that was stored can be read from it."""
+    brokers.put(Message("orders", b"body", 2, {"TAGS": "a", "KEYS": "k1 k2", "UNIQ_KEY": "U", "x": "y"}))
+
+    with consumer(brokers) as source:
+        (message,) = source.poll(timeout_s=5)
+
+    assert (message.topic, message.queue_id, message.queue_offset, message.body) == ("orders", 2, 0, b"body")
+    assert (message.tags, message.keys, message.unique_key) == ("a", ["k1", "k2"], "U")
+    assert message.properties["x"] == "y"
+    assert message.store_timestamp > 0
+    assert message.message_id.startswith("7F000001")
+    assert "orders" in repr(message)
+
+
+def test_poll_gives_no_more_than_asked_for_and_nothing_after_its_time(brokers: FakeBrokers) -> None:
+    """An empty list is no error."""
+    put(brokers, 5)
+
+    with consumer(brokers) as source:
+        assert [len(source.poll(2, 5)) for _ in range(3)] == [2, 2, 1]
+        assert source.poll(2, 0.05) == []
+
+
+def test_iteration_waits_for_messages_until_closed(brokers: FakeBrokers) -> None:
+    """Closed by another thread, it ends without an error."""
+    put(brokers, 3)
+    bodies: list[bytes] = []
+    source = consumer(brokers)
+    thread = threading.Thread(target=lambda: bodies.extend(message.body for message in source))
+    thread.start()
+    wait_until(lambda: len(bodies) == 3, "three messages")
+    put(brokers, 1, start=3)
+    wait_until(lambda: len(bodies) == 4, "the fourth")
+
+    source.close()
+    thread.join(5)
+
+    assert bodies == [b"0-0", b"0-1", b"0-2", b"0-3"]
+
+
+def test_only_the_tags_asked_for_come(brokers: FakeBrokers) -> None:
+    """Also if the broker, which compares hashes, lets another one through; the position passes over the others."""
+    for tags in ("a", "b", "c", "COLLIDES", "b", "c"):
+        put(brokers, 1, tags=tags)
+
+    with consumer(brokers, tags="a || b") as source:
+        messages = [*source.poll(10, 5)]
+        wait_until(lambda: not source.poll(10, 0) and source.positions()[0] == 6, "the end")
+
+    assert [message.tags for message in messages] == ["a", "b", "b"]
+    assert committed(brokers)[0] == 6
+
+
+def test_tags_that_nobody_sends_move_the_offset_too(brokers: FakeBrokers) -> None:
+    """NO_MATCHED_MESSAGE says how far the broker looked."""
+    put(brokers, 20, tags="a")
+
+    with consumer(brokers, tags="other") as source:
+        wait_until(lambda: not source.poll(10, 0.01) and source.positions()[0] == 20, "the end")
+
+
+def test_the_stock_is_bounded(brokers: FakeBrokers) -> None:
+    """A consumer that does not poll does not pull the whole topic into memory."""
+    put(brokers, 100)
+
+    with consumer(brokers, queues=[0], pull_messages=10, stock_bytes_max=1) as source:
+        source.poll(1, 5)
+        pulled = sum(node.pulled[-1].offset for node in brokers.nodes if node.pulled)
+        assert pulled <= 20
+        assert len(drain(source, 99)) == 99
+
+
+# --- assignment ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"queues": [3, 1, 3]}, [1, 3]),
+        ({"instance": (0, 3)}, [0, 3]),
+        ({"instance": (2, 3)}, [2]),
+        ({"instance": (5, 6)}, []),
+    ],
+)
+def test_which_queues_are_assigned(brokers: FakeBrokers, settings: dict[str, object], expected: list[int]) -> None:
+    """All, a list, or a static share."""
+    with consumer(brokers, **settings) as source:
+        assert sorted(source.positions()) == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"instance": (3, 3)},
+        {"instance": (0, 1), "queues": [0]},
+        {"start": "middle"},
+        {"timeout_s": 0},
+        {"pull_wait_ms": -1},
+    ],
+)
+def test_impossible_settings_are_refused(brokers: FakeBrokers, settings: dict[str, object]) -> None:
+    """Before anything is asked."""
+    with pytest.raises(ConfigError):
+        consumer(brokers, **settings)
+
+
+def test_topics_and_queues_that_cannot_be_read(brokers: FakeBrokers) -> None:
+    """Typed errors at the first poll."""
+    brokers.add_topic("write-only", permission=2)
+
+    with pytest.raises(NotFoundError, match="none"), Consumer(brokers.addresses, group="g", topic="none") as source:
+        source.poll()
+    with pytest.raises(MessageRefusedError), Consumer(brokers.addresses, group="g", topic="write-only") as source:
+        source.poll()
+    with pytest.raises(NotFoundError, match="9"), consumer(brokers, queues=[9]) as source:
+        source.poll()
+
+
+# --- where it starts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [("first", 2), ("last", 10), (1_700_000_004_500, 5), (0, 0), (1_800_000_000_000, 10)]
+)
+def test_where_a_new_group_starts(brokers: FakeBrokers, start: object, expected: int) -> None:
+    """At what is left of the queue, behind it, or at a time."""
+    put(brokers, 10, at_ms=1_700_000_000_000)
+    brokers.queues["orders", 0].base = 2
+
+    with consumer(brokers, start=start) as source:
+        assert source.positions() == {0: expected, 1: 0, 2: 0, 3: 0}
+
+
+def test_a_group_goes_on_where_it_was(brokers: FakeBrokers) -> None:
+    """A committed offset, also 0, wins over ``start``."""
+    put(brokers, 10)
+    put(brokers, 10, 1)
+    brokers.offsets.update({("billing", "orders", 0): 7, ("billing", "orders", 1): 0})
+
+    with consumer(brokers, start="last") as source:
+        assert source.positions() == {0: 7, 1: 0, 2: 0, 3: 0}
+        assert source.poll(1, 5)
+
+
+def test_the_start_of_a_new_group_is_committed(brokers: FakeBrokers) -> None:
+    """Else what comes between two starts at the end would be lost."""
+    put(brokers, 10)
+    with consumer(brokers, start="last") as source:
+        assert source.poll(1, 0.01) == []
+    put(brokers, 1, start=10)
+
+    with consumer(brokers, start="last") as source:
+        assert drain(source, 1) == [b"0-10"]
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+
+
+def test_commit_says_what_was_handed_out(brokers: FakeBrokers) -> None:
+    """Not what is in stock; nothing new, nothing sent."""
+    put(brokers, 10)
+
+    with consumer(brokers, auto_commit_s=None) as source:
+        drain(source, 4)
+        source.commit()
+        assert committed(brokers) == {0: 4, 1: 0, 2: 0, 3: 0}
+        sent = len(brokers.commits)
+        source.commit()
+        assert len(brokers.commits) == sent
+        drain(source, 3)
+
+    assert committed(brokers)[0] == 7
+    assert not any(commit.reset for commit in brokers.commits)
+
+
+def test_auto_commit_spares_what_may_still_be_worked_on(brokers: FakeBrokers) -> None:
+    """A poll commits what earlier polls gave, never what it gives itself."""
+    put(brokers, 10)
+
+    with consumer(brokers, queues=[0], auto_commit_s=0) as source:
+        drain(source, 2)
+        assert committed(brokers).get(0, 0) < 2
+        drain(source, 1)
+        assert committed(brokers)[0] == 2
+
+
+def test_an_exception_does_not_commit_what_was_in_hand(brokers: FakeBrokers) -> None:
+    """The message on which it failed comes again."""
+    put(brokers, 10)
+
+    def fail_at_the_fourth() -> None:
+        with consumer(brokers) as source:
+            for message in source:
+                if message.queue_offset == 3:
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_at_the_fourth()
+
+    assert committed(brokers)[0] == 3
+
+
+def test_a_failed_auto_commit_is_tried_again(brokers: FakeBrokers) -> None:
+    """Polling goes on."""
+    put(brokers, 3)
+    refusals = deque([(grpc.StatusCode.INVALID_ARGUMENT, "scripted", dict[str, str]())])
+
+    with consumer(brokers, queues=[0], auto_commit_s=0) as source:
+        drain(source, 1)
+        brokers.nodes[0].fail_calls["CommitOffsets"] = refusals
+        drain(source, 1)
+        drain(source, 1)
+        assert committed(brokers)[0] == 2
+
+
+def test_close_tells_that_it_could_not_commit(brokers: FakeBrokers) -> None:
+    """And ends all the same; closing again is no error."""
+    put(brokers, 3)
+    source = consumer(brokers, timeout_s=0.3)
+    drain(source, 3)
+    for node in brokers.nodes:
+        node.stop()
+
+    with pytest.raises(UnavailableError):
+        source.close()
+    source.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        source.poll()
+
+
+# --- seek ------------------------------------------------------------------------------------------------------------
+
+
+def test_seek_goes_back_and_so_does_the_next_commit(brokers: FakeBrokers) -> None:
+    """A commit that goes back says so; later ones do not."""
+    put(brokers, 10)
+
+    with consumer(brokers, queues=[0]) as source:
+        drain(source, 8)
+        source.commit()
+        source.seek(0, 2)
+        assert drain(source, 1) == [b"0-2"]
+        source.commit()
+        assert committed(brokers)[0] == 3
+        drain(source, 1)
+        source.commit()
+
+    assert [commit.reset for commit in brokers.commits] == [False, True, False]
+
+
+def test_seek_ends_a_long_poll(brokers: FakeBrokers) -> None:
+    """It does not wait for the answer that nobody wants any more."""
+    put(brokers, 3)
+
+    with consumer(brokers, queues=[0], pull_wait_ms=60_000) as source:
+        drain(source, 3)
+        wait_until(lambda: brokers.nodes[0].pulled[-1].offset == 3, "a long poll")
+        source.seek(0, 0)
+        assert drain(source, 3) == [b"0-0", b"0-1", b"0-2"]
+
+
+@pytest.mark.parametrize(("start", "expected"), [("first", 0), ("last", 10), (1_700_000_004_000, 4)])
+def test_seek_to_a_time_or_an_end(brokers: FakeBrokers, start: object, expected: int) -> None:
+    """All assigned queues at once."""
+    put(brokers, 10, at_ms=1_700_000_000_000)
+
+    with consumer(brokers) as source:
+        drain(source, 6)
+        source.seek_to(start)  # type: ignore[arg-type]  # parametrised
+        assert source.positions()[0] == expected
+
+
+def test_seek_refuses_what_is_not_there(brokers: FakeBrokers) -> None:
+    """A queue that is not assigned, an offset that cannot be."""
+    with consumer(brokers, queues=[0]) as source:
+        with pytest.raises(NotFoundError):
+            source.seek(1, 0)
+        with pytest.raises(ConfigError):
+            source.seek(0, -1)
+
+
+# --- offsets that do not exist ---------------------------------------------------------------------------------------
+
+
+def test_messages_that_are_gone_are_skipped_and_counted(brokers: FakeBrokers) -> None:
+    """OFFSET_TOO_SMALL: retention was faster than the consumer."""
+    put(brokers, 10)
+    brokers.queues["orders", 0].base = 6
+    brokers.offsets["billing", "orders", 0] = 2
+
+    with consumer(brokers, queues=[0]) as source:
+        assert drain(source, 4) == [b"0-6", b"0-7", b"0-8", b"0-9"]
+        assert source.skipped == 4
+
+
+def test_a_queue_that_ends_earlier_is_read_from_its_end(brokers: FakeBrokers) -> None:
+    """OFFSET_OVERFLOW_BADLY from the master: the log lost its end; what comes now must not be missed."""
+    put(brokers, 3)
+    brokers.offsets["billing", "orders", 0] = 8
+
+    with consumer(brokers, queues=[0]) as source:
+        wait_until(lambda: not source.poll(1, 0.01) and source.positions()[0] == 3, "the end of the queue")
+        put(brokers, 1, start=3)
+        assert drain(source, 1) == [b"0-3"]
+
+    assert committed(brokers)[0] == 4
+
+
+def test_a_slave_that_lags_is_no_reason_to_go_back(brokers: FakeBrokers) -> None:
+    """It does not know yet what the consumer has read already."""
+    put(brokers, 3)
+    with consumer(brokers, queues=[0], pull_wait_ms=10) as source:
+        drain(source, 3)
+        for node in brokers.nodes:
+            node.pulls.extend([pb.PullResponse(status="OFFSET_OVERFLOW_BADLY", next_offset=1, max_offset=1)] * 2)
+        brokers.nodes[0].pulls.clear()
+        brokers.nodes[0].stop()
+        brokers.elect(None)
+        wait_until(lambda: not all(len(node.pulls) == 2 for node in brokers.nodes[1:]), "a slave's answer")
+        assert source.positions() == {0: 3}
+        for node in brokers.nodes[1:]:
+            node.pulls.clear()
+        brokers.elect(2)
+        put(brokers, 1, start=3)
+        assert drain(source, 1) == [b"0-3"]
+
+
+@pytest.mark.parametrize("offset", [2, 12])
+def test_out_of_range_is_an_error_if_asked_for(brokers: FakeBrokers, offset: int) -> None:
+    """Every poll tells it, until ``seek``."""
+    put(brokers, 10)
+    brokers.queues["orders", 0].base = 6
+    brokers.offsets["billing", "orders", 0] = offset
+
+    with consumer(brokers, queues=[0], when_out_of_range="error") as source:
+        for _ in range(2):
+            with pytest.raises(OffsetOutOfRangeError):
+                source.poll(1, 5)
+        source.seek(0, 7)
+        assert drain(source, 1) == [b"0-7"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\xff\xff",
+        pb.PullResponse(status="NO_SUCH_STATUS"),
+        pb.PullResponse(status="FOUND", next_offset=1, records=b"garbage", count=1),
+        pb.PullResponse(status="FOUND", next_offset=0, records=bytes(200), count=1),
+        pb.PullResponse(status="FOUND", next_offset=1, records=bytes(200), count=1),
+        pb.PullResponse(status="OFFSET_TOO_SMALL", min_offset=0),
+        pb.PullResponse(status="NO_MATCHED_MESSAGE", next_offset=-1),
+    ],
+)
+def test_garbage_is_a_typed_error_and_no_end(brokers: FakeBrokers, answer: bytes | pb.PullResponse) -> None:
+    """The position stays; after ``seek`` the messages come."""
+    put(brokers, 3)
+    brokers.nodes[0].pulls.append(answer)
+
+    with consumer(brokers, queues=[0]) as source:
+        with pytest.raises(BadAnswerError):
+            source.poll(3, 5)
+        assert source.positions() == {0: 0}
+        source.seek(0, 0)
+        assert len(drain(source, 3)) == 3
+
+
+def test_a_damaged_body_is_noticed(brokers: FakeBrokers) -> None:
+    """The CRC is checked at this end of the wire; the next try gets it whole."""
+    put(brokers, 3)
+    record = bytearray(brokers.queues["orders", 0].records[0])
+    record[88] ^= 1
+    brokers.nodes[0].pulls.append(pb.PullResponse(status="FOUND", next_offset=1, records=bytes(record), count=1))
+
+    with consumer(brokers, queues=[0]) as source:
+        with pytest.raises(BadAnswerError, match="CRC"):
+            source.poll(3, 5)
+        assert len(drain(source, 3)) == 3
+
+
+# --- failover --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_reading_goes_on_at_the_new_master(brokers: FakeBrokers, *, kill: bool) -> None:
+    """After the old one died, or is a slave that still answers; no message twice or missing."""
+    put(brokers, 100)
+    with consumer(brokers, queues=[0], pull_wait_ms=200, pull_messages=10) as source:
+        bodies = drain(source, 50)
+        if kill:
+            brokers.nodes[0].stop()
+        brokers.elect(1)
+        put(brokers, 20, start=100)
+        bodies += drain(source, 70)
+        source.commit()
+        wait_until(lambda: bool(brokers.nodes[1].pulled), "a pull at the new master")
+
+    assert bodies == [b"0-%d" % number for number in range(120)]
+    assert committed(brokers)[0] == 120
+
+
+def test_any_living_broker_is_read_while_there_is_no_master(brokers: FakeBrokers) -> None:
+    """What a slave has is committed."""
+    put(brokers, 10)
+    with consumer(brokers, queues=[0], pull_messages=2, stock_bytes_max=1, auto_commit_s=None) as source:
+        bodies = drain(source, 2)
+        brokers.nodes[0].stop()
+        brokers.elect(None)
+        bodies += drain(source, 8)
+        brokers.elect(2)
+
+    assert bodies == [b"0-%d" % number for number in range(10)]
+    assert committed(brokers)[0] == 10
+
+
+def test_a_silent_broker_does_not_stop_a_consumer(brokers: FakeBrokers) -> None:
+    """An answer that is overdue ends the session; another broker gives the messages."""
+    put(brokers, 3)
+    silent = threading.Event()
+    node = brokers.nodes[0]
+    pull: Callable[..., pb.PullResponse] = node._pull
+
+    def hang(*request: object) -> pb.PullResponse:
+        silent.wait(20)
+        return pull(*request)
+
+    node._pull = hang  # type: ignore[method-assign,assignment]  # the fault
+    with consumer(brokers, queues=[0], pull_wait_ms=0, timeout_s=0.5) as source:
+        source.positions()
+        brokers.elect(1)
+        assert len(drain(source, 3)) == 3
+        silent.set()
+
+
+def test_the_lag_is_what_is_still_to_come(brokers: FakeBrokers) -> None:
+    """As of the last answer; unknown before."""
+    put(brokers, 10)
+
+    with consumer(brokers, queues=[0]) as source:
+        drain(source, 4)
+        assert source.lag() == {0: 6}
