@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -79,7 +79,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
     )(with_target)
 
 
-class Moment(click.ParamType):
+class Moment(click.ParamType[str | int]):
     """A time: milliseconds since 1970, ISO 8601 (local time unless it says otherwise), or how long ago (``30m``).
 
     With ``ends``, also ``first`` and ``last``, which stay text.
@@ -106,6 +106,13 @@ class Moment(click.ParamType):
         except ValueError:
             words = "first, last, " if self._ends else ""
             self.fail(f"{text!r} is no time: write {words}2026-01-31T12:00, 30m (ago) or milliseconds", param, ctx)
+
+
+def start_of(moment: str | int) -> Literal["first", "last"] | int:
+    """What ``Moment(ends=True)`` gave, in the words of consumers."""
+    if isinstance(moment, int):
+        return moment
+    return "last" if moment == "last" else "first"
 
 
 def time_text(moment_ms: int) -> str:

@@ -20,6 +20,7 @@ from cluster.commands.serve import serve
 from cluster.commands.tools import bench, demo
 from cluster.reporting import ErrorReportingGroup
 
+
 @click.group(
     cls=ErrorReportingGroup,
     writing=frozenset({"append", "transfer-leader"}),

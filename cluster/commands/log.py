@@ -236,7 +236,9 @@ def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
             console.print_json(_entry_json(entry))
         elif console.on_terminal():
             kind = "" if entry.magic is Magic.NORMAL else click.style(f"({entry.magic.name}) ", dim=True)
-            click.echo(f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{console.printable(entry.body)}")
+            click.echo(
+                f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{console.printable(entry.body)}"
+            )
         elif entry.magic is Magic.NORMAL:
             click.echo(entry.body)
 

@@ -8,7 +8,7 @@ from contextlib import closing
 import click
 
 from cluster import console
-from cluster.broker_target import BrokerTarget, Moment, broker_options
+from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.reporting import ErrorReportingGroup
 
 
@@ -108,7 +108,7 @@ def reset_offset(
             places = {queue: offset}
             admin.set_offsets(group, topic, places)
         else:
-            start = moment if isinstance(moment, int) else "last" if moment == "last" else "first"
+            start = start_of(moment if moment is not None else "first")
             places = admin.reset_offsets(group, topic, start, None if queue is None else [queue])
     if as_json:
         console.print_json({str(queue_id): place for queue_id, place in places.items()})

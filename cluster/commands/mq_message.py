@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import console
-from cluster.broker_target import BrokerTarget, Moment, broker_options
+from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
 from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingGroup
@@ -84,7 +84,9 @@ have an unknown outcome: they may be stored or not. Nothing is ever sent twice."
 @click.option("--keys", help="Business keys to find it by, separated by blanks.")
 @click.option("--queue", type=click.IntRange(min=0), help="Send to this queue; default: to each in turn.")
 @click.option("--key", help="Sharding key: the same key always goes to the same queue.")
-@click.option("--delay-level", type=click.IntRange(1, DELAY_LEVEL_MAX), help="Deliver later: 1 s, 5 s, 10 s, 30 s, 1 m …")
+@click.option(
+    "--delay-level", type=click.IntRange(1, DELAY_LEVEL_MAX), help="Deliver later: 1 s, 5 s, 10 s, 30 s, 1 m …"
+)
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; may be repeated.")
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send its lines.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per stored message.")
@@ -134,7 +136,16 @@ def _assigned(assignments: Iterable[str]) -> dict[str, str]:
 
 def _print_sent(receipt: SendReceipt, as_json: bool) -> None:
     if as_json:
-        fields = ("status", "topic", "queue_id", "queue_offset", "message_id", "unique_key", "offset", "store_timestamp")
+        fields = (
+            "status",
+            "topic",
+            "queue_id",
+            "queue_offset",
+            "message_id",
+            "unique_key",
+            "offset",
+            "store_timestamp",
+        )
         console.print_json({name: getattr(receipt, name) for name in fields})
     elif console.on_terminal():
         soft = "" if receipt.status == "PUT_OK" else f" ({receipt.status})"
@@ -168,9 +179,7 @@ class _Tally:
         advance()
 
 
-def _send_stream(
-    producer: Producer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None
-) -> None:
+def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
     """Pipeline the lines; after the first failure nothing more is sent, and what is in flight is awaited."""
     tally = _Tally()
     in_flight: deque[SendFuture] = deque()
@@ -234,7 +243,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
 
     begin = start if start is not None else "last" if follow else "first"
     options = ConsumerOptions(
-        start=begin if isinstance(begin, int) else "last" if begin == "last" else "first",
+        start=start_of(begin),
         tags=tags,
         queues=queues or None,
         timeout_s=target.timeout_s,

@@ -7,7 +7,7 @@ from contextlib import closing
 import click
 
 from cluster import console
-from cluster.broker_target import BrokerTarget, Moment, broker_options, time_text
+from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
 from cluster.commands.mq_print import message_json, print_details, print_message
 from dledger.errors import IndexOutOfRangeError
 
@@ -117,8 +117,9 @@ def print_messages(  # noqa: PLR0913  # one parameter per option
             raise IndexOutOfRangeError(f"topic {topic} has no queue {queue}")
         for queue_id in queues:
             found = admin.queue_range(topic, queue_id)
-            begin = start if isinstance(start, int) else "last" if start == "last" else "first"
-            place = admin.offset_at(topic, queue_id, begin) if offset is None else max(offset, found.min_offset)
+            place = (
+                admin.offset_at(topic, queue_id, start_of(start)) if offset is None else max(offset, found.min_offset)
+            )
             left = found.max_offset if count is None else count
             while left > 0 and place < found.max_offset:
                 page = min(left, PAGE, found.max_offset - place)

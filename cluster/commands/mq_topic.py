@@ -122,7 +122,15 @@ def route(name: str, as_json: bool, target: BrokerTarget) -> None:
         return
     _, writes, reads, permission = _row(info)
     rows = [
-        (one.broker_name, str(one.broker_id), one.address, one.role, writes if one.is_master else "0", reads, permission)
+        (
+            one.broker_name,
+            str(one.broker_id),
+            one.address,
+            one.role,
+            writes if one.is_master else "0",
+            reads,
+            permission,
+        )
         for one in found
     ]
     console.print_table(("broker", "id", "address", "role", "write queues", "read queues", "permission"), rows)

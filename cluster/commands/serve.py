@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from cluster import process
 from dledger import settings
 from dledger.config import ServerConfig
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command(
@@ -53,7 +49,7 @@ Flags win over the environment, which wins over the file.""",
     "--repair", is_flag=True, help="Set the damaged log aside, all of it (in damaged-N), and fetch it from the others."
 )
 @click.option(
-    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(_LOG_LEVELS), default="info", show_default=True
+    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(process.LOG_LEVELS), default="info", show_default=True
 )
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
 def serve(
@@ -65,70 +61,21 @@ def serve(
     **named: str | None,
 ) -> None:
     """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first hands over."""
-    logging.basicConfig(
-        level=log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(threadName)s %(name)s %(message)s",
-    )
+    process.log_to_stderr(log_level)
     flags = {name: text for name, text in named.items() if text is not None}
-    loaded = settings.load(config_file, os.environ, flags | _assigned(assignments, flags))
+    loaded = settings.load(config_file, os.environ, flags | process.assigned(assignments, flags))
     if loaded.unused:
         logging.getLogger(__name__).info("settings that change nothing here: %s", ", ".join(loaded.unused))
     sys.exit(_run(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
 
 
-def _assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in assignments:
-        name, equals, text = one.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise click.UsageError(f"--set {one!r}: write --set NAME=VALUE")
-        if name in found or name in flags:
-            raise click.UsageError(f"--set {one!r}: {name} is given more than once")
-        found[name] = text
-    return found
-
-
 def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
     from dledger.server import DLedgerServer
 
-    # Blocked before any thread exists, so that every thread inherits it and only the waiting one takes the signals: a
-    # handler would run between two byte codes of the main thread, which may hold the very lock that stopping needs.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    server = DLedgerServer(config, repair=repair)
-    _watch("dledger-signals", lambda: _on_signals(server.stop))
-    server.start()
-    if until_stdin_closes:
-        _watch("dledger-stdin", lambda: _on_end_of_stdin(server.stop))
-    if server.wait(0) is None:  # else a signal came during the recovery
-        click.echo(
+    def ready(server: DLedgerServer) -> str:
+        return (
             f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
             f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
         )
-        sys.stdout.flush()
-    code = server.wait() or 0
-    if code:
-        # A node that failed must be gone at once: its other threads may wait for a disk that never answers.
-        logging.getLogger(__name__).critical("stopping at once with exit code %d: %s", code, server.fatal)
-        logging.shutdown()
-        os._exit(code)
-    return code
 
-
-def _watch(name: str, wait_and_act: Callable[[], None]) -> None:
-    """A daemon, because it may wait for ever for something that never comes and must not keep a stopped node alive."""
-    threading.Thread(target=wait_and_act, name=name, daemon=True).start()
-
-
-def _on_signals(stop: Callable[[], None]) -> None:
-    """The first signal stops gracefully, a second one at once (the log is made for that)."""
-    signal.sigwait(_STOP_SIGNALS)
-    threading.Thread(target=stop, name="dledger-stop").start()
-    os._exit(128 + signal.sigwait(_STOP_SIGNALS))
-
-
-def _on_end_of_stdin(stop: Callable[[], None]) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    stop()
+    return process.run(lambda: DLedgerServer(config, repair=repair), ready, until_stdin_closes=until_stdin_closes)

@@ -30,6 +30,7 @@ class ClientServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._bridge: LoopBridge | None = None
+        self._handlers: grpc.GenericRpcHandler[bytes, bytes] | None = None
         self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
 
     @property
@@ -43,6 +44,13 @@ class ClientServer:
         if self._bridge is None:
             raise InvariantError("the client server is not started")
         return self._bridge
+
+    @property
+    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """The log service, for another server on the same event loop to serve as well, once started."""
+        if self._handlers is None:
+            raise InvariantError("the client server is not started")
+        return self._handlers
 
     @property
     def address(self) -> str:
@@ -94,7 +102,8 @@ class ClientServer:
                 options=options.client_server_options(config),
                 maximum_concurrent_rpcs=2 * config.replication.pending_entries_max + config.client_streams_max,
             )
-            server.add_generic_rpc_handlers((service.handlers(),))
+            self._handlers = service.handlers()
+            server.add_generic_rpc_handlers((self._handlers,))
             statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
             health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
             for name in ("", options.LOG_SERVICE):

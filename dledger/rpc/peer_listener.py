@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from dledger.errors import ConfigError
@@ -44,9 +45,10 @@ class PeerListener:
     def start(self, host: str, port: int) -> None:
         """Listen. Raises ``ConfigError`` if the address cannot be had."""
         listening = _listen(host, port)
-        self.port = listening.getsockname()[1]
-        self._bridge = self._loop.start()
-        self._bridge.post(lambda: self._begin(self._accept(listening)))
+        self.port = listening[0].getsockname()[1]
+        self._bridge = bridge = self._loop.start()
+        for one in listening:
+            bridge.post(partial(self._accept_on, one))
 
     def close(self) -> None:
         """End everything and join the thread. Idempotent."""
@@ -60,10 +62,14 @@ class PeerListener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _begin(self, work: Coroutine[object, object, None]) -> None:
+    def _accept_on(self, listening: socket.socket) -> None:
+        self._begin(self._accept(listening))
+
+    def _begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -75,7 +81,8 @@ class PeerListener:
                     _LOG.warning("a connection to the peer port was not accepted: %s", error)
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
-                self._begin(self._sort(link))
+                # Whoever is cancelled before its first step has closed nothing.
+                self._begin(self._sort(link)).add_done_callback(partial(_close_if_cancelled, link))
 
     async def _sort(self, link: socket.socket) -> None:
         head = b""
@@ -91,9 +98,6 @@ class PeerListener:
         except (OSError, TimeoutError):
             link.close()
             return
-        except asyncio.CancelledError:
-            link.close()
-            raise
         if head == push_frames.PREAMBLE:
             link.setblocking(True)
             self._take_push(link)
@@ -115,6 +119,11 @@ class PeerListener:
             writer.close()
 
 
+def _close_if_cancelled(link: socket.socket, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        link.close()
+
+
 async def _race(*works: Coroutine[object, object, None]) -> None:
     """Run all until the first ends."""
     tasks = [asyncio.create_task(work) for work in works]
@@ -133,20 +142,23 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address of ``host`` (``localhost`` has two), on the same port."""
+    listening: list[socket.socket] = []
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
+        ):
+            one = socket.socket(family, kind, protocol)
+            listening.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6 and host:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+            one.bind((address[0], listening[0].getsockname()[1] if len(listening) > 1 else port, *address[2:]))
+            one.listen(_BACKLOG)
+            one.setblocking(False)
     except OSError as error:
+        for one in listening:
+            one.close()
         raise ConfigError([options.bind_problem(host, port, "peer")]) from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise ConfigError([options.bind_problem(host, port, "peer")]) from error
-    listening.setblocking(False)
     return listening

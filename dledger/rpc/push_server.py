@@ -55,11 +55,15 @@ class PushServer:
             if self._closing or len(self._connections) >= self._connections_max:
                 link.close()
                 return
+            name = f"dledger-push-in-{self._identity.node_id}"
+            connection.thread = threading.Thread(target=self._serve, args=(connection,), name=name)
+            try:
+                connection.thread.start()
+            except RuntimeError as error:  # no more threads: the peer will try again
+                _LOG.warning("%s has no thread for a push connection: %s", self._identity.node_id, error)
+                link.close()
+                return
             self._connections.add(connection)
-            connection.thread = threading.Thread(
-                target=self._serve, args=(connection,), name=f"dledger-push-in-{self._identity.node_id}"
-            )
-            connection.thread.start()
 
     def respond(self, envelope: Envelope) -> None:
         """Send an answer on the connection that its target opened; dropped if there is none. Never blocks."""

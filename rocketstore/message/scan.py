@@ -55,7 +55,6 @@ _NO_PLACE_IN_QUEUE: Final = 0x4
 """Set in the system flag of prepared and of rolled-back messages, and of no others."""
 _CACHED_TOPICS_MAX: Final = 4096
 _BLANK_BYTES_MIN: Final = 8
-_LONG_TOPIC_BYTES_MAX: Final = 0x7FFF
 _NAME_BYTES_MAX: Final = 255
 """The longest name that file systems take for a directory."""
 
@@ -261,10 +260,7 @@ def _long_topic(raw: bytes, magic: int, topic_at: int) -> tuple[int, int]:
     if magic != MESSAGE_MAGIC_V2:
         raise _DamagedError(f"the magic {magic & 0xFFFFFFFF:#x} is no message's")
     start = topic_at + 2
-    topic_bytes = raw[topic_at] << 8 | raw[topic_at + 1]
-    if topic_bytes > _LONG_TOPIC_BYTES_MAX:
-        raise _DamagedError("the topic's length is negative")
-    return start, start + topic_bytes
+    return start, start + (raw[topic_at] << 8 | raw[topic_at + 1])  # were it negative, the topic would be too long
 
 
 def _topic(encoded: bytes, magic: int) -> str:

@@ -20,6 +20,7 @@ from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
 from dledger.rpc import codec, options, peer_listener, push_frames, push_server
+from dledger.rpc.peer_listener import PeerListener
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.push_frames import Frame, FrameType
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
@@ -199,6 +200,20 @@ def test_a_connection_that_shows_nothing_is_ended(peer: Peer, monkeypatch: pytes
 
         assert silent.recv(1) == b""
         assert slow.recv(1) == b""
+
+
+def test_every_address_of_the_host_is_listened_on() -> None:
+    """``localhost`` means 127.0.0.1 to one caller and ::1 to another."""
+    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link: link.close())
+    listener.start("localhost", 0)
+    hosts = {str(info[4][0]) for info in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+
+    for host in hosts:
+        socket.create_connection((host, listener.port), timeout=5).close()
+
+    listener.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((hosts.pop(), listener.port), timeout=5)
 
 
 def test_push_connections_are_bounded(peer: Peer) -> None:

@@ -17,6 +17,18 @@ GOLDEN_V4: Final = bytes.fromhex(
 )
 """Queue offset 5, physical offset 1024."""
 
+NEGATIVE_BODY: Final = (
+    GOLDEN_V4[:8]
+    + bytes(4)
+    + GOLDEN_V4[12:72]
+    + b"\x01t"
+    + pack(">h", 125 - 76)
+    + bytes(8)
+    + pack(">i", -16)
+    + GOLDEN_V4[88:]
+)
+"""No record: its body has -16 bytes, after which a topic, "t", and properties seem to follow."""
+
 
 def golden_message() -> Message:
     """The message of ``GOLDEN_V4``, before it is stored."""

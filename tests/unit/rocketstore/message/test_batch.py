@@ -55,6 +55,7 @@ def test_messages_get_from_the_batch_what_items_do_not_say() -> None:
         GOLDEN[:16] + pack(">i", 6) + GOLDEN[20:],
         GOLDEN[:16] + pack(">i", 2**31 - 1) + GOLDEN[20:],
         GOLDEN[:22] + pack(">h", -1) + GOLDEN[24:],
+        pack(">ihhiiih", 22, 16, 0, 0, 0, -16, 0),
         GOLDEN[:22] + pack(">h", 2) + GOLDEN[24:],
     ],
 )

@@ -24,7 +24,7 @@ from rocketstore.message.record import (
     record_length,
     store_timestamp_at,
 )
-from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, golden_message, golden_message_v6
+from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, NEGATIVE_BODY, golden_message, golden_message_v6
 
 
 def long_topic_record(topic: bytes = b"t" * 200) -> bytes:
@@ -176,6 +176,33 @@ def test_no_part_of_a_record_passes_for_a_record() -> None:
             decode_record(GOLDEN_V4[:cut])
     with pytest.raises(CorruptRecordError):
         decode_record(GOLDEN_V4 + b"\0")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"\0\0\0",
+        b"\x01t\0\x01",
+        b"\x01t\xff\xff",
+        b"\x03t\0\xff",
+        b"\x02t\0\xff",
+        b"\x80" + b"t" * 128 + b"\0\0",
+        b"\x01\xff\0\0",
+    ],
+)
+def test_lengths_that_do_not_add_up_are_refused(tail: bytes) -> None:
+    """Of topic and properties; also an empty topic and one that is no text."""
+    record = bytearray(GOLDEN_V4[:93] + tail)
+    pack_into(">i", record, 0, len(record))
+
+    with pytest.raises(CorruptRecordError):
+        decode_record(bytes(record))
+
+
+def test_a_negative_body_length_is_refused_also_where_the_rest_adds_up_to_it() -> None:
+    """With -16 the topic would be found among the fields before the body."""
+    with pytest.raises(CorruptRecordError):
+        decode_record(NEGATIVE_BODY)
 
 
 def test_a_flipped_bit_of_the_body_is_noticed() -> None:

@@ -17,10 +17,19 @@ from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_rec
 from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, ScanOutcome, scan_entries, scan_records
 from rocketstore.message.tags import java_hash
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
-from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, entry, golden_message, golden_message_v6
+from tests.unit.rocketstore.message.samples import (
+    GOLDEN_V4,
+    MESSAGES,
+    NEGATIVE_BODY,
+    entry,
+    golden_message,
+    golden_message_v6,
+)
 
 BASE = 1 << 40
 LEVELS = DelayLevels.parse("1s 5s")
+NEXT_RECORD = encode_record(golden_message(), physical_offset=173 + 48)
+"""What can follow an entry with one golden record, at position 0."""
 
 
 def log_of(messages: Sequence[Message], base: int = BASE) -> bytes:
@@ -300,10 +309,11 @@ def test_topics_that_lead_out_of_their_directory_are_damage(topic: bytes) -> Non
 @pytest.mark.parametrize(
     "damaged",
     [
-        entry(GOLDEN_V4, index=9, position=173),
-        entry(GOLDEN_V4, index=8, position=174),
-        entry(GOLDEN_V4, index=8, position=173, magic=3),
-        entry(GOLDEN_V4, index=8, position=173, magic=0),
+        entry(NEXT_RECORD, index=9, position=173),
+        entry(NEXT_RECORD, index=7, position=173),
+        entry(NEXT_RECORD, index=8, position=174),
+        entry(NEXT_RECORD, index=8, position=173, magic=3),
+        entry(NEXT_RECORD, index=8, position=173, magic=0),
         pack(">iiqqqiIIi", 1, 47, 8, 1, 173, 0, 0, 0, -1) + bytes(200),
         pack(">iiqqqiIIi", 1, 173, 8, 1, 173, 0, 0, 0, 124) + bytes(125),
         pack(">iiqqqiIIi", 2, 50, 8, 1, 173, 0, 0, 0, 1) + bytes(125),
@@ -317,9 +327,26 @@ def test_topics_that_lead_out_of_their_directory_are_damage(topic: bytes) -> Non
 )
 def test_a_damaged_entry_stops_the_scan(damaged: bytes) -> None:
     """Wrong place, wrong order, wrong length, or none at all."""
-    outcome = scan_entries(entries_of([golden_message()], base=0) + damaged, 0, check_crc=True)
+    good = entries_of([golden_message()], base=0)
+
+    outcome = scan_entries(good + damaged, 0, check_crc=True)
 
     assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, 173, "damaged")
+    assert len(scan_entries(good + entry(NEXT_RECORD, index=8, position=173), 0, check_crc=True).heads) == 2
+
+
+def test_lengths_that_no_record_can_have_are_damage_at_once() -> None:
+    """No more bytes are asked for."""
+    for size in (-1, 0, 8, 90):
+        outcome = scan_records(pack(">i", size) + GOLDEN_V4[4:8], 0, check_crc=True)
+        assert (outcome.end, outcome.needed) == ("damaged", 0)
+
+
+def test_a_negative_body_length_is_damage_also_where_the_rest_adds_up_to_it() -> None:
+    """With -16 the topic would be found among the fields before the body."""
+    outcome = scan_records(NEGATIVE_BODY, 1024, check_crc=True)
+
+    assert outcome.end == "damaged"
 
 
 def test_a_damaged_body_is_only_found_where_it_is_looked_for() -> None:

@@ -1,0 +1,103 @@
+"""``dledger broker``: one broker as a process, alone or as a member of a DLedger group."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cluster import process
+from rocketstore.settings import BrokerConfig, load_broker_settings
+
+if TYPE_CHECKING:
+    from rocketstore.broker.server import BrokerServer
+
+
+@click.command(
+    short_help="Run a message broker.",
+    epilog="""\b
+Examples:
+  dledger broker -s /var/lib/broker                     a plain broker on 127.0.0.1:10911
+  dledger broker -c broker-n0.conf                      RocketMQ's own conf, with or without enableDLegerCommitLog
+  dledger broker -c broker-n0.conf --set flushDiskType=ASYNC_FLUSH --set fileReservedTime=24
+  dledger broker -s /data --port 10911 --set brokerIP1=10.0.0.7
+                                                        reachable from other machines as 10.0.0.7
+
+\b
+A conf file with enableDLegerCommitLog=true makes a replicated broker: start one process per member of dLegerPeers.
+Clients talk to listenPort. The members talk to each other on the ports of dLegerPeers; `dledger status` works at
+listenPort and at the peer port + 10000.
+
+Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_LISTEN_PORT, DLEDGER_BROKER_NAME, …).
+Flags win over the environment, which wins over the file. Settings that change nothing are listed at the start.
+
+SIGTERM stops gracefully: a master hands over to another member first.""",
+)
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    envvar="DLEDGER_CONFIG",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Properties file with RocketMQ's, DLedger's or this project's setting names.",
+)
+@click.option("-s", "--store", "store_path_root_dir", metavar="DIR", help="Where everything is kept; default: ~/store.")
+@click.option("-n", "--name", "broker_name", help="The broker's name; all members of a group have the same.")
+@click.option("-i", "--id", "node_id", help="This member's id in a DLedger group (dLegerSelfId).")
+@click.option("--port", "listen_port", metavar="PORT", help="Port for producers and consumers; default: 10911.")
+@click.option(
+    "--flush",
+    "flush_disk_type",
+    type=click.Choice(["sync", "async"]),
+    help="Acknowledge after or before the flush.",
+)
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Set a damaged replicated log aside, all of it (in damaged-N), and fetch it from the others.",
+)
+@click.option(
+    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(process.LOG_LEVELS), default="info", show_default=True
+)
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
+def broker(
+    config_file: Path | None,
+    assignments: Sequence[str],
+    repair: bool,
+    log_level: str,
+    until_stdin_closes: bool,
+    **named: str | None,
+) -> None:
+    """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, sent to and pulled from over gRPC."""
+    process.log_to_stderr(log_level)
+    flags = {name: text for name, text in named.items() if text is not None}
+    config, warnings = load_broker_settings(config_file, os.environ, flags | process.assigned(assignments, flags))
+    for warning in warnings:
+        logging.getLogger(__name__).warning("%s", warning)
+    sys.exit(_run(config, repair=repair, until_stdin_closes=until_stdin_closes))
+
+
+def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
+    from rocketstore.broker.server import BrokerServer
+
+    return process.run(lambda: BrokerServer(config, repair=repair), _ready_line, until_stdin_closes=until_stdin_closes)
+
+
+def _ready_line(server: BrokerServer) -> str:
+    config = server.config
+    if config.dledger is None:
+        kind = f"plain, flush {config.store.flush_disk_type}"
+    else:
+        kind = f"group {config.dledger.group}, peers {config.dledger.self_member.address}"
+        kind += f", flush {config.dledger.store.flush_mode}"
+    return (
+        f"broker {config.name} {config.node_id} of cluster {config.cluster_name} is ready: clients {server.address}, "
+        f"store {config.store.store_path_root_dir}, {kind}"
+    )

@@ -1,0 +1,241 @@
+"""Reading settings by name from flags, the environment and a properties file, whatever they are settings of.
+
+A ``Vocabulary`` says which names exist and how their texts are read; ``read`` takes the sources from the weakest to the
+strongest and keeps, per setting, the last good value and where it stood. Everything wrong is collected, nothing raised.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dledger import properties
+from dledger.errors import ConfigError
+
+ENVIRONMENT_PREFIX: Final = "DLEDGER_"
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+_BYTE_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes: ``4096``, ``64k``, ``16MiB``, ``1g`` (powers of 1024). Raises ``ValueError``."""
+    match = _BYTE_SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size: write bytes or 64k, 16m, 1g")
+    return int(match[1]) << _BYTE_UNITS[match[2].lower()]
+
+
+def parse_integer(text: str) -> int:
+    """A whole number. Raises ``ValueError``."""
+    if re.fullmatch(r"[+-]?[0-9]+", text) is None:
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def parse_number(text: str) -> float:
+    """A decimal number without an exponent. Raises ``ValueError``."""
+    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", text) is None:
+        raise ValueError(f"{text!r} is no number")
+    return float(text)
+
+
+def parse_percentage(text: str) -> float:
+    """A number of percent, as a ratio. Raises ``ValueError``."""
+    return parse_number(text) / 100
+
+
+def parse_boolean(text: str) -> bool:
+    """``true`` or ``false`` and their usual synonyms. Raises ``ValueError``."""
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def split(text: str, separators: str) -> list[str]:
+    """The parts between any of the separators, without blanks and empty ones."""
+    return [part.strip() for part in re.split(f"[{separators}]", text) if part.strip()]
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a known name sets, and how its text is read."""
+
+    setting: str
+    parse: Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One setting as some source has it: the name used there, its text and where it stands."""
+
+    name: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The value of a setting, and what gave it."""
+
+    value: object
+    given: Given
+
+
+class Vocabulary:
+    """The names that exist: those with a target, and those that are understood but set nothing.
+
+    ``own`` are the names that the environment's hints propose. ``variables`` are other programs' (or the command
+    line's) variables that begin like ours.
+    """
+
+    def __init__(
+        self, targets: Mapping[str, Target], unused: Iterable[str], own: Iterable[str], variables: Iterable[str]
+    ) -> None:
+        self.targets = targets
+        self.unused = frozenset(unused)
+        self.own = frozenset(own)
+        self.others_variables = frozenset(variables)
+        self._all_names = tuple(sorted({*targets, *self.unused}))
+        self._folded = {_fold(name): name for name in (*sorted(self.unused), *targets)}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.targets or name in self.unused
+
+    def unfold(self, short: str) -> str | None:
+        """The name meant by a variable's name without its prefix."""
+        return short.lower() if short.lower() in self.own else self._folded.get(_fold(short))
+
+    def hint(self, name: str, candidates: Iterable[str] | None = None) -> str:
+        """``did you mean …?``, or nothing when no known name comes close; of two spellings the one in its style."""
+        likest_last = sorted(candidates or self._all_names, key=lambda one: ("_" in one) == ("_" in name))
+        folded = {_fold(one): one for one in likest_last}
+        close = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=0.6)
+        return f": did you mean {folded[close[0]]}?" if close else ""
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+class Readings:
+    """What the sources said: ``chosen`` values by setting, names that set nothing in ``unused``, and ``problems``."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, Chosen] = {}
+        self.unused: list[str] = []
+        self.problems: list[str] = []
+
+
+def read(vocabulary: Vocabulary, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Readings:
+    """Read every source; a later one wins, two names for one setting within a source must agree."""
+    readings = Readings()
+    layers = (
+        _file_layer(vocabulary, file, readings.problems),
+        _environment_layer(vocabulary, environ, readings.problems),
+        _flag_layer(vocabulary, flags, readings.problems),
+    )
+    for layer in layers:
+        _take(vocabulary, layer, readings)
+    return readings
+
+
+def _file_layer(vocabulary: Vocabulary, file: Path | None, problems: list[str]) -> list[Given]:
+    if file is None:
+        return []
+    try:
+        text = properties.decode(file.read_bytes())
+    except OSError as error:
+        problems.append(f"{file}: cannot be read: {error.strerror}")
+        return []
+    try:
+        found = properties.parse(text)
+    except ConfigError as error:
+        problems += [f"{file}: {problem}" for problem in error.problems]
+        return []
+    layer: list[Given] = []
+    for one in found:
+        if one.key in vocabulary:
+            layer.append(Given(one.key, one.value, f"{file}:{one.line}"))
+        else:
+            problems.append(f"{file}:{one.line}: unknown setting {one.key!r}{vocabulary.hint(one.key)}")
+    return layer
+
+
+_SERVICE_LINK = re.compile(r"(.*_)?SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?")
+"""What Kubernetes puts into every container for a service called ``dledger…``; not meant for us."""
+
+
+def _environment_layer(vocabulary: Vocabulary, environ: Mapping[str, str], problems: list[str]) -> list[Given]:
+    layer: list[Given] = []
+    for variable in sorted(environ):
+        short = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if short == variable or variable in vocabulary.others_variables or not environ[variable]:
+            continue
+        name = vocabulary.unfold(short)
+        if name is not None:
+            layer.append(Given(name, environ[variable], f"environment variable {variable}"))
+        elif not _SERVICE_LINK.fullmatch(short):
+            hint = vocabulary.hint(short, vocabulary.own)
+            name_at = hint.rfind(" ") + 1
+            hint = hint[:name_at] + ENVIRONMENT_PREFIX + hint[name_at:].upper() if hint else ""
+            problems.append(f"environment variable {variable}: unknown setting{hint}")
+    return layer
+
+
+def _flag_layer(vocabulary: Vocabulary, flags: Mapping[str, str], problems: list[str]) -> list[Given]:
+    layer: list[Given] = []
+    for name, text in flags.items():
+        if name in vocabulary:
+            layer.append(Given(name, text, f"flag {name}"))
+        else:
+            problems.append(f"flag {name}: unknown setting{vocabulary.hint(name)}")
+    return layer
+
+
+def _take(vocabulary: Vocabulary, layer: Iterable[Given], readings: Readings) -> None:
+    here: dict[str, Chosen] = {}
+    for given in layer:
+        target = vocabulary.targets.get(given.name)
+        if target is None:
+            readings.unused.append(f"{given.name} ({given.source})")
+            continue
+        try:
+            value = target.parse(given.text.strip())
+        except ValueError as error:
+            readings.problems.append(f"{given.source}: {given.name}: {error}")
+            continue
+        before = here.get(target.setting)
+        if before is not None and before.value != value:
+            readings.problems.append(
+                f"{given.source}: {given.name}={given.text} contradicts {before.given.name}={before.given.text} "
+                f"({before.given.source}): keep one of them"
+            )
+        here[target.setting] = Chosen(value, given)
+    readings.chosen.update(here)
+
+
+def with_sources(problem: str, chosen: Mapping[str, Chosen], spoken_of_as: Mapping[str, tuple[str, ...]]) -> str:
+    """The problem, and where the settings that it speaks of were given."""
+    places = [
+        f"{one.given.name} from {one.given.source}"
+        for setting, one in sorted(chosen.items())
+        if any(re.search(rf"\b{re.escape(word)}\b", problem) for word in (setting, *spoken_of_as.get(setting, ())))
+    ]
+    return f"{problem} [{', '.join(places)}]" if places else problem

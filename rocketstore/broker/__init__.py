@@ -1,0 +1,1 @@
+"""The broker: what producers, consumers and administrators talk to, over gRPC."""

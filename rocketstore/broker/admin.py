@@ -1,0 +1,228 @@
+"""Queries, offsets, topics and groups: requests and answers as bytes, on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from dledger.clock import Clock
+from dledger.errors import InvalidRequestError
+from dledger.rpc.bridge import LoopBridge, Outcome
+from rocketstore.broker.codec import parse
+from rocketstore.broker.ports import StateDone, Store
+from rocketstore.broker.pull import RunRead
+from rocketstore.broker.refusals import NotFoundError, NotStoredError
+from rocketstore.broker.topics import TopicAccess
+from rocketstore.message.checks import check_client_topic
+from rocketstore.message.ids import parse_offset_message_id
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.settings import BrokerConfig
+from rocketstore.state.changes import QueueOffset, TopicConfig
+from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutMessageStatus, PutResult
+
+QUERY_MESSAGES_MAX: Final = 256
+
+
+class State(Protocol):
+    """What is needed of ``rocketstore.state.BrokerState``."""
+
+    def topics(self) -> list[TopicConfig]:
+        """All topics."""
+
+    def groups(self) -> list[str]:
+        """All groups."""
+
+    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
+        """A group's offsets."""
+
+    def put_topic(self, topic: TopicConfig, done: StateDone) -> None:
+        """Make or change a topic."""
+
+    def delete_topic(self, name: str, done: StateDone) -> None:
+        """Delete a topic."""
+
+    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
+        """Note how far a group has consumed."""
+
+
+class AdminService:
+    """Reads are answered by every node, changes by the master. Handlers raise the errors of ``refusals``."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        state: State,
+        topics: TopicAccess,
+        run: RunRead,
+        bridge: LoopBridge,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._state = state
+        self._topics = topics
+        self._run = run
+        self._bridge = bridge
+        self._clock = clock
+        self.leader_address: Callable[[], str] = str
+
+    def handlers(self) -> dict[str, Callable[[bytes], Awaitable[bytes]]]:
+        """By method."""
+        return {
+            "QueryById": self._query_by_id,
+            "QueryByKey": self._query_by_key,
+            "QueueRange": self._queue_range,
+            "OffsetByTime": self._offset_by_time,
+            "CommitOffsets": self._commit_offsets,
+            "FetchOffsets": self._fetch_offsets,
+            "PutTopic": self._put_topic,
+            "DeleteTopic": self._delete_topic,
+            "ListTopics": self._list_topics,
+            "ListGroups": self._list_groups,
+        }
+
+    async def create_default_topic(self, name: str) -> PutResult:
+        """Make a topic as sending to an unknown one does."""
+        queues = self._config.default_topic_queue_nums
+        try:
+            topic = TopicConfig(name, queues, queues, self._config.broker_permission)
+            return await self._changed(lambda done: self._state.put_topic(topic, done))
+        except InvalidRequestError as error:
+            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=str(error))
+
+    # -- queries ---------------------------------------------------------------------------------------------------
+
+    async def _query_by_id(self, data: bytes) -> bytes:
+        _, offset = parse_offset_message_id(parse(pb.QueryByIdRequest, data).message_id)
+        record = await self._run(self._store.read_record, offset)
+        return _records([] if record is None else [record])
+
+    async def _query_by_key(self, data: bytes) -> bytes:
+        wire = parse(pb.QueryByKeyRequest, data)
+        if wire.max_messages < 0 or wire.begin_ms < 0 or wire.end_ms < 0:
+            raise InvalidRequestError("max_messages, begin_ms and end_ms must not be negative")
+        self._check_known(wire.topic)
+        found = await self._run(
+            self._store.query,
+            wire.topic,
+            wire.key,
+            min(wire.max_messages or self._config.store.default_query_max_num, QUERY_MESSAGES_MAX),
+            wire.begin_ms,
+            wire.end_ms or self._clock.wall_ms(),
+            unique=wire.unique,
+        )
+        return _records(found)
+
+    async def _queue_range(self, data: bytes) -> bytes:
+        wire = parse(pb.QueueRequest, data)
+        self._topics.check_readable(wire.topic, wire.queue_id)
+        return await self._run(self._range_of, wire.topic, wire.queue_id)
+
+    def _range_of(self, topic: str, queue_id: int) -> bytes:
+        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        last_update_ms = self._store.store_time(topic, queue_id, high - 1) if high > max(low, 0) else -1
+        return pb.QueueRangeResponse(
+            min_offset=max(low, 0), max_offset=high, last_update_ms=last_update_ms
+        ).SerializeToString()
+
+    async def _offset_by_time(self, data: bytes) -> bytes:
+        wire = parse(pb.OffsetByTimeRequest, data)
+        self._topics.check_readable(wire.topic, wire.queue_id)
+        offset = await self._run(self._store.offset_by_time, wire.topic, wire.queue_id, wire.timestamp_ms)
+        return pb.OffsetResponse(offset=offset).SerializeToString()
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    async def _commit_offsets(self, data: bytes) -> bytes:
+        wire = parse(pb.CommitOffsetsRequest, data)
+        self._check_master()
+        offsets = [(one.topic, one.queue_id, one.offset) for one in wire.offsets]
+        await self._change(lambda done: self._state.commit_offsets(wire.group, offsets, wire.reset, done))
+        return pb.CommitOffsetsResponse().SerializeToString()
+
+    async def _fetch_offsets(self, data: bytes) -> bytes:
+        wire = parse(pb.FetchOffsetsRequest, data)
+        found = self._state.offsets(wire.group, wire.topic)
+        return pb.FetchOffsetsResponse(
+            offsets=[pb.ConsumerOffset(topic=topic, queue_id=queue, offset=offset) for topic, queue, offset in found]
+        ).SerializeToString()
+
+    async def _put_topic(self, data: bytes) -> bytes:
+        wire = parse(pb.PutTopicRequest, data).topic
+        _check_not_ours(wire.name)
+        default = self._config.default_topic_queue_nums
+        topic = TopicConfig(
+            wire.name,
+            wire.read_queues or default,
+            wire.write_queues or default,
+            wire.permission or self._config.broker_permission,
+        )
+        self._check_master()
+        await self._change(lambda done: self._state.put_topic(topic, done))
+        return pb.PutTopicResponse().SerializeToString()
+
+    async def _delete_topic(self, data: bytes) -> bytes:
+        name = parse(pb.DeleteTopicRequest, data).name
+        _check_not_ours(name)
+        self._check_master()
+        self._check_known(name)
+        await self._change(lambda done: self._state.delete_topic(name, done))
+        return pb.DeleteTopicResponse().SerializeToString()
+
+    async def _list_topics(self, data: bytes) -> bytes:
+        parse(pb.ListTopicsRequest, data)
+        topics = [
+            pb.Topic(
+                name=one.name, read_queues=one.read_queues, write_queues=one.write_queues, permission=one.permission
+            )
+            for one in self._state.topics()
+            if one.name not in HIDDEN_TOPICS
+        ]
+        return pb.ListTopicsResponse(topics=topics).SerializeToString()
+
+    async def _list_groups(self, data: bytes) -> bytes:
+        parse(pb.ListGroupsRequest, data)
+        return pb.ListGroupsResponse(groups=self._state.groups()).SerializeToString()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_known(self, topic: str) -> None:
+        if self._topics.find(topic) is None:
+            raise NotFoundError(f"the topic {topic!r} does not exist here")
+
+    def _check_master(self) -> None:
+        if self._store.role is BrokerRole.SLAVE:
+            refusal = PutResult(
+                PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="this broker is not the master"
+            )
+            raise NotStoredError(refusal, self.leader_address())
+
+    async def _change(self, change: Callable[[StateDone], None]) -> None:
+        result = await self._changed(change)
+        if not result.ok:
+            raise NotStoredError(result, self.leader_address())
+
+    async def _changed(self, change: Callable[[StateDone], None]) -> PutResult:
+        outcome: Outcome[PutResult] = Outcome(self._bridge)
+        change(outcome.done)
+        return await outcome.future
+
+
+def _check_not_ours(topic: str) -> None:
+    problem = check_client_topic(topic)
+    if problem:
+        raise InvalidRequestError(problem)
+
+
+def _records(records: Sequence[bytes]) -> bytes:
+    return pb.RecordsResponse(records=[one for one in records if not _is_hidden(one)]).SerializeToString()
+
+
+def _is_hidden(record: bytes) -> bool:
+    """Whether it is the broker's own; a made-up message id may name any record."""
+    try:
+        return decode_record(record, check_crc=False).topic in HIDDEN_TOPICS
+    except CorruptRecordError:
+        return False

@@ -1,0 +1,96 @@
+"""What the broker's service needs of the store, of the broker state and of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rocketstore.commit_log.port import PutDone
+from rocketstore.message.message import Message
+from rocketstore.types import BrokerRole, GetResult, PutResult, RecordHead
+
+StateDone = Callable[[PutResult], None]
+"""Called once with what became of a change of state, on any thread; must not block."""
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+
+class Store(Protocol):
+    """``rocketstore.message_store.MessageStore``. ``submit`` never waits for a disk or a quorum; reads may."""
+
+    @property
+    def role(self) -> BrokerRole:
+        """Whether it takes writes."""
+
+    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
+        """Store messages; ``done`` may be called on any thread, also at once."""
+
+    def get(  # noqa: PLR0913 - the store's own signature
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int,
+        max_bytes: int = 0,
+        matches_tags: Callable[[int], bool] | None = None,
+        matches_record: Callable[[bytes], bool] | None = None,
+        group: str = "",
+    ) -> GetResult:
+        """Messages of one queue."""
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record at a physical offset, which may be made up."""
+
+    def query(
+        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+    ) -> list[bytes]:
+        """Records by key."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """First queue offset; -1 if the queue is unknown."""
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Next queue offset."""
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The queue offset nearest to a store time."""
+
+    def store_time(self, topic: str, queue_id: int, offset: int, /) -> int:
+        """When the message at a queue offset was stored; -1 if unknown."""
+
+    def add_arrival_listener(self, listener: Callable[[RecordHead], None]) -> None:
+        """Have every dispatched record told, on the dispatch thread."""
+
+
+class TopicLike(Protocol):
+    """``rocketstore.state.TopicConfig``."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def read_queues(self) -> int:
+        """How many queues may be read."""
+
+    @property
+    def write_queues(self) -> int:
+        """How many queues may be written to."""
+
+    @property
+    def permission(self) -> int:
+        """4 read, 2 write."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What a broker knows of its group; a plain broker is alone. Addresses are brokers'."""
+
+    role: str = ""
+    term: int = 0
+    leader: str = ""
+    leader_address: str = ""
+    members: dict[str, str] = field(default_factory=dict)
+    """Node id to address, as far as known."""

@@ -1,0 +1,139 @@
+"""Pulls: messages of one queue, at once or as soon as there are some."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, ParamSpec, Protocol, TypeVar
+
+from dledger.clock import Clock
+from rocketstore.broker.codec import Pull
+from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.ports import Store
+from rocketstore.broker.tag_filter import TagFilter
+from rocketstore.broker.topics import TopicAccess
+from rocketstore.config import MIB
+from rocketstore.settings import BrokerConfig
+from rocketstore.types import GetMessageStatus, GetResult
+
+PULL_BYTES_DEFAULT: Final = MIB
+PULL_MESSAGES_DEFAULT: Final = 32
+_FILTERS_MAX: Final = 1024
+
+_NOTHING_YET: Final = frozenset(
+    {
+        GetMessageStatus.NO_MATCHED_LOGIC_QUEUE,
+        GetMessageStatus.NO_MESSAGE_IN_QUEUE,
+        GetMessageStatus.OFFSET_OVERFLOW_ONE,
+        GetMessageStatus.NO_MATCHED_MESSAGE,
+    }
+)
+"""Worth waiting for more. Other statuses tell the client something that waiting does not change."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class RunRead(Protocol):
+    """Runs what may wait for a disk somewhere else than on the event loop."""
+
+    def __call__(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Awaitable[_T]:
+        """The result of ``read``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A pull as checked."""
+
+    pull: Pull
+    tags: TagFilter | None
+    wait_ms: int
+    max_messages: int
+    max_bytes: int
+
+
+class PullService:
+    """Lives on the event loop. Every node answers, from what is committed and dispatched there."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        topics: TopicAccess,
+        waiting: WaitingPulls,
+        run: RunRead,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._waiting = waiting
+        self._run = run
+        self._clock = clock
+        self._filters: dict[str, TagFilter | None] = {}
+
+    async def pull(self, pull: Pull) -> GetResult:
+        """Raises ``InvalidRequestError`` and the refusals of ``TopicAccess.check_readable``, ``TooManyPullsError``."""
+        wish = self._check(pull)
+        if not wish.wait_ms:
+            return await self._get(wish, pull.offset)
+        waiter = self._waiting.enter((pull.topic, pull.queue_id), wish.tags.codes if wish.tags else None)
+        try:
+            deadline_ms = self._clock.monotonic_ms() + wish.wait_ms
+            offset = pull.offset
+            while True:
+                waiter.arm()  # before looking, so that nothing can arrive unseen between looking and waiting
+                result = await self._get(wish, offset)
+                if result.records or result.status not in _NOTHING_YET:
+                    return result
+                skipped = result.status is GetMessageStatus.NO_MATCHED_MESSAGE
+                if skipped:
+                    offset = result.next_offset
+                remaining_ms = deadline_ms - self._clock.monotonic_ms()
+                if remaining_ms <= 0 or self._waiting.closed:
+                    return _with_progress(result, pull.offset, offset)
+                if not skipped or offset >= result.max_offset:
+                    await waiter.wait(remaining_ms / 1000)
+        finally:
+            self._waiting.leave(waiter)
+
+    def _check(self, pull: Pull) -> _Wish:
+        self._topics.check_readable(pull.topic, pull.queue_id)
+        config = self._config
+        wait_ms_max = config.pull_wait_ms_max if config.long_polling_enable else config.short_polling_time_mills
+        return _Wish(
+            pull,
+            self._filter(pull.expression),
+            0 if self._waiting.closed else min(pull.wait_ms, wait_ms_max),
+            pull.max_messages or PULL_MESSAGES_DEFAULT,
+            min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
+        )
+
+    def _filter(self, expression: str) -> TagFilter | None:
+        if expression in ("", "*"):
+            return None
+        if expression not in self._filters:
+            if len(self._filters) >= _FILTERS_MAX:
+                self._filters.clear()
+            self._filters[expression] = TagFilter.parse(expression)
+        return self._filters[expression]
+
+    def _get(self, wish: _Wish, offset: int) -> Awaitable[GetResult]:
+        return self._run(
+            self._store.get,
+            wish.pull.topic,
+            wish.pull.queue_id,
+            offset,
+            max_count=wish.max_messages,
+            max_bytes=wish.max_bytes,
+            matches_tags=wish.tags.matches_code if wish.tags else None,
+            matches_record=wish.tags.matches_record if wish.tags else None,
+            group=wish.pull.group,
+        )
+
+
+def _with_progress(result: GetResult, asked_offset: int, offset: int) -> GetResult:
+    """What was looked at and did not match need not be looked at again."""
+    if offset == asked_offset or result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
+        return result
+    return replace(result, status=GetMessageStatus.NO_MATCHED_MESSAGE, next_offset=offset)

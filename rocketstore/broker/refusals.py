@@ -1,0 +1,89 @@
+"""How the broker refuses: errors of its own, and what every error is in gRPC's words.
+
+A failed call ends with a gRPC status. Where a write may have been meant, the trailing metadata says what became of it
+(``outcome``) and who could do it (``leader``, an address), as far as known.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+import grpc
+
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError
+from rocketstore.broker.long_polling import TooManyPullsError
+from rocketstore.types import PutMessageStatus, PutResult
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class NotFoundError(Exception):
+    """Raised when a topic does not exist, or a client may not know of it."""
+
+
+class NotPermittedError(Exception):
+    """Raised when a topic or the broker has not the permission for a request."""
+
+
+class OutOfRangeError(Exception):
+    """Raised when a queue does not exist."""
+
+
+class TooManyStreamsError(Exception):
+    """Raised when more long-lived streams are asked for than ``streams_max`` allows."""
+
+
+class NotStoredError(Exception):
+    """Raised when a change of the broker's state was not stored, or perhaps not."""
+
+    def __init__(self, result: PutResult, leader: str) -> None:
+        super().__init__(result.reason or str(result.status))
+        self.result = result
+        self.leader = result.leader or leader
+
+
+REFUSALS: Final = (
+    InvalidRequestError,
+    NotFoundError,
+    NotPermittedError,
+    OutOfRangeError,
+    TooManyStreamsError,
+    TooManyPullsError,
+    NotStoredError,
+    DLedgerError,
+)
+"""What handlers may raise and ``abort`` understands."""
+_CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
+    (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFoundError, grpc.StatusCode.NOT_FOUND),
+    (NotPermittedError, grpc.StatusCode.PERMISSION_DENIED),
+    (OutOfRangeError, grpc.StatusCode.OUT_OF_RANGE),
+    (TooManyStreamsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (TooManyPullsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CorruptLogError, grpc.StatusCode.DATA_LOSS),
+)
+_STORED_CODES: Final = {
+    PutMessageStatus.SERVICE_NOT_AVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    PutMessageStatus.OS_PAGECACHE_BUSY: grpc.StatusCode.UNAVAILABLE,
+    PutMessageStatus.MESSAGE_ILLEGAL: grpc.StatusCode.INVALID_ARGUMENT,
+    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+def code_of(error: Exception) -> grpc.StatusCode:
+    """The gRPC status of an error of ``REFUSALS``."""
+    if isinstance(error, NotStoredError):
+        return _STORED_CODES.get(error.result.status, grpc.StatusCode.INTERNAL)
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return grpc.StatusCode.INTERNAL
+
+
+async def abort(context: Context, error: Exception) -> NoReturn:
+    """End a call with an error of ``REFUSALS``."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, NotStoredError):
+        metadata = (("outcome", error.result.outcome), ("leader", error.leader))
+    await context.abort(code_of(error), str(error), metadata)
+    raise error  # never reached: abort raises

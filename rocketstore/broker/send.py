@@ -1,0 +1,304 @@
+"""Sends: which queue a message goes to, what is refused before the store sees it, and how much may wait to be stored.
+
+Order. Messages of one stream reach the store in the order in which they were sent, also those that wait until their
+topic has been created.
+
+Flow control. Beyond ``send_pending_messages_max`` or ``send_pending_bytes_max`` no stream is read until something has
+been answered (which holds producers back through gRPC), and single sends are refused as busy. One stream may take up a
+part of that only, so that it cannot keep the others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import grpc
+
+from dledger.config import MIB
+from dledger.rpc.bridge import LoopBridge, Outcome
+from rocketstore.broker.codec import ResultEncoder, Send
+from rocketstore.broker.ports import Store, TopicLike
+from rocketstore.broker.topics import TopicAccess
+from rocketstore.message.checks import check_client_topic, check_message
+from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
+from rocketstore.settings import BrokerConfig
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+
+STREAM_REQUESTS_PENDING_MAX: Final = 1024
+STREAM_MESSAGES_PENDING_MAX: Final = 16_384
+STREAM_BYTES_PENDING_MAX: Final = 16 * MIB
+
+_ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
+
+SendDone = Callable[[Sequence[PutResult]], None]
+CreateTopic = Callable[[str], Awaitable[PutResult]]
+StreamContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Sender:
+    """Takes checked requests to the store. Lives on the event loop.
+
+    ``create_topic`` makes a topic with the broker's defaults; ``leader_address`` is who takes writes, as far as known.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        topics: TopicAccess,
+        bridge: LoopBridge,
+        *,
+        create_topic: CreateTopic,
+        leader_address: Callable[[], str],
+    ) -> None:
+        self.messages_pending = 0
+        self.bytes_pending = 0
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._bridge = bridge
+        self._create_topic = create_topic
+        self._leader_address = leader_address
+        self._creating: dict[str, asyncio.Task[PutResult]] = {}
+        self._room_wanted: set[asyncio.Event] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more shall be taken for now."""
+        config = self._config
+        return (
+            self.messages_pending >= config.send_pending_messages_max
+            or self.bytes_pending >= config.send_pending_bytes_max
+        )
+
+    async def send(self, request: Send) -> Sequence[PutResult]:
+        """A single request."""
+        if self.is_full:
+            busy = PutResult(
+                PutMessageStatus.OS_PAGECACHE_BUSY,
+                outcome="not_applied",
+                reason=f"broker busy: {self.messages_pending} messages wait to be stored",
+            )
+            return [busy] * len(request.messages)
+        await self.ensure_topics(request)
+        outcome: Outcome[Sequence[PutResult]] = Outcome(self._bridge)
+        self.submit(request, outcome.done)
+        return await outcome.future
+
+    async def ensure_topics(self, request: Send) -> None:
+        """Create the topics that do not exist yet, if this broker may; a topic that could not be is refused later."""
+        for name in {one.topic for one in request.messages}:
+            if self._topics.find(name) is None and self._may_create(name):
+                task = self._creating.get(name)
+                if task is None:
+                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name))
+                    task.add_done_callback(partial(self._created, name))
+                await asyncio.shield(task)
+
+    def submit(self, request: Send, done: SendDone) -> None:
+        """Hand a request to the store; ``done`` is called once, on any thread, with one result per message."""
+        count = len(request.messages)
+        self.messages_pending += count
+        self.bytes_pending += request.size
+        finish = partial(self._finish, count, request.size)
+
+        def answered(results: Sequence[PutResult]) -> None:  # on any thread
+            self._bridge.post(finish)
+            done(results)
+
+        self._store_allowed(request, self._refusals(request.messages), answered)
+
+    def _store_allowed(self, request: Send, refused: dict[int, PutResult], done: SendDone) -> None:
+        """Store what is not refused. The store takes or refuses all it is given: whom it refuses is left out then.
+
+        It says so before ``submit`` returns, so a later request cannot overtake the rest of this one.
+        """
+        messages = request.messages
+        allowed = [one for at, one in enumerate(messages) if at not in refused] if refused else messages
+
+        def stored(results: Sequence[PutResult]) -> None:
+            if len(allowed) > 1 and results[0].status in _ILLEGAL:
+                illegal = self._illegal(messages, refused)
+                if illegal:
+                    self._store_allowed(request, refused | illegal, done)
+                    return
+            done(_merge(results, refused, len(messages)))
+
+        if allowed:
+            self._store.submit(allowed, stored, wait=request.wait)
+        else:
+            stored(())
+
+    def _illegal(self, messages: Sequence[Message], refused: Mapping[int, PutResult]) -> dict[int, PutResult]:
+        found = {at: check_message(one, self._config.store) for at, one in enumerate(messages) if at not in refused}
+        return {at: refusal for at, refusal in found.items() if refusal is not None}
+
+    async def wait_room(self, room: asyncio.Event) -> None:
+        """Wait until ``room`` is set, or something was answered to anybody."""
+        room.clear()
+        self._room_wanted.add(room)
+        try:
+            await room.wait()
+        finally:
+            self._room_wanted.discard(room)
+
+    def _created(self, name: str, _task: asyncio.Task[PutResult]) -> None:
+        self._creating.pop(name, None)
+
+    def _finish(self, messages: int, size: int) -> None:
+        self.messages_pending -= messages
+        self.bytes_pending -= size
+        if self._room_wanted and not self.is_full:
+            for room in self._room_wanted:
+                room.set()
+
+    def _may_create(self, name: str) -> bool:
+        return (
+            self._config.auto_create_topic_enable
+            and self._store.role is not BrokerRole.SLAVE
+            and not check_client_topic(name)
+        )
+
+    def _refusals(self, messages: Sequence[Message]) -> dict[int, PutResult]:
+        """Refused messages by place; gives the others their queues."""
+        if self._store.role is BrokerRole.SLAVE:
+            refusal = self._not_master()
+            return dict.fromkeys(range(len(messages)), refusal)
+        refused: dict[int, PutResult] = {}
+        found: dict[str, TopicLike | None] = {}
+        for at, message in enumerate(messages):
+            name = message.topic
+            if name not in found:
+                found[name] = None if check_client_topic(name) else self._topics.find(name)
+            topic = found[name]
+            problem = self._place(message, topic) if topic is not None else self._no_topic(name)
+            if problem:
+                refused[at] = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=problem)
+        return refused
+
+    def _place(self, message: Message, topic: TopicLike) -> str:
+        """Choose the queue if the producer left that to us; gives why not, or the empty string."""
+        problem = self._topics.write_problem(topic, message.queue_id)
+        if problem:
+            return problem
+        if message.sys_flag & SYS_FLAG_TRANSACTION:
+            return "this broker has no transactions"
+        if message.queue_id < 0:
+            message.queue_id = self._topics.next_queue(topic)
+        return ""
+
+    def _no_topic(self, name: str) -> str:
+        problem = check_client_topic(name)
+        if problem:
+            return problem
+        if not self._config.auto_create_topic_enable:
+            return f"the topic {name} does not exist and is not created by sending to it (autoCreateTopicEnable=false)"
+        return f"the topic {name} does not exist and could not be created"
+
+    def _not_master(self) -> PutResult:
+        leader = self._leader_address()
+        reason = "this broker is a slave" if leader else "this broker is a slave and knows no master"
+        return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason, leader=leader)
+
+
+def _merge(results: Sequence[PutResult], refused: Mapping[int, PutResult], count: int) -> Sequence[PutResult]:
+    if not refused:
+        return results
+    stored = iter(results)
+    return [refused[at] if at in refused else next(stored) for at in range(count)]
+
+
+class SendStream:
+    """One producer's stream: requests are stored as they come, answers written as they are known."""
+
+    def __init__(
+        self,
+        context: StreamContext,
+        bridge: LoopBridge,
+        sender: Sender,
+        decode: Callable[[bytes], Send],
+        encoder: ResultEncoder,
+    ) -> None:
+        self._context = context
+        self._bridge = bridge
+        self._sender = sender
+        self._decode = decode
+        self._encoder = encoder
+        self._answers: deque[tuple[int, Sequence[PutResult]]] = deque()
+        self._answer_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._requests_pending = 0
+        self._messages_pending = 0
+        self._bytes_pending = 0
+        self._ended = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until the client ends the stream or ``stop`` is set, and everything taken is answered.
+
+        Raises ``InvalidRequestError``.
+        """
+        # Tells the client that the stream is established: what fails before that was certainly not sent.
+        await self._context.send_initial_metadata(())
+        writer = asyncio.create_task(self._write_answers())
+        reader = asyncio.create_task(self._read_requests())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((reader, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+            self._ended = True
+            self._answer_ready.set()
+            await writer
+        finally:
+            for task in (reader, writer, stopping):
+                task.cancel()
+
+    async def _read_requests(self) -> None:
+        while isinstance(data := await self._context.read(), bytes):
+            request = self._decode(data)
+            await self._sender.ensure_topics(request)
+            self._take(request)
+            while self._is_full or self._sender.is_full:
+                await self._sender.wait_room(self._room)
+
+    @property
+    def _is_full(self) -> bool:
+        return (
+            self._requests_pending >= STREAM_REQUESTS_PENDING_MAX
+            or self._messages_pending >= STREAM_MESSAGES_PENDING_MAX
+            or self._bytes_pending >= STREAM_BYTES_PENDING_MAX
+        )
+
+    def _take(self, request: Send) -> None:
+        count, size = len(request.messages), request.size
+        self._requests_pending += 1
+        self._messages_pending += count
+        self._bytes_pending += size
+        request_id = request.request_id
+
+        def done(results: Sequence[PutResult]) -> None:
+            self._bridge.post(lambda: self._on_done(request_id, count, size, results))
+
+        self._sender.submit(request, done)
+
+    def _on_done(self, request_id: int, count: int, size: int, results: Sequence[PutResult]) -> None:
+        self._requests_pending -= 1
+        self._messages_pending -= count
+        self._bytes_pending -= size
+        self._answers.append((request_id, results))
+        self._answer_ready.set()
+        self._room.set()
+
+    async def _write_answers(self) -> None:
+        while True:
+            while self._answers:
+                request_id, results = self._answers.popleft()
+                await self._context.write(self._encoder.encode(request_id, results))
+            if self._ended and not self._requests_pending:
+                return
+            self._answer_ready.clear()
+            await self._answer_ready.wait()

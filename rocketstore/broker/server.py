@@ -1,0 +1,292 @@
+"""One broker, wired: log, store, state, delayed delivery, roles, gRPC. The only module in which they all meet.
+
+A process has one event loop for everything that gRPC serves: two would wake each other. A plain broker has a loop of
+its own, a DLedger broker uses its node's, on which it serves the log service at the broker's address, too. So the
+address that nodes tell each other is the broker's, and every broker knows where the master is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from dledger.clock import Clock, SystemClock
+from dledger.config import ServerConfig
+from dledger.errors import ConfigError, DLedgerError, LeaderHint
+from dledger.rpc import options as rpc_options
+from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.runtime.supervisor import EXIT_FATAL
+from dledger.server import DLedgerServer
+from rocketstore.broker import codec
+from rocketstore.broker.hosts import resolve
+from rocketstore.broker.ports import GroupView
+from rocketstore.broker.service import BrokerService
+from rocketstore.broker.status import group_view, is_leader
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.commit_log.port import CommitLog
+from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
+from rocketstore.config import KIB, MIB
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message_store import MessageStore
+from rocketstore.role_change import BrokerRoleChange
+from rocketstore.schedule import ScheduleService
+from rocketstore.settings import BrokerConfig
+from rocketstore.state.broker_state import BrokerState, StateSettings
+
+_log = logging.getLogger("rocketstore")
+
+STOP_GRACE_S: Final = 2.0
+"""How long what was taken may still be answered when the broker stops."""
+WATCH_INTERVAL_S: Final = 1.0
+_REQUEST_BYTES_MAX: Final = 8 * MIB
+_FRAMING_BYTES: Final = 64 * KIB
+
+
+class BrokerServer:
+    """A broker from its directory to its port. Use ``start``, ``wait`` and ``stop``.
+
+    Raises from the constructor, before a port is open: ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``,
+    ``IdentityError``, ``DiskError``. ``repair``: set a damaged replicated log aside and fetch it from the others.
+    """
+
+    def __init__(self, config: BrokerConfig, *, repair: bool = False, clock: Clock | None = None) -> None:
+        problems = config.problems()
+        if problems:
+            raise ConfigError(problems)
+        if repair and config.dledger is None:
+            raise ConfigError(["--repair fetches a damaged log from other members; a plain broker has none"])
+        self.config: Final = config
+        self._clock = clock or SystemClock()
+        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
+        self._stopped = threading.Event()
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop = LoopThread("rocketstore-rpc")
+        self._bridge: LoopBridge | None = None
+        self._port = config.listen_port
+        self._server: grpc.aio.Server | None = None
+        self._service: BrokerService | None = None
+        self._health: health.aio.HealthServicer | None = None  # type: ignore[name-defined]  # missing in grpc-stubs
+        self._watcher = threading.Thread(target=self._watch, name="rocketstore-watch", daemon=True)
+        self.node: DLedgerServer | None = None
+        self._open(config.dledger, repair=repair)
+
+    def _open(self, dledger: ServerConfig | None, *, repair: bool) -> None:
+        config = self.config
+        log: CommitLog
+        if dledger is None:
+            log = PlainCommitLog(config.store, clock=self._clock)
+        else:
+            self.node = DLedgerServer(for_broker(dledger), repair=repair, clock=self._clock)
+        try:
+            if self.node is not None:
+                log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
+            self.store = MessageStore(config.store, log, clock=self._clock)
+            self.state = BrokerState(
+                self.store,
+                config.store.config_dir,
+                clock=self._clock,
+                settings=StateSettings(accept_incomplete=dledger is None),
+            )
+            delays = DelayLevels.parse(config.store.message_delay_level)
+            self.schedule = ScheduleService(self.store, self.state, delays, self._clock)
+            if self.node is not None:
+                self.node.add_role_change_handler(
+                    BrokerRoleChange(
+                        self.node,
+                        replicated,
+                        self.store,
+                        self.state,
+                        self.schedule,
+                        name=config.node_id,
+                        listener=lambda _role: self.state.wake(),
+                    )
+                )
+            self.store.load()
+            self.state.load()
+        except BaseException:
+            self._close_store()
+            raise
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> BrokerServer:
+        """Serve, and in a group take part; nothing if it was stopped. Raises ``ConfigError``: a port is taken."""
+        with self._life_lock:
+            if self._stopped.is_set():
+                return self
+            try:
+                self.state.start()
+                self.store.start()
+                if self.node is None:
+                    bridge = self._loop.start()
+                    self.state.catch_up()
+                    self.schedule.start()
+                else:
+                    bridge = self.node.bridge
+                self._bridge = bridge
+                bridge.run(self._serve(bridge))
+                self._watcher.start()
+            except BaseException:
+                self.stop(graceful=False)
+                raise
+            return self
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Block until the broker has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
+        if not self._stopped.wait(timeout_s):
+            return None
+        return EXIT_FATAL if self.fatal is not None else 0
+
+    def stop(self, *, graceful: bool = True) -> None:
+        """Stop: a master first hands over (``graceful``), what was taken is answered, everything closed. Idempotent."""
+        with self._life_lock:
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            if graceful and self.fatal is None:
+                self._hand_over()
+            self._close_service(STOP_GRACE_S if graceful else 0)
+            self.schedule.stop()
+            self.state.shutdown()
+            self._close_store()
+            self._loop.stop()
+            self._stopped.set()
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why the broker stopped itself, if it did."""
+        if self._failure is None and self.node is not None:
+            return self.node.fatal
+        return self._failure
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """What clients connect to."""
+        return self.config.address(self._port)
+
+    def view(self) -> GroupView:
+        """What this broker knows of its group."""
+        if self.node is not None:
+            return group_view(self.node.status())
+        alone = self.config.node_id
+        return GroupView(leader=alone, leader_address=self.address, members={alone: self.address})
+
+    # -- gRPC ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, bridge: LoopBridge) -> None:
+        config = self.config
+        calls_max = config.pulls_waiting_max + config.send_pending_messages_max + config.streams_max
+        self._server = server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=calls_max)
+        self._health = statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
+        health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+        names = [codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        if self.node is not None:
+            server.add_generic_rpc_handlers((self.node.client_handlers,))
+            names.append(rpc_options.LOG_SERVICE)
+        for name in ("", *names[:1]):
+            await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection(names, server)
+        self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's")
+        self._service = BrokerService(
+            config,
+            self.store,
+            self.state,
+            bridge,
+            clock=self._clock,
+            view=self.view,
+            store_host=resolve(_host_of(self.address), self._port),
+        )
+        server.add_generic_rpc_handlers((self._service.handlers(),))
+        await server.start()
+
+    async def _end_service(self, grace_s: float) -> None:
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
+        if self._service is not None:
+            self._service.stop_waiting()
+        if self._server is not None:
+            await self._server.stop(grace_s or None)
+        if self._service is not None:
+            await self._service.drain()
+
+    def _close_service(self, grace_s: float) -> None:
+        if self._bridge is not None:
+            with suppress(RuntimeError):  # the node failed and its loop is gone
+                self._bridge.run(self._end_service(grace_s))
+        if self._service is not None:
+            self._service.close()
+
+    # -- stopping --------------------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> None:
+        """While clients are still answered, so that they learn of the new master from this one."""
+        node = self.node
+        if node is None or not node.config.peers or not is_leader(node.status()):
+            return
+        finished = threading.Event()
+
+        def done(result: LeaderHint | DLedgerError) -> None:
+            _log.info("handing over: %s", result)
+            finished.set()
+
+        node.submit_transfer(None, done)
+        finished.wait(node.config.election.transfer_timeout_ms / 1000 + 1)
+
+    def _close_store(self) -> None:
+        store: MessageStore | None = getattr(self, "store", None)
+        try:
+            if store is not None:
+                store.shutdown()
+        except (DLedgerError, OSError) as error:
+            _log.error("the store did not close well: %s", error)
+            self._failure = self._failure or error
+        finally:
+            if self.node is not None:
+                self.node.stop(graceful=False)
+
+    def _watch(self) -> None:
+        """A node that failed takes its broker along; a member whose store failed makes room for another master."""
+        while not self._stopping.wait(WATCH_INTERVAL_S):
+            if self.node is None:
+                continue
+            failure = self.node.fatal or self.store.failure
+            if failure is not None:
+                _log.critical("stopping: %s", failure)
+                self._failure = failure
+                self._stopped.set()
+                return
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def _options(config: BrokerConfig) -> rpc_options.Options:
+    calls_max = config.pulls_waiting_max + config.streams_max
+    request_bytes_max = max(_REQUEST_BYTES_MAX, config.store.max_message_size) + _FRAMING_BYTES
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", request_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", calls_max),
+        ("grpc.server.max_pending_requests", calls_max),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 3),
+    ]

@@ -1,0 +1,223 @@
+"""``BrokerService``: every method of the broker on an event loop.
+
+Nothing here blocks: the store answers puts through callbacks, and whatever may wait for a disk runs on a few threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+import grpc
+
+from dledger.clock import Clock
+from dledger.errors import CorruptLogError, DiskError
+from dledger.rpc.bridge import LoopBridge
+from rocketstore.broker import codec
+from rocketstore.broker.admin import AdminService, State
+from rocketstore.broker.hosts import peer_host
+from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.ports import GroupView, Store, TopicLike
+from rocketstore.broker.pull import PullService
+from rocketstore.broker.refusals import REFUSALS, Context, TooManyStreamsError, abort
+from rocketstore.broker.send import Sender, SendStream
+from rocketstore.broker.status import ObservedStore, StatusReport
+from rocketstore.broker.topics import TopicAccess
+from rocketstore.message.message import HostAddress
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.settings import BrokerConfig
+
+DRAIN_TIMEOUT_S: Final = 1.0
+
+_log = logging.getLogger("rocketstore")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class ServedStore(Store, ObservedStore, Protocol):
+    """The message store as the service needs it."""
+
+
+class ServedState(State, Protocol):
+    """The broker state as the service needs it."""
+
+    def topic(self, name: str) -> TopicLike | None:
+        """A topic by name."""
+
+    def runtime_info(self) -> dict[str, str]:
+        """Names and values for the status."""
+
+
+class BrokerService:
+    """Create it on the loop's thread; ``stop_waiting`` before the server stops, ``close`` after it.
+
+    ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: ServedStore,
+        state: ServedState,
+        bridge: LoopBridge,
+        *,
+        clock: Clock,
+        view: Callable[[], GroupView],
+        store_host: HostAddress,
+    ) -> None:
+        self._config = config
+        self._bridge = bridge
+        self._clock = clock
+        self._store_host = store_host
+        self._readers = ThreadPoolExecutor(config.read_threads, thread_name_prefix="rocketstore-read")
+        self._stop = asyncio.Event()
+        self._streams = 0
+        self._handling: set[asyncio.Task[Any]] = set()
+        self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
+        store.add_arrival_listener(self._waiting.arrived)
+        topics = TopicAccess(state.topic, broker_permission=config.broker_permission)
+        self._admin = AdminService(config, store, state, topics, self._run, bridge, clock)
+        self._admin.leader_address = lambda: view().leader_address
+        self._pulls = PullService(config, store, topics, self._waiting, self._run, clock)
+        self._sender = Sender(
+            config,
+            store,
+            topics,
+            bridge,
+            create_topic=self._admin.create_default_topic,
+            leader_address=self._admin.leader_address,
+        )
+        self._encoder = codec.ResultEncoder(store_host)
+        self._report = StatusReport(config, store, view, lambda: state.runtime_info() | self._counters())
+
+    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """What a server needs to serve this."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Send": unary(self._refusing(self._send)),
+            "SendStream": stream(self._streaming(self._send_stream)),
+            "Pull": unary(self._refusing(self._pull)),
+            "PullStream": stream(self._streaming(self._pull_stream)),
+            "Status": unary(self._refusing(self._status)),
+        }
+        for name, handler in self._admin.handlers().items():
+            methods[name] = unary(self._refusing(_without_context(handler)))
+        return grpc.method_handlers_generic_handler(codec.SERVICE, methods)
+
+    def stop_waiting(self) -> None:
+        """Answer waiting pulls, take no more from streams and end each once it is answered. On the loop."""
+        self._stop.set()
+        self._waiting.close()
+
+    async def drain(self) -> None:
+        """Wait for the handlers that the stopped server is cancelling: a loop that ends under them logs errors."""
+        if self._handling:
+            await asyncio.wait(tuple(self._handling), timeout=DRAIN_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Join the read threads."""
+        self._readers.shutdown(wait=True)
+
+    # -- handlers --------------------------------------------------------------------------------------------------
+
+    async def _send(self, data: bytes, context: Context) -> bytes:
+        request = self._decoder(context)(data)
+        return self._encoder.encode(request.request_id, await self._sender.send(request))
+
+    async def _send_stream(self, context: Context) -> None:
+        stream = SendStream(context, self._bridge, self._sender, self._decoder(context), self._encoder)
+        await stream.run(self._stop)
+
+    async def _pull(self, data: bytes, _context: Context) -> bytes:
+        return codec.encode_pulled(await self._pulls.pull(codec.decode_pull(data)))
+
+    async def _pull_stream(self, context: Context) -> None:
+        await context.send_initial_metadata(())
+        while not self._stop.is_set() and isinstance(data := await context.read(), bytes):
+            await context.write(await self._pull(data, context))
+
+    async def _status(self, data: bytes, _context: Context) -> bytes:
+        codec.parse(pb.StatusRequest, data)
+        return await self._run(self._report.encode)
+
+    def _decoder(self, context: Context) -> Callable[[bytes], codec.Send]:
+        born_host = peer_host(context.peer())
+        return lambda data: codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(read, *args, **kwargs))
+
+    def _counters(self) -> dict[str, str]:
+        return {
+            "sendPendingMessages": str(self._sender.messages_pending),
+            "sendPendingBytes": str(self._sender.bytes_pending),
+            "pullsWaiting": str(len(self._waiting)),
+            "streams": str(self._streams),
+        }
+
+    @contextmanager
+    def _handled(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        if task is not None:
+            self._handling.add(task)
+        try:
+            yield
+        finally:
+            if task is not None:
+                self._handling.discard(task)
+
+    def _refusing(
+        self, handler: Callable[[bytes, Context], Awaitable[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        @wraps(handler)
+        async def answer(data: bytes, context: Context) -> bytes:
+            with self._handled():
+                try:
+                    return await handler(data, context)
+                except REFUSALS as error:
+                    _note(error)
+                    await abort(context, error)
+
+        return answer
+
+    def _streaming(self, handler: Callable[[Context], Awaitable[None]]) -> Callable[[object, Context], Awaitable[None]]:
+        @wraps(handler)
+        async def serve(_requests: object, context: Context) -> None:
+            with self._handled():
+                try:
+                    if self._streams >= self._config.streams_max:
+                        limit = self._config.streams_max
+                        raise TooManyStreamsError(f"too many open streams: at most {limit} are allowed (streams_max)")
+                    self._streams += 1
+                    try:
+                        await handler(context)
+                    finally:
+                        self._streams -= 1
+                except REFUSALS as error:
+                    _note(error)
+                    await abort(context, error)
+
+        return serve
+
+
+def _without_context(
+    handler: Callable[[bytes], Awaitable[bytes]],
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    @wraps(handler)
+    async def answer(data: bytes, _context: Context) -> bytes:
+        return await handler(data)
+
+    return answer
+
+
+def _note(error: Exception) -> None:
+    """Refusals are the client's affair; anything else is ours."""
+    if isinstance(error, CorruptLogError | DiskError):
+        _log.error("a request failed: %s", error)

@@ -1,0 +1,59 @@
+"""Which queue of which topic a client may use, by the topics of the broker state."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from rocketstore.broker.ports import TopicLike
+from rocketstore.broker.refusals import NotFoundError, NotPermittedError, OutOfRangeError
+from rocketstore.settings import PERMISSION_READ, PERMISSION_WRITE
+
+CURSORS_MAX: Final = 65_536
+"""Topics whose round robin is remembered."""
+
+
+class TopicAccess:
+    """Lives on the event loop. ``find`` gives a topic of the broker state, or None."""
+
+    def __init__(self, find: Callable[[str], TopicLike | None], *, broker_permission: int) -> None:
+        self._find = find
+        self._broker_permission = broker_permission
+        self._cursors: dict[str, itertools.count[int]] = {}
+
+    def find(self, name: str) -> TopicLike | None:
+        """The topic, or None."""
+        return self._find(name)
+
+    def write_problem(self, topic: TopicLike, queue_id: int) -> str:
+        """Why nothing may be sent to this queue (-1: to any), or the empty string."""
+        if not self._broker_permission & PERMISSION_WRITE:
+            return "this broker takes no writes (brokerPermission)"
+        if not topic.permission & PERMISSION_WRITE:
+            return f"the topic {topic.name} takes no writes (permission {topic.permission})"
+        if not -1 <= queue_id < topic.write_queues:
+            return f"the topic {topic.name} has {topic.write_queues} queues to write to; {queue_id} is none of them"
+        return ""
+
+    def next_queue(self, topic: TopicLike) -> int:
+        """The queue whose turn it is."""
+        cursor = self._cursors.get(topic.name)
+        if cursor is None:
+            if len(self._cursors) >= CURSORS_MAX:
+                self._cursors.clear()
+            cursor = self._cursors[topic.name] = itertools.count()
+        return next(cursor) % topic.write_queues
+
+    def check_readable(self, name: str, queue_id: int) -> None:
+        """Raises ``NotFoundError``, ``NotPermittedError`` or ``OutOfRangeError`` unless the queue may be read."""
+        topic = self._find(name)
+        if topic is None:
+            raise NotFoundError(f"the topic {name!r} does not exist here")
+        if not self._broker_permission & topic.permission & PERMISSION_READ:
+            raise NotPermittedError(f"the topic {name} or this broker allows no reads")
+        # Queues that were taken away from writers stay readable until `read_queues` says otherwise.
+        if not 0 <= queue_id < topic.read_queues:
+            raise OutOfRangeError(
+                f"the topic {name} has {topic.read_queues} queues to read from; {queue_id} is none of them"
+            )

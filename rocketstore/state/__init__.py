@@ -1,0 +1,1 @@
+"""Topics, subscription groups, consumer offsets, delay progress: replicated, because they are messages of the log."""

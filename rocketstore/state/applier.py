@@ -1,0 +1,260 @@
+"""Applies the state topic's messages to the tables, in order. Runs on one thread; ``lock`` guards what others read.
+
+What a message that cannot be used does:
+
+* malformed, though of a known version: skipped, counted, the first one logged. It is the same on every node, so all
+skip
+  it, and a stop would stop the whole group for ever;
+* of a newer version: this node stops applying (``blocked``) and does not become master, until the program is newer;
+* not there or damaged on this disk (expired, say): what it said is unknown here, so the state is not ``complete`` until
+  a published full state comes by, which every master writes when it becomes one and long before the last one expires.
+
+A full state that was written when nothing else was under way (it describes the state right before itself) replaces the
+tables of *every* node: should they ever differ, they do not differ for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+from dledger.errors import CorruptLogError, InvalidRequestError
+from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record
+from rocketstore.state.changes import (
+    Change,
+    FullPart,
+    MalformedStateError,
+    NewerStateError,
+    decode_state,
+)
+from rocketstore.state.port import StateStore
+from rocketstore.state.snapshot import Snapshot
+from rocketstore.state.tables import Tables
+from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult
+
+READ_COUNT: Final = 32
+"""Messages read at once."""
+
+_GONE: Final = frozenset({GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE})
+
+_log = logging.getLogger("rocketstore")
+
+
+class _Parts:
+    """The parts of a full state that came so far."""
+
+    def __init__(self, first: FullPart, offset: int) -> None:
+        self.full_id = first.full_id
+        self.parts = first.parts
+        self.upto = first.upto
+        self.offset = offset
+        self.changes: list[Change] = []
+        self.count = 0
+
+    def take(self, part: FullPart, changes: Iterable[Change]) -> bool:
+        """Add the next part; False if it is another."""
+        if (part.full_id, part.part, part.parts, part.upto) != (self.full_id, self.count, self.parts, self.upto):
+            return False
+        self.changes.extend(changes)
+        self.count += 1
+        return True
+
+
+class StateApplier:
+    """The tables, and how far the state topic is applied to them."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.lock = threading.Lock()  # guards the tables' content and the numbers below, written by the applying thread
+        self.tables = Tables()
+        self.next_offset = 0
+        self.complete = True
+        self.blocked = ""
+        """Why nothing more is applied; empty: it is."""
+        self.malformed = 0
+        self.changed = 0
+        """Messages passed so far, for whoever wants to know whether there were any."""
+        self.full_offset = -1
+        """The first message of the newest whole full state seen; -1: none."""
+        self._store = store
+        self._last_record: tuple[int, int] | None = None
+        self._verified = True
+        self._parts: _Parts | None = None
+        self._went_back_for = ""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Begin with a snapshot; only before the first ``step``."""
+        self.tables = Tables(snapshot.changes)
+        self.next_offset = snapshot.next_offset
+        self.complete = snapshot.complete
+        self._last_record = snapshot.last_record
+        self._verified = snapshot.last_record is None
+
+    def snapshot(self) -> Snapshot:
+        """What a restart can begin with; on the applying thread."""
+        with self.lock:
+            return Snapshot(
+                tuple(self.tables.as_changes()),
+                self.next_offset,
+                self._last_record,
+                self.complete,
+            )
+
+    @property
+    def end_offset(self) -> int:
+        """The state topic's next queue offset, as far as it is dispatched."""
+        return self._store.max_offset(BROKER_STATE_TOPIC, 0)
+
+    def step(self) -> bool:
+        """Apply some messages; whether there may be more."""
+        if self.blocked or (not self._verified and not self._verify()):
+            return False
+        before = self.next_offset
+        try:
+            result = self._read(before)
+        except CorruptLogError as error:
+            self._skip_to(before + 1, str(error))
+            return True
+        if result.status is GetMessageStatus.FOUND:
+            for record in result.records:
+                if not self._apply_record(record):
+                    break
+            return not self.blocked
+        if before < result.min_offset:
+            self._skip_to(result.min_offset, "they expired")
+        elif result.status in _GONE and result.next_offset > before:
+            self._skip_to(result.next_offset, "they are not in the log")
+        return self.next_offset > before
+
+    def settle_end(self) -> None:
+        """Called when everything in the log is dispatched: a snapshot beyond its end comes of a lost tail.
+
+        The tables stay: what was lost was lost for clients who had been told that it was done.
+        """
+        end = self.end_offset
+        if self.next_offset > end:
+            _log.error(
+                "broker state: applied up to %d, but the log ends at %d: it lost its tail", self.next_offset, end
+            )
+            with self.lock:
+                self.next_offset, self._last_record, self._verified = end, None, True
+
+    def accept_incomplete(self) -> None:
+        """Take the state as complete, although changes are missing."""
+        with self.lock:
+            self.complete = True
+
+    def _verify(self) -> bool:
+        """Whether the snapshot was checked to be of this log; if it is not, begin anew from the log alone."""
+        minimum, end = self._store.min_offset(BROKER_STATE_TOPIC, 0), self.end_offset
+        if self.next_offset > end:
+            return False  # dispatch has not come so far yet
+        if self.next_offset <= minimum:
+            self._verified = True
+            return True
+        message = self._message_at(BROKER_STATE_TOPIC, 0, self.next_offset - 1)
+        if message is None:
+            return True  # it may be readable only once it is committed: look again with the next step
+        self._verified = True
+        if (message.offset, message.body_crc) == self._last_record:
+            return True
+        _log.error("broker state: the snapshot is of another log; state is replayed from this one")
+        with self.lock:
+            self.tables = Tables()
+            self.next_offset = max(minimum, 0)
+            self.complete = minimum <= 0
+            self._last_record = None
+        return True
+
+    def _apply_record(self, record: bytes) -> bool:
+        """Whether the next record read follows this one."""
+        message = _decode(record)
+        if message is None:
+            self._skip_to(self.next_offset + 1, "a record is damaged")
+            return True
+        if message.queue_offset < self.next_offset:
+            return True
+        if message.queue_offset > self.next_offset:
+            self._skip_to(message.queue_offset, "they are not in the queue")
+        try:
+            state = decode_state(message.body)
+        except NewerStateError as error:
+            _log.error("broker state: stops at message %d, and with it this node's right to lead: %s",
+                       self.next_offset, error)  # fmt: skip
+            self.blocked = str(error)
+            return False
+        except MalformedStateError as error:
+            if not self.malformed:
+                _log.error("broker state: message %d is skipped, as on every node: %s", self.next_offset, error)
+            self.malformed += 1
+            self._parts = None
+        else:
+            self._apply(message, state.changes, state.full)
+            if self.next_offset < message.queue_offset:
+                return False  # a full state took us back, to before it
+        with self.lock:
+            self.next_offset = message.queue_offset + 1
+            self._last_record = (message.offset, message.body_crc)
+            self.changed += 1
+        return True
+
+    def _apply(self, message: Message, changes: tuple[Change, ...], full: FullPart | None) -> None:
+        if full is not None:
+            self._take_part(full, changes, message.queue_offset)
+            return
+        self._parts = None
+        with self.lock:
+            for change in changes:
+                self.tables.apply(change)
+
+    def _take_part(self, full: FullPart, changes: tuple[Change, ...], offset: int) -> None:
+        if full.part == 0:
+            self._parts = _Parts(full, offset)
+        if self._parts is None or not self._parts.take(full, changes):
+            self._parts = None  # parts that are not one after the other are no state
+            return
+        if self._parts.count < self._parts.parts:
+            return
+        whole, self._parts = self._parts, None
+        minimum = self._store.min_offset(BROKER_STATE_TOPIC, 0)
+        with self.lock:
+            self.full_offset = whole.offset
+            if whole.upto == whole.offset:
+                self.tables, self.complete = Tables(whole.changes), True
+            elif not self.complete and whole.full_id != self._went_back_for and minimum <= whole.upto < whole.offset:
+                # Messages between the state and its publication are not in it: go back to them. Once: if one of them
+                # is not readable here, the next full state must help.
+                self._went_back_for = whole.full_id
+                self.tables, self.complete, self.next_offset = Tables(whole.changes), True, whole.upto
+
+    def _skip_to(self, offset: int, why: str) -> None:
+        _log.error("broker state: messages %d to %d are missing: %s; waiting for a full state",
+                   self.next_offset, offset - 1, why)  # fmt: skip
+        self._parts = None
+        with self.lock:
+            self.complete = False
+            self.next_offset = offset
+            self._last_record, self._verified = None, True
+            self.changed += 1
+
+    def _read(self, offset: int) -> GetResult:
+        try:
+            return self._store.get(BROKER_STATE_TOPIC, 0, offset, max_count=READ_COUNT)
+        except CorruptLogError:
+            return self._store.get(BROKER_STATE_TOPIC, 0, offset, max_count=1)  # only a later one may be damaged
+
+    def _message_at(self, topic: str, queue_id: int, offset: int) -> Message | None:
+        try:
+            result = self._store.get(topic, queue_id, offset, max_count=1)
+        except CorruptLogError:
+            return None
+        return _decode(result.records[0]) if result.records else None
+
+
+def _decode(record: bytes) -> Message | None:
+    try:
+        return decode_record(record)
+    except InvalidRequestError:
+        return None

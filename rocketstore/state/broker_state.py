@@ -1,0 +1,385 @@
+"""Topics, subscription groups, consumer offsets and delay progress of a broker.
+
+RocketMQ keeps them in files of the master, which its slaves copy now and then: after a failover they are old or lost.
+Here every change is a message of a hidden topic in the same log, so it is replicated, ordered and durable as messages
+are, and every node applies it. A change is answered once it is stored and applied on the master.
+
+Life: ``load`` (the snapshot), ``start``, ``catch_up`` before the store becomes master (a plain broker, too),
+``shutdown`` before the store's. One thread, ``rocketstore-state``, applies messages, answers callers, writes snapshots
+and publishes the full state; listeners and callers only wake it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dledger.clock import Clock, SystemClock
+from dledger.errors import DLedgerError, InvalidRequestError, ShutdownError
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
+from dledger.store.fs import FileSystem, RealFileSystem
+from rocketstore.state.applier import StateApplier
+from rocketstore.state.changes import (
+    Change,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteTopic,
+    PutTopic,
+    QueueOffset,
+    SetDelayOffsets,
+    TopicConfig,
+    encode_change,
+    split_full,
+)
+from rocketstore.state.imports import read_rocketmq_files
+from rocketstore.state.port import StateStore
+from rocketstore.state.publisher import StateDone, StatePublisher
+from rocketstore.state.snapshot import Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.tables import Tables
+from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
+
+TOPICS_MAX: Final = 65_536
+GROUPS_MAX: Final = 65_536
+FULL_PART_BYTES: Final = 128 * 1024
+RETRY_MS: Final = 1000
+TICK_MS: Final = 10_000
+"""How often expiry of the last full state is looked at."""
+STEP_MS_MIN: Final = 10
+CATCH_UP_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 10.0
+
+_APPLIED: Final = PutResult(PutMessageStatus.PUT_OK)
+_SLAVE: Final = PutResult(
+    PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="this broker is not the master"
+)
+_log = logging.getLogger("rocketstore")
+
+
+class StateBehindError(DLedgerError):
+    """Raised when applying what is in the log takes too long; repeat."""
+
+
+class StateIncompleteError(DLedgerError):
+    """Raised when this node must not become master: changes that the log no longer has are missing in its tables."""
+
+
+class StateBlockedError(DLedgerError):
+    """Raised when this node must not become master: a newer program wrote changes that it does not understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSettings:
+    """Times in milliseconds."""
+
+    timeout_ms: int = 10_000
+    """How long a change may wait for being stored and applied."""
+    snapshot_interval_ms: int = 30_000
+    full_interval_ms: int = 6 * 3_600_000
+    """How often a master publishes the full state; well below the log's retention (``fileReservedTime``, 72 hours)."""
+    accept_incomplete: bool = False
+    """Become master also with tables of which changes are missing. For a plain broker, which nobody can help, and for a
+    group of which every node lost its snapshot."""
+
+
+class BrokerState:
+    """The replicated tables. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        config_dir: Path,
+        *,
+        clock: Clock | None = None,
+        fs: FileSystem | None = None,
+        supervisor: Supervisor | None = None,
+        settings: StateSettings | None = None,
+    ) -> None:
+        self._store = store
+        self._config_dir = config_dir
+        self._clock = clock or SystemClock()
+        self._fs = fs or RealFileSystem()
+        self._settings = settings or StateSettings()
+        self._stepping = threading.Lock()  # held by whoever applies: the worker, or catch_up; taken before applier.lock
+        self._applier = StateApplier(store)
+        self._publisher = StatePublisher(
+            store, self._clock, timeout_ms=self._settings.timeout_ms, wake=lambda: self._worker.wake()
+        )
+        self._supervisor = supervisor or Supervisor(self._on_fatal)
+        self._worker = Worker("rocketstore-state", self.step, self._clock, self._supervisor)
+        self._master = False
+        self._full_wanted = False
+        self._full_due_ms = 0
+        self._snapshot_due_ms = 0
+        self._saved = -1
+        store.add_arrival_listener(self._on_arrival)
+
+    # Life
+
+    def load(self) -> None:
+        """Read the snapshot; on a disk that has neither one nor a log, RocketMQ's own files. After the store's."""
+        snapshot = read_snapshot(self._config_dir)
+        if snapshot is None and self._applier.end_offset == 0:
+            snapshot = Snapshot(read_rocketmq_files(self._config_dir))
+        self._applier.restore(snapshot or Snapshot())
+        self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._worker.start()
+
+    def shutdown(self) -> None:
+        """Answer what waits, end the thread and write a snapshot. Idempotent; before the store's shutdown."""
+        self._worker.stop(STOP_TIMEOUT_S)
+        self._publisher.close("the broker is stopping")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write a snapshot now. A disk that refuses it is logged: the log has everything."""
+        with self._stepping:
+            self._write_snapshot()
+
+    def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
+        """Wait until everything in the log is dispatched and applied; before the store becomes master.
+
+        Raises ``StateBehindError`` after ``timeout_s``; ``StateIncompleteError`` and ``StateBlockedError`` if this node
+        should leave the role to another.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._store.wait_dispatched(timeout_s):
+            raise StateBehindError(f"broker state: the log is not dispatched to its end within {timeout_s:g} s")
+        pause = threading.Event()
+        while not self._apply_to_end():
+            if self._applier.blocked:
+                raise StateBlockedError(self._applier.blocked)
+            if time.monotonic() > deadline:
+                raise StateBehindError(f"broker state: not applied to its end within {timeout_s:g} s")
+            pause.wait(0.01)
+        if not self._applier.complete:
+            self._accept_incomplete()
+        self._full_wanted = True
+        self._worker.wake()
+
+    def wake(self) -> None:
+        """Look at the store's role soon; whoever makes it master calls this."""
+        self._worker.wake()
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why the thread ended, if it failed: the broker must stop (with a supervisor of its own, that one says so)."""
+        return self._supervisor.fatal
+
+    # Reading
+
+    def topics(self) -> list[TopicConfig]:
+        """All topics by name."""
+        with self._applier.lock:
+            return sorted(self._applier.tables.topics.values(), key=lambda topic: topic.name)
+
+    def topic(self, name: str) -> TopicConfig | None:
+        """The topic of this name."""
+        with self._applier.lock:
+            return self._applier.tables.topics.get(name)
+
+    def groups(self) -> list[str]:
+        """The names of all subscription groups."""
+        with self._applier.lock:
+            return sorted(self._applier.tables.groups)
+
+    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
+        """How far the group has consumed, in one topic or (empty) in all."""
+        with self._applier.lock:
+            noted = self._applier.tables.groups.get(group, {})
+            return sorted(QueueOffset(*key, offset) for key, offset in noted.items() if topic in ("", key[0]))
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int:
+        """How far the group has consumed one queue; -1 if it never said so."""
+        with self._applier.lock:
+            return self._applier.tables.groups.get(group, {}).get((topic, queue_id), -1)
+
+    def begin_offset(self, topic: str, queue_id: int) -> int:
+        """The first queue offset that is not of a deleted topic of this name; reads must not begin before it."""
+        with self._applier.lock:
+            return self._applier.tables.begins.get(topic, {}).get(queue_id, 0)
+
+    def delay_offset(self, level: int) -> int:
+        """The next message of a delay level to deliver; 0 if none ever was."""
+        with self._applier.lock:
+            return self._applier.tables.delay_offsets.get(level, 0)
+
+    def runtime_info(self) -> dict[str, str]:
+        """Names and values for status commands."""
+        applier = self._applier
+        with applier.lock:
+            return {
+                "brokerStateOffset": f"{applier.next_offset},{applier.end_offset}",
+                "brokerStateComplete": str(applier.complete).lower(),
+                "brokerStateBlocked": applier.blocked,
+                "brokerStateMalformed": str(applier.malformed),
+            }
+
+    # Changing: each raises InvalidRequestError for what can never be allowed, everything else comes to ``done``
+
+    def put_topic(self, topic: TopicConfig, done: StateDone) -> None:
+        """Make a topic or change it."""
+        with self._applier.lock:
+            topics = self._applier.tables.topics
+            if topic.name not in topics and len(topics) >= TOPICS_MAX:
+                raise InvalidRequestError(f"there are {TOPICS_MAX} topics already")
+            same = topics.get(topic.name) == topic
+        self._change(PutTopic(topic), done, changes_nothing=same)
+
+    def delete_topic(self, name: str, done: StateDone) -> None:
+        """Forget a topic and the groups' offsets in it. What is in its queues now, nobody reads any more: a topic of
+        the same name that is made later begins at ``begin_offset``. The files go when the log's retention removes them.
+        """
+        ends = ((queue_id, self._store.max_offset(topic, queue_id)) for topic, queue_id in self._store.queues()
+                if topic == name)  # fmt: skip
+        self._change(DeleteTopic(name, tuple(sorted(ends))), done)
+
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Iterable[tuple[str, int, int]],
+        reset: bool = False,
+        done: StateDone = lambda _result: None,
+    ) -> None:
+        """Note how far ``group``, which this call makes if need be, has consumed: (topic, queue id, queue offset).
+
+        An offset never goes back unless ``reset``: what is less than the noted one changes nothing. An offset beyond
+        the queue's end is refused, because it would skip messages that are still to come.
+        """
+        change = CommitOffsets(group, tuple(QueueOffset(*one) for one in offsets), reset)
+        for topic, queue_id, offset in change.offsets:
+            end = self._store.max_offset(topic, queue_id)
+            if offset > end:
+                raise InvalidRequestError(f"offset {offset} of {topic} queue {queue_id} is beyond its end, {end}")
+        with self._applier.lock:
+            tables = self._applier.tables
+            if group not in tables.groups and len(tables.groups) >= GROUPS_MAX:
+                raise InvalidRequestError(f"there are {GROUPS_MAX} groups already")
+            same = tables.changes_nothing(change)
+        self._change(change, done, changes_nothing=same)
+
+    def delete_group(self, group: str, done: StateDone) -> None:
+        """Forget a group and its offsets."""
+        self._change(DeleteGroup(group), done)
+
+    def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
+        """Note how far delay levels have been delivered: level to next queue offset. The last call wins."""
+        self._change(SetDelayOffsets(tuple(sorted(offsets.items()))), done)
+
+    def wait(self, change: Callable[[StateDone], None]) -> PutResult:
+        """Make a change and wait: ``state.wait(lambda done: state.put_topic(topic, done))``."""
+        answered = threading.Event()
+        results: list[PutResult] = []
+
+        def done(result: PutResult) -> None:
+            results.append(result)
+            answered.set()
+
+        change(done)
+        if not answered.wait(2 * self._settings.timeout_ms / 1000):
+            return PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="broker state: no answer")
+        return results[0]
+
+    # The thread
+
+    def step(self) -> int:
+        """Do whatever is to be done now; gives when the next is due. Tests call it in place of the thread."""
+        with self._stepping:
+            now_ms = self._clock.monotonic_ms()
+            more = self._step_applier()
+            self._publisher.step(self._applier.next_offset)
+            if not more:
+                self._publish_full(now_ms)
+            if now_ms >= self._snapshot_due_ms:
+                self._write_snapshot()
+            behind = self._applier.next_offset < self._applier.end_offset
+            dues = [now_ms + (RETRY_MS if self._full_wanted or behind else TICK_MS), self._snapshot_due_ms]
+            dues += [due for due in (self._publisher.due_ms(),) if due is not None]
+            return now_ms if more else max(min(dues), now_ms + STEP_MS_MIN)
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self._publisher.close(f"broker state failed: {error}")
+
+    def _on_arrival(self, head: RecordHead) -> None:
+        if head.topic == BROKER_STATE_TOPIC:
+            self._worker.wake()
+
+    def _change(self, change: Change, done: StateDone, *, changes_nothing: bool = False) -> None:
+        if self._store.role is BrokerRole.SLAVE:
+            done(_SLAVE)
+        elif changes_nothing:
+            done(_APPLIED)
+        else:
+            self._publisher.offer(encode_change(change), done)
+
+    def _step_applier(self) -> bool:
+        try:
+            return self._applier.step()
+        except ShutdownError:
+            return False  # the store does not run yet, or no more
+
+    def _apply_to_end(self) -> bool:
+        with self._stepping:
+            self._applier.settle_end()
+            self._step_applier()
+            return not self._applier.blocked and self._applier.next_offset >= self._applier.end_offset
+
+    def _accept_incomplete(self) -> None:
+        if not self._settings.accept_incomplete:
+            raise StateIncompleteError(
+                "changes of broker state are missing here and no published full state is in the log; "
+                "let another node lead, or start this one with acceptIncompleteState=true"
+            )
+        _log.error("broker state: changes are missing and nobody has them; going on with what is left")
+        self._applier.accept_incomplete()
+
+    def _publish_full(self, now_ms: int) -> None:
+        """Write the full state if this is a master that should; the last one must not expire without a successor."""
+        applier = self._applier
+        master = self._store.role is not BrokerRole.SLAVE
+        if master and not self._master:
+            self._full_wanted = True
+        self._master = master
+        if not master or not self._publisher.idle or applier.blocked or not applier.complete:
+            return
+        minimum = self._store.min_offset(BROKER_STATE_TOPIC, 0)
+        expired = applier.full_offset < minimum and minimum > 0  # from 0 on, the messages themselves are the state
+        if applier.next_offset > 0 and (now_ms >= self._full_due_ms or expired):
+            self._full_wanted = True
+        if not self._full_wanted or applier.next_offset != applier.end_offset:
+            return
+        with applier.lock:
+            tables = Tables(applier.tables.as_changes())
+        tables.forget_begins(lambda topic, queue_id, begin: self._store.min_offset(topic, queue_id) >= begin)
+        changes = list(tables.as_changes())
+        self._full_wanted = False
+        self._full_due_ms = now_ms + self._settings.full_interval_ms
+        if not changes and applier.next_offset == 0:
+            return  # there never was any state
+        full_id = f"{self._clock.wall_ms()}-{applier.next_offset}"
+        bodies = split_full(changes, full_id=full_id, upto=applier.next_offset, bytes_max=FULL_PART_BYTES)
+        self._publisher.publish(bodies, self._on_full_end)
+
+    def _on_full_end(self, stored: bool) -> None:
+        if not stored:
+            self._full_wanted = True
+
+    def _write_snapshot(self) -> None:
+        self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
+        changed = self._applier.changed
+        if changed == self._saved:
+            return
+        try:
+            write_snapshot(self._fs, self._config_dir, self._applier.snapshot())
+        except OSError as error:
+            _log.warning("broker state: no snapshot was written, a restart replays more of the log: %s", error)
+        else:
+            self._saved = changed

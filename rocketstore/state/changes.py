@@ -1,0 +1,346 @@
+"""Changes of broker state, and the messages of ``BROKER_STATE_TOPIC`` that carry them.
+
+A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. A published full state is
+one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
+all its parts, applied to empty tables, give the state before queue offset ``upto``.
+
+Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and
+nothing of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a
+*newer* version is not malformed: whoever wrote it meant something that this program does not know, and it must not act
+as if it did.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, assert_never
+
+from dledger.errors import InvalidRequestError
+
+STATE_VERSION: Final = 1
+CHANGES_MAX: Final = 4096
+"""Changes in one message."""
+OFFSETS_MAX: Final = 1024
+"""Offsets in one change."""
+PARTS_MAX: Final = 4096
+"""Messages of one full state."""
+QUEUE_ID_MAX: Final = 65_535
+OFFSET_MAX: Final = 2**62
+TOPIC_QUEUES_MAX: Final = 1024
+DELAY_LEVEL_MAX: Final = 255
+PERMISSION_MAX: Final = 7
+"""RocketMQ's bits: 4 read, 2 write, 1 inherited by topics made from it."""
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+
+
+class MalformedStateError(InvalidRequestError):
+    """Raised when a state message or snapshot breaks the rules of its own version."""
+
+
+class NewerStateError(InvalidRequestError):
+    """Raised when a state message was written by a newer version of this program."""
+
+
+class QueueOffset(NamedTuple):
+    """How far a group has consumed one queue: the queue offset of the next message it wants."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic. Queues are numbered from 0; ``permission`` has RocketMQ's bits (4 read, 2 write)."""
+
+    name: str
+    read_queues: int = 8
+    write_queues: int = 8
+    permission: int = 6
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "topic")
+        _check_range(self.read_queues, "read queues", 1, TOPIC_QUEUES_MAX)
+        _check_range(self.write_queues, "write queues", 1, TOPIC_QUEUES_MAX)
+        _check_range(self.permission, "permission", 0, PERMISSION_MAX)
+
+    @property
+    def readable(self) -> bool:
+        """Whether consumers may pull."""
+        return bool(self.permission & 4)
+
+    @property
+    def writable(self) -> bool:
+        """Whether producers may send."""
+        return bool(self.permission & 2)
+
+
+@dataclass(frozen=True, slots=True)
+class PutTopic:
+    """Make a topic, or change the one of this name."""
+
+    topic: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """Forget a topic and every group's offsets in it.
+
+    ``ends``: (queue id, next queue offset) of its queues. A topic of this name that is made later begins there.
+    """
+
+    name: str
+    ends: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "topic")
+        _check_range(len(self.ends), "queues", 0, QUEUE_ID_MAX + 1)
+        for queue_id, end in self.ends:
+            _check_range(queue_id, "queue id", 0, QUEUE_ID_MAX)
+            _check_range(end, "offset", 0, OFFSET_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    """Note how far a group has consumed. An offset that is less than the noted one counts only with ``reset``."""
+
+    group: str
+    offsets: tuple[QueueOffset, ...]
+    reset: bool = False
+
+    def __post_init__(self) -> None:
+        check_name(self.group, "group")
+        _check_range(len(self.offsets), "offsets in one change", 0, OFFSETS_MAX)
+        for topic, queue_id, offset in self.offsets:
+            check_name(topic, "topic")
+            _check_range(queue_id, "queue id", 0, QUEUE_ID_MAX)
+            _check_range(offset, "offset", 0, OFFSET_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """Forget a subscription group and its offsets."""
+
+    group: str
+
+    def __post_init__(self) -> None:
+        check_name(self.group, "group")
+
+
+@dataclass(frozen=True, slots=True)
+class SetDelayOffsets:
+    """How far each delay level has been delivered: (level, next queue offset). The last writer wins."""
+
+    offsets: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        _check_range(len(self.offsets), "offsets in one change", 0, OFFSETS_MAX)
+        for level, offset in self.offsets:
+            _check_range(level, "delay level", 1, DELAY_LEVEL_MAX)
+            _check_range(offset, "offset", 0, OFFSET_MAX)
+
+
+Change = PutTopic | DeleteTopic | CommitOffsets | DeleteGroup | SetDelayOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class FullPart:
+    """Which part of which full state a message is."""
+
+    full_id: str
+    part: int
+    parts: int
+    upto: int
+    """The state is the one before this queue offset of the state topic."""
+
+    def __post_init__(self) -> None:
+        _check_range(len(self.full_id), "length of a full state's id", 1, 64)
+        _check_range(self.parts, "parts", 1, PARTS_MAX)
+        _check_range(self.part, "part", 0, self.parts - 1)
+        _check_range(self.upto, "upto", 0, OFFSET_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class StateMessage:
+    """A decoded message of the state topic."""
+
+    changes: tuple[Change, ...]
+    full: FullPart | None = None
+
+
+def check_name(name: object, what: str) -> None:
+    """Raise ``MalformedStateError`` unless ``name`` is what RocketMQ allows for topics and groups."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise MalformedStateError(f"{what} {name!r}: 1 to 127 of the characters a-z A-Z 0-9 % | _ -")
+
+
+def encode_change(change: Change) -> bytes:
+    """One change as JSON; ``join_changes`` makes a message of several."""
+    return _dump(_change_json(change))
+
+
+def join_changes(changes: Iterable[bytes], full: FullPart | None = None) -> bytes:
+    """A message's body from encoded changes."""
+    head = f'{{"v":{STATE_VERSION},'.encode()
+    if full is not None:
+        part = {"id": full.full_id, "part": full.part, "parts": full.parts, "upto": full.upto}
+        head += b'"full":' + _dump(part) + b","
+    return head + b'"changes":[' + b",".join(changes) + b"]}"
+
+
+def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max: int) -> list[bytes]:
+    """The bodies of a full state's messages, each of about ``bytes_max`` bytes at most."""
+    groups: list[list[bytes]] = [[]]
+    used = 0
+    for change in changes:
+        encoded = encode_change(change)
+        if groups[-1] and (used + len(encoded) > bytes_max or len(groups[-1]) == CHANGES_MAX):
+            groups.append([])
+            used = 0
+        groups[-1].append(encoded)
+        used += len(encoded) + 1
+    parts = len(groups)
+    return [join_changes(group, FullPart(full_id, part, parts, upto)) for part, group in enumerate(groups)]
+
+
+def decode_state(body: bytes) -> StateMessage:
+    """Read a message's body. Raises ``MalformedStateError`` and ``NewerStateError``."""
+    try:
+        value: object = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedStateError(f"state message: no JSON: {error}") from error
+    fields = _fields(value)
+    version = fields.get("v")
+    if type(version) is int and version > STATE_VERSION:
+        raise NewerStateError(f"state message of version {version}; this program knows up to {STATE_VERSION}")
+    _check_fields(fields, {"v", "changes"}, {"full"})
+    if type(version) is not int or version != STATE_VERSION:
+        raise MalformedStateError(f"state message: version {version!r}")
+    full = _full_from_json(fields["full"]) if "full" in fields else None
+    return StateMessage(changes_from_json(fields["changes"]), full)
+
+
+def changes_to_json(changes: Iterable[Change]) -> list[dict[str, object]]:
+    """Changes as values for ``json.dumps``."""
+    return [_change_json(change) for change in changes]
+
+
+def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[Change, ...]:
+    """The reverse. Raises ``MalformedStateError``."""
+    changes = _list(value)
+    _check_range(len(changes), "changes", 0, count_max)
+    return tuple(_change_from_json(change) for change in changes)
+
+
+def _change_json(change: Change) -> dict[str, object]:
+    match change:
+        case PutTopic(topic):
+            return {
+                "op": "put_topic",
+                "name": topic.name,
+                "read": topic.read_queues,
+                "write": topic.write_queues,
+                "perm": topic.permission,
+            }
+        case DeleteTopic(name, ends):
+            return {"op": "delete_topic", "name": name, "ends": ends}
+        case CommitOffsets(group, offsets, reset):
+            return {"op": "offsets", "group": group, "offsets": offsets, "reset": reset}
+        case DeleteGroup(group):
+            return {"op": "delete_group", "group": group}
+        case SetDelayOffsets(delays):
+            return {"op": "delay", "offsets": delays}
+        case _:
+            assert_never(change)
+
+
+def _change_from_json(value: object) -> Change:
+    fields = _fields(value)
+    match fields.get("op"):
+        case "put_topic":
+            _check_fields(fields, {"op", "name", "read", "write", "perm"})
+            numbers = (_int(fields[name]) for name in ("read", "write", "perm"))
+            return PutTopic(TopicConfig(_text(fields["name"]), *numbers))
+        case "delete_topic":
+            _check_fields(fields, {"op", "name", "ends"})
+            return DeleteTopic(_text(fields["name"]), _int_pairs(fields["ends"]))
+        case "offsets":
+            _check_fields(fields, {"op", "group", "offsets", "reset"})
+            triples = (_row(row, 3) for row in _list(fields["offsets"]))
+            offsets = tuple(QueueOffset(_text(one[0]), _int(one[1]), _int(one[2])) for one in triples)
+            return CommitOffsets(_text(fields["group"]), offsets, _bool(fields["reset"]))
+        case "delete_group":
+            _check_fields(fields, {"op", "group"})
+            return DeleteGroup(_text(fields["group"]))
+        case "delay":
+            _check_fields(fields, {"op", "offsets"})
+            return SetDelayOffsets(_int_pairs(fields["offsets"]))
+        case unknown:
+            raise MalformedStateError(f"state message: unknown change {unknown!r}")
+
+
+def _full_from_json(value: object) -> FullPart:
+    fields = _fields(value)
+    _check_fields(fields, {"id", "part", "parts", "upto"})
+    return FullPart(_text(fields["id"]), _int(fields["part"]), _int(fields["parts"]), _int(fields["upto"]))
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _fields(value: object) -> Mapping[str, Any]:  # Any: each field's type is checked where it is read
+    if not isinstance(value, dict):
+        raise MalformedStateError(f"state: an object is wanted, not {type(value).__name__}")
+    return value
+
+
+def _check_fields(fields: Mapping[str, object], needed: set[str], optional: Iterable[str] = ()) -> None:
+    missing = sorted(needed - fields.keys())
+    unknown = sorted(fields.keys() - needed - set(optional))
+    if missing or unknown:
+        raise MalformedStateError(f"state: missing {missing}, unknown {unknown}")
+
+
+def _check_range(value: int, what: str, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise MalformedStateError(f"{what}: {value} is not within {least} to {most}")
+
+
+def _list(value: object) -> Sequence[object]:
+    if not isinstance(value, list):
+        raise MalformedStateError(f"state: a list is wanted, not {type(value).__name__}")
+    return value
+
+
+def _row(value: object, length: int) -> Sequence[object]:
+    row = _list(value)
+    if len(row) != length:
+        raise MalformedStateError(f"state: a list of {length} is wanted, not of {len(row)}")
+    return row
+
+
+def _int_pairs(value: object) -> tuple[tuple[int, int], ...]:
+    pairs = (_row(row, 2) for row in _list(value))
+    return tuple((_int(pair[0]), _int(pair[1])) for pair in pairs)
+
+
+def _int(value: object) -> int:
+    if type(value) is not int:  # a bool is an int, too
+        raise MalformedStateError(f"state: a whole number is wanted, not {value!r}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise MalformedStateError(f"state: a text is wanted, not {value!r}")
+    return value
+
+
+def _bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise MalformedStateError(f"state: true or false is wanted, not {value!r}")
+    return value

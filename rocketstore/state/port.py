@@ -1,0 +1,39 @@
+"""What broker state and delayed delivery need of the message store. ``MessageStore`` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rocketstore.commit_log.port import PutDone
+from rocketstore.message.message import Message
+from rocketstore.types import BrokerRole, GetResult, RecordHead
+
+
+class StateStore(Protocol):
+    """Puts, gets by queue offset, the role, and a call for every record that arrives in a queue."""
+
+    @property
+    def role(self) -> BrokerRole:
+        """Whether puts are taken."""
+
+    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
+        """Store the messages in this order; a slave refuses. ``done`` may be called on any thread, also at once."""
+
+    def get(self, topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        """Whole records from queue offset ``offset`` on, at most ``max_count`` and at least one if there is one."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first kept queue offset; -1 if the queue is unknown."""
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The next queue offset; 0 if the queue is unknown."""
+
+    def queues(self) -> Sequence[tuple[str, int]]:
+        """(topic, queue id) of every queue there is."""
+
+    def wait_dispatched(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until all that the log holds is in the queues; whether it is."""
+
+    def add_arrival_listener(self, listener: Callable[[RecordHead], None]) -> None:
+        """Call ``listener``, which must be fast, on the dispatch thread once a record is in its queue."""

@@ -1,0 +1,178 @@
+"""Writes changes to the state topic: everything that waits becomes one message, one message is under way at a time.
+
+One at a time costs nothing that matters, because whatever arrives meanwhile goes with the next, and it makes two things
+simple: changes are applied in the order in which they were asked for, and a full state that is written while nothing
+else is under way is exact.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dledger.clock import Clock
+from rocketstore.message.message import Message
+from rocketstore.state.changes import CHANGES_MAX, join_changes
+from rocketstore.state.port import StateStore
+from rocketstore.types import BROKER_STATE_TOPIC, PutMessageStatus, PutResult
+
+StateDone = Callable[[PutResult], None]
+"""Called once, on any thread, also within the call; must not block or raise. ``ok`` with ``outcome`` ``"stored"``: the
+change is stored and applied."""
+
+PENDING_MAX: Final = 10_000
+PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
+BATCH_BYTES_MAX: Final = 64 * 1024
+
+
+@dataclass(slots=True)
+class _Waiting:
+    encoded: bytes
+    done: StateDone
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class _Flight:
+    """Messages that were submitted; ``results`` is set by the log's thread."""
+
+    deadline_ms: int
+    waiters: list[StateDone] = field(default_factory=list)
+    results: Sequence[PutResult] | None = None
+    on_end: Callable[[bool], None] | None = None
+
+
+class StatePublisher:
+    """The queue of changes, and what is under way. ``offer`` from any thread, the rest on the state's thread."""
+
+    def __init__(self, store: StateStore, clock: Clock, *, timeout_ms: int, wake: Callable[[], None]) -> None:
+        self._store = store
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._wake = wake
+        self._lock = threading.Lock()  # guards _waiting, _waiting_bytes, _closed
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._closed = ""
+        self._flight: _Flight | None = None
+
+    def offer(self, encoded: bytes, done: StateDone) -> None:
+        """Queue an encoded change; refused at once if too many wait."""
+        with self._lock:
+            closed = self._closed
+            full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + len(encoded) > PENDING_BYTES_MAX
+            if not closed and not full:
+                self._waiting.append(_Waiting(encoded, done, self._clock.monotonic_ms() + self._timeout_ms))
+                self._waiting_bytes += len(encoded)
+        if closed:
+            done(_refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, closed))
+        elif full:
+            done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "too many changes of broker state wait; repeat later"))
+        else:
+            self._wake()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._flight is None
+
+    def due_ms(self) -> int | None:
+        """When ``step`` has something to do although nothing happened."""
+        return self._flight.deadline_ms if self._flight else None
+
+    def step(self, applied_next: int) -> None:
+        """End what is under way if it is decided, and begin the next."""
+        while True:
+            if self._flight is not None and not self._land(self._flight, applied_next):
+                return
+            batch = self._next_batch()
+            if not batch:
+                return
+            waiters = [one.done for one in batch]
+            self._submit([join_changes(one.encoded for one in batch)], _Flight(batch[0].deadline_ms, waiters))
+
+    def publish(self, bodies: Sequence[bytes], on_end: Callable[[bool], None]) -> None:
+        """Write these messages, which must be a full state; only while ``idle``. ``on_end``: whether all are stored."""
+        flight = _Flight(self._clock.monotonic_ms() + self._timeout_ms, on_end=on_end)
+        self._submit(bodies, flight)
+
+    def close(self, reason: str) -> None:
+        """Answer everything that waits and take nothing more."""
+        with self._lock:
+            self._closed = reason
+            waiting, self._waiting = self._waiting, deque()
+            self._waiting_bytes = 0
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            _end(flight, _unknown(reason))
+        for one in waiting:
+            one.done(_refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason))
+
+    def _submit(self, bodies: Sequence[bytes], flight: _Flight) -> None:
+        self._flight = flight
+        born_ms = self._clock.wall_ms()
+        messages = [Message(BROKER_STATE_TOPIC, body, born_timestamp=born_ms) for body in bodies]
+
+        def done(results: Sequence[PutResult]) -> None:
+            flight.results = results
+            self._wake()
+
+        self._store.submit(messages, done)
+
+    def _land(self, flight: _Flight, applied_next: int) -> bool:
+        """Whether the flight is over; then its waiters were answered."""
+        if flight.results is None:
+            answer = _unknown("broker state: the log did not answer in time")
+        else:
+            failed = [result for result in flight.results if result.outcome != "stored" or result.stored is None]
+            answer = failed[0] if failed else flight.results[-1]
+            if failed or answer.stored is None or applied_next > answer.stored.queue_offset:
+                self._flight = None
+                _end(flight, answer)
+                return True
+            answer = _unknown("broker state: the change is stored, but was not applied in time")
+        if self._clock.monotonic_ms() < flight.deadline_ms:
+            return False
+        self._flight = None
+        _end(flight, answer)
+        return True
+
+    def _next_batch(self) -> list[_Waiting]:
+        """What goes with the next message; what has waited for too long is refused."""
+        now_ms = self._clock.monotonic_ms()
+        batch: list[_Waiting] = []
+        late: list[_Waiting] = []
+        used = 0
+        with self._lock:
+            while self._waiting and len(batch) < CHANGES_MAX:
+                one = self._waiting[0]
+                if batch and used + len(one.encoded) > BATCH_BYTES_MAX:
+                    break
+                self._waiting.popleft()
+                self._waiting_bytes -= len(one.encoded)
+                if one.deadline_ms <= now_ms:
+                    late.append(one)
+                else:
+                    batch.append(one)
+                    used += len(one.encoded) + 1
+        for one in late:
+            one.done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "broker state: waited for too long; not written"))
+        return batch
+
+
+def _end(flight: _Flight, answer: PutResult) -> None:
+    if flight.on_end is not None:
+        flight.on_end(answer.outcome == "stored")
+    for done in flight.waiters:
+        done(answer)
+
+
+def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
+    return PutResult(status, outcome="not_applied", reason=reason)
+
+
+def _unknown(reason: str) -> PutResult:
+    return PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason=reason)

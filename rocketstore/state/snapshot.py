@@ -1,0 +1,85 @@
+"""``config/brokerState.json``: the tables as they were before one queue offset of the state topic.
+
+It only shortens the replay of that topic, so a missing or damaged one is never an error. The file is one JSON object
+``{"checksum": CRC32C, "state": {...}}``, in the spelling that Python's ``json`` gives it, because the checksum is of
+the bytes of ``state``; it is replaced whole, so a crash leaves the old or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from rocketstore.state.changes import Change, MalformedStateError, changes_from_json, changes_to_json
+
+SNAPSHOT_FILE: Final = "brokerState.json"
+SNAPSHOT_VERSION: Final = 1
+_CHANGES_MAX: Final = 4_000_000
+_FORMAT: Final = b'{"checksum":%d,"state":%b}\n'
+
+_log = logging.getLogger("rocketstore")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one node knows of broker state.
+
+    ``next_offset`` is the first message of the state topic that is not in it; ``last_record`` the physical offset and
+    body CRC of the one before, by which a log that is another one is recognised (None: there was none).
+    ``complete`` is false if changes are known to be missing.
+    """
+
+    changes: tuple[Change, ...] = ()
+    next_offset: int = 0
+    last_record: tuple[int, int] | None = None
+    complete: bool = True
+
+
+def write_snapshot(fs: FileSystem, directory: Path, snapshot: Snapshot) -> None:
+    """Replace the file. Raises ``OSError``."""
+    value = {
+        "version": SNAPSHOT_VERSION,
+        "next": snapshot.next_offset,
+        "last": snapshot.last_record,
+        "complete": snapshot.complete,
+        "changes": changes_to_json(snapshot.changes),
+    }
+    state = json.dumps(value, separators=(",", ":")).encode()
+    make_dirs_durably(fs, directory) if not directory.exists() else None
+    replace_durably(fs, directory / SNAPSHOT_FILE, _FORMAT % (crc32c(state), state))
+
+
+def read_snapshot(directory: Path) -> Snapshot | None:
+    """The file's content; None, with a line in the log, if there is none that can be used."""
+    path = directory / SNAPSHOT_FILE
+    try:
+        return _decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, MalformedStateError) as error:
+        _log.warning("%s: not usable, broker state is replayed from the log: %s", path, error)
+        return None
+
+
+def _decode(content: bytes) -> Snapshot:
+    start = content.index(b'"state":') + len(b'"state":')
+    state = content[start:].rstrip()[:-1]
+    checksum = json.loads(content)["checksum"]
+    if crc32c(state) != checksum:
+        raise MalformedStateError("its checksum is wrong")
+    value = json.loads(state)
+    if value["version"] != SNAPSHOT_VERSION:
+        raise MalformedStateError(f"its version is {value['version']!r}")
+    last = value["last"]
+    return Snapshot(
+        changes=changes_from_json(value["changes"], count_max=_CHANGES_MAX),
+        next_offset=int(value["next"]),
+        last_record=None if last is None else (int(last[0]), int(last[1])),
+        complete=bool(value["complete"]),
+    )

@@ -1,0 +1,102 @@
+"""The tables of broker state. Pure: every node applies the same changes in the same order and has the same tables.
+
+**Deleted topics.** Their queues' files stay until the log's retention removes them, and their numbering goes on: if
+nodes removed queues each at its own time, the next master could count from 0 again while another node still has the old
+units, takes the new ones for repeats and loses them. What was in the queue before is hidden by ``begins``: where a
+topic of the same name that is made later begins.
+
+Not thread-safe; ``BrokerState`` guards them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import assert_never
+
+from rocketstore.state.changes import (
+    OFFSETS_MAX,
+    Change,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteTopic,
+    PutTopic,
+    QueueOffset,
+    SetDelayOffsets,
+    TopicConfig,
+)
+
+
+class Tables:
+    """Topics, groups with their consumer offsets, and delay progress."""
+
+    def __init__(self, changes: Iterable[Change] = ()) -> None:
+        self.topics: dict[str, TopicConfig] = {}
+        self.groups: dict[str, dict[tuple[str, int], int]] = {}
+        self.delay_offsets: dict[int, int] = {}
+        self.begins: dict[str, dict[int, int]] = {}
+        """Topics that were deleted once: queue id to the first queue offset that is not of the deleted topic."""
+        for change in changes:
+            self.apply(change)
+
+    def apply(self, change: Change) -> None:
+        """Make one change. Never fails: whether a change is allowed was decided before it was written."""
+        match change:
+            case PutTopic(topic):
+                self.topics[topic.name] = topic
+            case DeleteTopic(name, ends):
+                self._delete_topic(name, ends)
+            case CommitOffsets(group, offsets, reset):
+                self._commit(self.groups.setdefault(group, {}), offsets, reset)
+            case DeleteGroup(group):
+                self.groups.pop(group, None)
+            case SetDelayOffsets(delays):
+                self.delay_offsets.update(delays)
+            case _:
+                assert_never(change)
+
+    def changes_nothing(self, change: CommitOffsets) -> bool:
+        """Whether a commit that is no reset only repeats what is noted."""
+        noted = self.groups.get(change.group)
+        if noted is None or change.reset:
+            return False
+        return all(noted.get((topic, queue_id), -1) >= offset for topic, queue_id, offset in change.offsets)
+
+    def as_changes(self) -> Iterator[Change]:
+        """The changes that make these tables of empty ones."""
+        for name, begins in self.begins.items():
+            yield DeleteTopic(name, tuple(begins.items()))
+        for topic in self.topics.values():
+            yield PutTopic(topic)
+        for group, noted in self.groups.items():
+            offsets = [QueueOffset(topic, queue_id, offset) for (topic, queue_id), offset in noted.items()]
+            for start in range(0, max(len(offsets), 1), OFFSETS_MAX):
+                yield CommitOffsets(group, tuple(offsets[start : start + OFFSETS_MAX]))
+        if self.delay_offsets:
+            yield SetDelayOffsets(tuple(self.delay_offsets.items()))
+
+    def forget_begins(self, is_past: Callable[[str, int, int], bool]) -> None:
+        """Forget the begins of queues that begin there anyway, because what came before has expired."""
+        for name, begins in list(self.begins.items()):
+            kept = {queue_id: begin for queue_id, begin in begins.items() if not is_past(name, queue_id, begin)}
+            if kept:
+                self.begins[name] = kept
+            else:
+                del self.begins[name]
+
+    def _delete_topic(self, name: str, ends: Iterable[tuple[int, int]]) -> None:
+        """A topic of this name that is made later begins anew, so offsets in the old one must not hold it back."""
+        self.topics.pop(name, None)
+        begins = self.begins.get(name, {})
+        begins |= {queue_id: end for queue_id, end in ends if end > begins.get(queue_id, 0)}
+        if begins:
+            self.begins[name] = begins
+        for noted in self.groups.values():
+            for key in [key for key in noted if key[0] == name]:
+                del noted[key]
+
+    @staticmethod
+    def _commit(noted: dict[tuple[str, int], int], offsets: Iterable[QueueOffset], reset: bool) -> None:
+        for topic, queue_id, offset in offsets:
+            key = (topic, queue_id)
+            if reset or offset > noted.get(key, -1):
+                noted[key] = offset

@@ -1,0 +1,229 @@
+"""The broker's service on a real port, over a store and a state in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self, TypeVar
+
+import grpc
+import pytest
+from google.protobuf.message import Message as Wire
+
+from dledger.clock import SystemClock
+from dledger.errors import InvalidRequestError
+from dledger.rpc.bridge import LoopBridge, LoopThread
+from rocketstore.broker.codec import SERVICE
+from rocketstore.broker.ports import GroupView, StateDone
+from rocketstore.broker.service import BrokerService
+from rocketstore.message.message import HostAddress
+from rocketstore.message.record import decode_record
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.settings import BrokerConfig
+from rocketstore.state.changes import QueueOffset, TopicConfig
+from rocketstore.stats import StoreStats
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from tests.support.fake_store import FakeStore
+
+STORE_HOST = HostAddress(b"\x7f\0\0\1", 10911)
+AnswerT = TypeVar("AnswerT", bound=Wire)
+
+
+class FakeExtent:
+    """The commit log as the status shows it."""
+
+    min_offset, max_offset, end_offset, is_replicated = 0, 100, 120, True
+
+
+class ServedFakeStore(FakeStore):
+    """A store in memory with what only the service needs."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=SystemClock())
+        self.extent = FakeExtent()
+        self.stats = StoreStats(SystemClock())
+        self.dispatch_behind_bytes = 7
+        self.illegal_topic = ""
+
+    def read_record(self, offset: int) -> bytes | None:
+        return next((one.record for one in self.log.records if one.head.offset == offset), None)
+
+    def query(
+        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+    ) -> list[bytes]:
+        found = [one.record for one in self.log.records if one.head.topic == topic]
+        return [one for one in found if key in decode_record(one).keys][:max_num]
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        return min(timestamp_ms, self.max_offset(topic, queue_id))
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        return self._queues[topic, queue_id].records[queue_offset].head.store_timestamp
+
+    def earliest_message_time(self) -> int:
+        return 5
+
+    def runtime_info(self) -> dict[str, str]:
+        return {"commitLogDiskRatio": "0.25"}
+
+
+class _Observed:
+    """``log`` is the fake's records in ``FakeStore`` and the log's extent in the status."""
+
+    def __init__(self, store: ServedFakeStore) -> None:
+        self._store = store
+
+    @property
+    def log(self) -> FakeExtent:
+        return self._store.extent
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+class FakeState:
+    """Broker state of one node, changed at once."""
+
+    def __init__(self, *topics: TopicConfig) -> None:
+        self.table = {one.name: one for one in topics}
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.refusal: PutResult | None = None
+        self.held: list[Callable[[], None]] | None = None
+        """Not None: changes wait here until they are called."""
+
+    def topic(self, name: str) -> TopicConfig | None:
+        return self.table.get(name)
+
+    def topics(self) -> list[TopicConfig]:
+        return list(self.table.values())
+
+    def groups(self) -> list[str]:
+        return sorted({group for group, _, _ in self.committed})
+
+    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
+        return [
+            QueueOffset(name, queue_id, offset)
+            for (owner, name, queue_id), offset in self.committed.items()
+            if owner == group and topic in ("", name)
+        ]
+
+    def put_topic(self, topic: TopicConfig, done: StateDone) -> None:
+        self._change(lambda: self.table.update({topic.name: topic}), done)
+
+    def delete_topic(self, name: str, done: StateDone) -> None:
+        self._change(lambda: self.table.pop(name), done)
+
+    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
+        noted = {(group, topic, queue_id): offset for topic, queue_id, offset in offsets}
+        if any(offset < 0 for offset in noted.values()):
+            raise InvalidRequestError("negative")
+        self._change(lambda: self.committed.update(noted), done)
+
+    def runtime_info(self) -> dict[str, str]:
+        return {"brokerStateOffset": "1,1"}
+
+    def _change(self, change: Callable[[], object], done: StateDone) -> None:
+        def answer() -> None:
+            if self.refusal is not None:
+                done(self.refusal)
+            else:
+                change()
+                done(PutResult(PutMessageStatus.PUT_OK))
+
+        if self.held is None:
+            answer()
+        else:
+            self.held.append(answer)
+
+
+class Harness:
+    """A served broker and a channel to it."""
+
+    def __init__(self, config: BrokerConfig | None = None, *topics: TopicConfig) -> None:
+        self.config = config or BrokerConfig()
+        self.store = ServedFakeStore()
+        self.state = FakeState(*(topics or (TopicConfig("T", 4, 4),)))
+        self.view = GroupView("LEADER", 3, "n0", "host:1", {"n0": "host:1", "n1": ""})
+        self._loop = LoopThread("test-broker")
+        self._stopped = False
+
+    def __enter__(self) -> Self:
+        self.bridge = self._loop.start()
+        self.bridge.run(self._serve(self.bridge))
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        self.stop()
+        self._loop.stop()
+
+    async def _serve(self, bridge: LoopBridge) -> None:
+        self.server = grpc.aio.server()
+        self.service = BrokerService(
+            self.config,
+            _Observed(self.store),  # type: ignore[arg-type]  # it passes everything else on
+            self.state,
+            bridge,
+            clock=SystemClock(),
+            view=lambda: self.view,
+            store_host=STORE_HOST,
+        )
+        self.server.add_generic_rpc_handlers((self.service.handlers(),))
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """As the broker's server does."""
+        if not self._stopped:
+            self._stopped = True
+            self.bridge.run(self._end(grace_s))
+            self.service.close()
+
+    async def _end(self, grace_s: float | None) -> None:
+        self.service.stop_waiting()
+        await self.server.stop(grace_s)
+        await self.service.drain()
+
+    def call(self, method: str, request: Wire, answer: type[AnswerT], timeout_s: float = 10) -> AnswerT:
+        """A unary call."""
+        return answer.FromString(self.call_bytes(method, request.SerializeToString(), timeout_s))
+
+    def call_bytes(self, method: str, request: bytes, timeout_s: float = 10) -> bytes:
+        """A unary call with whatever bytes."""
+        unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
+        )
+        return unary(request, timeout=timeout_s)
+
+    def send(self, *messages: pb.Message) -> list[pb.SendResult]:
+        """Results of one request."""
+        return list(self.call("Send", pb.SendRequest(messages=messages), pb.SendResponse).results)
+
+    def pull(self, **wish: object) -> pb.PullResponse:
+        """A pull from topic T."""
+        request = pb.PullRequest(**({"topic": "T"} | wish))  # type: ignore[arg-type]
+        return self.call("Pull", request, pb.PullResponse)
+
+    def stream(self, method: str, requests: Iterator[bytes]) -> grpc.CallIterator[bytes]:
+        """A stream both ways."""
+        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(
+            f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
+        )
+        return multi(requests)
+
+    def become(self, role: BrokerRole) -> None:
+        """Change the store's role."""
+        self.store.role = role
+
+
+@contextlib.contextmanager
+def failing(code: grpc.StatusCode, words: str = "") -> Iterator[dict[str, str]]:
+    """Expect a gRPC failure; gives its trailing metadata afterwards."""
+    metadata: dict[str, str] = {}
+    with pytest.raises(grpc.RpcError) as caught:
+        yield metadata
+    error = caught.value
+    assert error.code() is code, error
+    assert words in (error.details() or "")
+    metadata |= {str(one[0]): str(one[1]) for one in error.trailing_metadata() or ()}  # type: ignore[index]  # stubs

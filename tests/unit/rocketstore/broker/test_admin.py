@@ -1,0 +1,155 @@
+"""Queries, offsets, topics, groups and status over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from rocketstore.message.message import Message
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.state.changes import TopicConfig
+from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutMessageStatus, PutResult
+from tests.unit.rocketstore.broker.harness import Harness, failing
+
+
+@pytest.fixture
+def broker() -> Iterator[Harness]:
+    """A broker with a topic T of 4 queues."""
+    with Harness() as harness:
+        yield harness
+
+
+def test_records_are_found_by_key(broker: Harness) -> None:
+    """As stored."""
+    broker.send(pb.Message(topic="T", body=b"1", properties={"KEYS": "k1 k2"}), pb.Message(topic="T", body=b"2"))
+
+    found = broker.call("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k2"), pb.RecordsResponse)
+
+    assert list(found.records) == [broker.store.log.records[0].record]
+
+
+def test_an_id_that_leads_nowhere_finds_nothing(broker: Harness) -> None:
+    """And one that is none is refused."""
+    nowhere = pb.QueryByIdRequest(message_id="7F00000100002A9F0000000000000400")
+
+    assert not broker.call("QueryById", nowhere, pb.RecordsResponse).records
+    with failing(grpc.StatusCode.INVALID_ARGUMENT):
+        broker.call("QueryById", pb.QueryByIdRequest(message_id="nonsense"), pb.RecordsResponse)
+
+
+def test_records_of_the_brokers_own_topics_are_hidden(broker: Harness) -> None:
+    """Also from whoever guesses their offset."""
+    broker.store.put(Message(BROKER_STATE_TOPIC, b"secret"))
+
+    request = pb.QueryByIdRequest(message_id="7F00000100002A9F0000000000000000")
+    assert not broker.call("QueryById", request, pb.RecordsResponse).records
+
+
+def test_a_queues_range_and_offsets_by_time(broker: Harness) -> None:
+    """Store time of the newest message; an empty queue is 0 to 0."""
+    broker.send(pb.Message(topic="T", body=b"1"), pb.Message(topic="T", body=b"2"))
+
+    found = broker.call("QueueRange", pb.QueueRequest(topic="T"), pb.QueueRangeResponse)
+    empty = broker.call("QueueRange", pb.QueueRequest(topic="T", queue_id=1), pb.QueueRangeResponse)
+    by_time = broker.call("OffsetByTime", pb.OffsetByTimeRequest(topic="T", timestamp_ms=1), pb.OffsetResponse)
+
+    newest = broker.store.log.records[1].head.store_timestamp
+    assert (found.min_offset, found.max_offset, found.last_update_ms) == (0, 2, newest)
+    assert (empty.min_offset, empty.max_offset, empty.last_update_ms) == (0, 0, -1)
+    assert by_time.offset == 1
+
+
+def test_offsets_are_committed_and_fetched(broker: Harness) -> None:
+    """Per group, in one topic or in all."""
+    offsets = [pb.ConsumerOffset(topic="T", queue_id=1, offset=5), pb.ConsumerOffset(topic="U", offset=6)]
+    broker.call("CommitOffsets", pb.CommitOffsetsRequest(group="g", offsets=offsets), pb.CommitOffsetsResponse)
+
+    all_topics = broker.call("FetchOffsets", pb.FetchOffsetsRequest(group="g"), pb.FetchOffsetsResponse)
+    one_topic = broker.call("FetchOffsets", pb.FetchOffsetsRequest(group="g", topic="U"), pb.FetchOffsetsResponse)
+
+    assert list(all_topics.offsets) == offsets
+    assert list(one_topic.offsets) == offsets[1:]
+    assert list(broker.call("ListGroups", pb.ListGroupsRequest(), pb.ListGroupsResponse).groups) == ["g"]
+
+
+def test_topics_are_made_listed_and_deleted(broker: Harness) -> None:
+    """What is left out has the broker's defaults; the broker's own topics are neither shown nor touched."""
+    broker.state.table[BROKER_STATE_TOPIC] = TopicConfig(BROKER_STATE_TOPIC, 1, 1)
+    broker.call("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="New", write_queues=2)), pb.PutTopicResponse)
+
+    listed = broker.call("ListTopics", pb.ListTopicsRequest(), pb.ListTopicsResponse).topics
+    broker.call("DeleteTopic", pb.DeleteTopicRequest(name="T"), pb.DeleteTopicResponse)
+
+    assert [(one.name, one.read_queues, one.write_queues, one.permission) for one in listed] == [
+        ("T", 4, 4, 6),
+        ("New", 8, 2, 6),
+    ]
+    assert set(broker.state.table) == {"New", BROKER_STATE_TOPIC}
+    with failing(grpc.StatusCode.NOT_FOUND):
+        broker.call("DeleteTopic", pb.DeleteTopicRequest(name="T"), pb.DeleteTopicResponse)
+    for name in (SCHEDULE_TOPIC, BROKER_STATE_TOPIC, "../escape", ""):
+        with failing(grpc.StatusCode.INVALID_ARGUMENT):
+            broker.call("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name=name)), pb.PutTopicResponse)
+        with failing(grpc.StatusCode.INVALID_ARGUMENT):
+            broker.call("DeleteTopic", pb.DeleteTopicRequest(name=name), pb.DeleteTopicResponse)
+
+
+def test_a_slave_refuses_changes_and_names_the_master(broker: Harness) -> None:
+    """UNAVAILABLE with the outcome and the leader in the trailing metadata."""
+    broker.become(BrokerRole.SLAVE)
+
+    for method, request in (
+        ("CommitOffsets", pb.CommitOffsetsRequest(group="g")),
+        ("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="New"))),
+        ("DeleteTopic", pb.DeleteTopicRequest(name="T")),
+    ):
+        with failing(grpc.StatusCode.UNAVAILABLE, "not the master") as metadata:
+            broker.call(method, request, pb.PutTopicResponse)
+        assert (metadata["outcome"], metadata["leader"]) == ("not_applied", "host:1")
+
+
+def test_a_change_of_unknown_outcome_says_so(broker: Harness) -> None:
+    """A quorum did not answer in time."""
+    broker.state.refusal = PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="unknown", reason="no quorum")
+
+    with failing(grpc.StatusCode.UNAVAILABLE, "no quorum") as metadata:
+        broker.call("CommitOffsets", pb.CommitOffsetsRequest(group="g"), pb.CommitOffsetsResponse)
+
+    assert metadata["outcome"] == "unknown"
+
+
+def test_the_status_says_who_leads_and_how_far_everything_is(broker: Harness) -> None:
+    """What clients need to find the master, and people to see that all is well."""
+    broker.store.stats.puts = 3
+
+    status = broker.call("Status", pb.StatusRequest(), pb.StatusResponse)
+
+    assert (status.broker_role, status.raft_role, status.term) == ("SYNC_MASTER", "LEADER", 3)
+    assert (status.leader, status.leader_address) == ("n0", "host:1")
+    assert dict(status.members) == {"n0": "host:1", "n1": ""}
+    assert (status.min_offset, status.max_offset, status.end_offset) == (0, 100, 120)
+    assert (status.dispatch_behind_bytes, status.disk_ratio, status.put_total) == (7, 0.25, 3)
+    assert status.runtime["brokerStateOffset"] == "1,1"
+    assert status.runtime["pullsWaiting"] == "0"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "Pull",
+        "QueryById",
+        "QueryByKey",
+        "QueueRange",
+        "CommitOffsets",
+        "PutTopic",
+        "DeleteTopic",
+        "ListTopics",
+        "Status",
+    ],
+)
+def test_garbage_is_refused_everywhere(broker: Harness, method: str) -> None:
+    """INVALID_ARGUMENT, and the broker goes on."""
+    with failing(grpc.StatusCode.INVALID_ARGUMENT):
+        broker.call_bytes(method, b"\xff\xff\xff")

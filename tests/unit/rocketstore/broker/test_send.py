@@ -1,0 +1,210 @@
+"""Sending: queue choice, refusals per message, topics made on demand, slaves, streams and their limits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import grpc
+import pytest
+
+from rocketstore.config import MessageStoreConfig
+from rocketstore.message.message import SYS_FLAG_PREPARED
+from rocketstore.message.record import decode_record
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.settings import BrokerConfig
+from rocketstore.state.changes import TopicConfig
+from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutMessageStatus, PutResult
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.harness import Harness, failing
+
+
+@pytest.fixture
+def broker() -> Iterator[Harness]:
+    """A broker with a topic T of 4 queues."""
+    with Harness() as harness:
+        yield harness
+
+
+def message(topic: str = "T", queue_id: int = 0, **fields: object) -> pb.Message:
+    """A message."""
+    return pb.Message(topic=topic, queue_id=queue_id, **({"body": b"x"} | fields))  # type: ignore[arg-type]
+
+
+def test_a_sent_message_is_stored_as_it_was_sent(broker: Harness) -> None:
+    """Every field reaches the record; the answer names its places and an id with which it is found again."""
+    (result,) = broker.send(
+        message(queue_id=2, body=b"hello", properties={"TAGS": "A"}, flag=7, born_timestamp_ms=5, reconsume_times=3)
+    )
+
+    stored = decode_record(broker.store.log.records[0].record)
+    assert (stored.topic, stored.body, stored.queue_id, stored.tags) == ("T", b"hello", 2, "A")
+    assert (stored.flag, stored.born_timestamp, stored.reconsume_times) == (7, 5, 3)
+    assert stored.born_host.ip == b"\x7f\0\0\1"
+    assert (result.status, result.outcome, result.queue_id, result.queue_offset) == ("PUT_OK", "stored", 2, 0)
+    assert result.message_id == "7F00000100002A9F0000000000000000"
+    assert broker.call("QueryById", pb.QueryByIdRequest(message_id=result.message_id), pb.RecordsResponse).records == [
+        broker.store.log.records[0].record
+    ]
+
+
+def test_the_broker_chooses_queues_in_turn_if_asked_to(broker: Harness) -> None:
+    """Queue -1: round robin over the queues that take writes, across requests."""
+    first = broker.send(message(queue_id=-1), message(queue_id=-1), message(queue_id=-1))
+    second = broker.send(message(queue_id=-1), message(queue_id=-1))
+
+    assert [one.queue_id for one in (*first, *second)] == [0, 1, 2, 3, 0]
+
+
+def test_a_refused_message_does_not_take_its_neighbours_along(broker: Harness) -> None:
+    """Each message of a request has its own answer, in order; only the bad ones are refused."""
+    broker.state.table["R"] = TopicConfig("R", 1, 1, 4)
+
+    results = broker.send(
+        message(queue_id=1),
+        message(queue_id=4),
+        message("R"),
+        message(SCHEDULE_TOPIC),
+        message(BROKER_STATE_TOPIC),
+        message("no/such"),
+        message(sys_flag=SYS_FLAG_PREPARED),
+        message(queue_id=-2),
+        message(queue_id=3),
+    )
+
+    assert [one.status for one in results] == ["PUT_OK", *["MESSAGE_ILLEGAL"] * 7, "PUT_OK"]
+    assert [one.outcome for one in results[1:-1]] == ["not_applied"] * 7
+    assert [one.queue_id for one in (results[0], results[-1])] == [1, 3]
+    assert len(broker.store.log.records) == 2
+    assert "4 queues" in results[1].reason
+    assert "permission 4" in results[2].reason
+
+
+def test_what_the_store_finds_illegal_is_left_out_and_the_rest_stored() -> None:
+    """The store refuses all it is given because of one message; its neighbours are stored all the same."""
+    with Harness(BrokerConfig(store=MessageStoreConfig(max_message_size=100))) as broker:
+        refusal = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason="too large")
+        broker.store.refusals.append(refusal)
+
+        results = broker.send(message(), message(body=b"x" * 101), message())
+
+        assert [one.status for one in results] == ["PUT_OK", "MESSAGE_ILLEGAL", "PUT_OK"]
+        assert len(broker.store.log.records) == 2
+
+
+def test_an_unknown_topic_is_made_by_sending_to_it_once(broker: Harness) -> None:
+    """autoCreateTopicEnable, with defaultTopicQueueNums queues."""
+    results = broker.send(message("New", -1), message("New", -1))
+
+    assert broker.state.table["New"] == TopicConfig("New", 8, 8, 6)
+    assert [one.queue_id for one in results] == [0, 1]
+
+
+def test_without_automatic_creation_an_unknown_topic_is_refused() -> None:
+    """The reason names the setting."""
+    with Harness(BrokerConfig(auto_create_topic_enable=False)) as broker:
+        (result,) = broker.send(message("New"))
+
+        assert result.status == "MESSAGE_ILLEGAL"
+        assert "autoCreateTopicEnable" in result.reason
+        assert "New" not in broker.state.table
+
+
+def test_a_slave_refuses_and_names_the_master(broker: Harness) -> None:
+    """Not applied, so the producer may go there at once; a topic is not made by a slave."""
+    broker.become(BrokerRole.SLAVE)
+
+    results = broker.send(message(), message("New"))
+
+    assert {(one.status, one.outcome, one.leader) for one in results} == {
+        ("SERVICE_NOT_AVAILABLE", "not_applied", "host:1")
+    }
+
+
+def test_a_full_broker_refuses_single_sends_as_busy() -> None:
+    """Beyond send_pending_messages_max, until something has been answered."""
+    with Harness(BrokerConfig(send_pending_messages_max=2)) as broker:
+        broker.store.hold_results = True
+        sends = [threading.Thread(target=broker.send, args=(message(),)) for _ in range(2)]
+        for one in sends:
+            one.start()
+        wait_until(lambda: len(broker.store.held) == 2, "two sends are pending")
+
+        (busy,) = broker.send(message())
+        broker.store.release_results()
+        for one in sends:
+            one.join()
+
+        assert (busy.status, busy.outcome) == ("OS_PAGECACHE_BUSY", "not_applied")
+        wait_until(lambda: broker.send(message())[0].status == "PUT_OK", "there is room again")
+
+
+def test_a_stream_answers_every_request_with_its_id(broker: Harness) -> None:
+    """Requests of a stream are stored in order, also when the first of them has to wait for its topic to be made."""
+    broker.state.held = []
+    requests = [pb.SendRequest(request_id=7, messages=[message("New", body=b"0")])]
+    requests += [pb.SendRequest(request_id=8 + at, messages=[message(body=b"%d" % (at + 1))]) for at in range(3)]
+
+    answers = broker.stream("SendStream", iter([one.SerializeToString() for one in requests]))
+    wait_until(lambda: bool(broker.state.held), "the topic is being made")
+    assert not broker.store.log.records
+    broker.state.held.pop()()
+    found = [pb.SendResponse.FromString(one) for one in answers]
+
+    assert [one.request_id for one in found] == [7, 8, 9, 10]
+    assert [decode_record(one.record).body for one in broker.store.log.records] == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
+    """Flow control: producers are held back through gRPC, nothing is refused."""
+    with Harness(BrokerConfig(send_pending_messages_max=3)) as broker:
+        broker.store.hold_results = True
+        request = pb.SendRequest(messages=[message()]).SerializeToString()
+
+        answers = broker.stream("SendStream", iter([request] * 10))
+        wait_until(lambda: len(broker.store.held) == 3, "as many as allowed are pending")
+        assert len(broker.store.log.records) == 3
+        broker.store.release_results()
+
+        assert sum(len(pb.SendResponse.FromString(one).results) for one in answers) == 10
+
+
+def test_garbage_ends_a_stream_with_a_reason(broker: Harness) -> None:
+    """INVALID_ARGUMENT, as for a single send."""
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
+        list(broker.stream("SendStream", iter([b"\xff\xff"])))
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
+        broker.call_bytes("Send", b"\xff\xff")
+
+
+def test_no_more_streams_than_allowed() -> None:
+    """streams_max, over sends and pulls together."""
+    with Harness(BrokerConfig(streams_max=1)) as broker:
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        first = broker.stream("SendStream", iter(requests.get, None))
+        requests.put(pb.SendRequest(messages=[message()]).SerializeToString())
+        wait_until(lambda: bool(broker.store.log.records), "the stream is open")
+
+        with failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "streams_max"):
+            list(broker.stream("PullStream", iter([b""])))
+        requests.put(None)
+        assert len(list(first)) == 1
+
+
+def test_a_stopping_broker_answers_what_it_took_and_ends_the_stream(broker: Harness) -> None:
+    """Whoever sent it learns what became of it."""
+    broker.store.hold_results = True
+    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    answers = broker.stream("SendStream", iter(requests.get, None))
+    requests.put(pb.SendRequest(request_id=1, messages=[message()]).SerializeToString())
+    wait_until(lambda: len(broker.store.held) == 1, "the request is pending")
+
+    stopper = threading.Thread(target=lambda: broker.stop(grace_s=10))
+    stopper.start()
+    broker.store.release_results()
+    found = [pb.SendResponse.FromString(one).request_id for one in answers]
+    stopper.join()
+    requests.put(None)
+
+    assert found == [1]

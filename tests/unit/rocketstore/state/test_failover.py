@@ -1,0 +1,240 @@
+"""What a group's members know after failovers, lost snapshots and expired logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dledger.errors import CorruptLogError
+from rocketstore.message.message import Message
+from rocketstore.state import broker_state
+from rocketstore.state.broker_state import StateBehindError, StateBlockedError, StateIncompleteError
+from rocketstore.state.changes import QueueOffset, TopicConfig
+from rocketstore.state.snapshot import SNAPSHOT_FILE
+from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetMessageStatus, GetResult
+from tests.support.waiting import ManualClock
+from tests.unit.rocketstore.state.conftest import Member
+
+AddMember = Callable[[str], Member]
+HOUR_MS = 3_600_000
+
+
+def put_topic(member: Member, name: str) -> None:
+    assert member.do(lambda done: member.state.put_topic(TopicConfig(name), done)).outcome == "stored"
+
+
+def names(member: Member) -> list[str]:
+    return [topic.name for topic in member.state.topics()]
+
+
+def end(member: Member) -> int:
+    return member.store.max_offset(BROKER_STATE_TOPIC, 0)
+
+
+def lose_snapshot(member: Member) -> None:
+    (member.directory / SNAPSHOT_FILE).unlink(missing_ok=True)
+
+
+def test_a_successor_knows_everything_that_was_answered(add_member: AddMember) -> None:
+    first, second = add_member("1"), add_member("2")
+    first.promote()
+    first.store.put(Message("T", b""))
+    put_topic(first, "T")
+    first.do(lambda done: first.state.commit_offsets("g", [("T", 0, 1)], done=done))
+    first.do(lambda done: first.state.commit_delay_offsets({1: 5}, done))
+    first.store.role = BrokerRole.SLAVE
+
+    second.promote()
+
+    assert names(second) == ["T"]
+    assert second.state.offsets("g") == [QueueOffset("T", 0, 1)]
+    assert second.state.delay_offset(1) == 5
+
+
+def test_a_new_master_publishes_the_full_state_once(add_member: AddMember) -> None:
+    first, second = add_member("1"), add_member("2")
+    first.promote()
+    assert end(first) == 0  # there is none yet
+    put_topic(first, "T")
+    before = end(first)
+    first.store.role = BrokerRole.SLAVE
+    second.promote()
+    second.settle()
+    second.settle()
+
+    assert end(second) == before + 1
+
+
+def test_a_full_state_that_was_refused_is_published_again(add_member: AddMember) -> None:
+    first, second = add_member("1"), add_member("2")
+    first.promote()
+    put_topic(first, "T")
+    before = end(first)
+    first.store.role = BrokerRole.SLAVE
+    second.store.refusals.append(broker_state._SLAVE)
+    second.promote()
+
+    assert end(second) == before + 1
+
+
+def test_who_lost_its_snapshot_recovers_from_a_full_state(add_member: AddMember) -> None:
+    first, second = add_member("1"), add_member("2")
+    first.promote()
+    put_topic(first, "T")
+    first.store.role = BrokerRole.SLAVE
+    second.promote()
+    published = end(second)
+    put_topic(second, "U")
+    lose_snapshot(first)
+    first.store.expire(BROKER_STATE_TOPIC, 0, published - 1)
+    first.restart(clean=False)
+
+    first.promote()
+
+    assert names(first) == ["T", "U"]
+
+
+def test_who_misses_changes_does_not_become_master_until_a_full_state_comes(
+    add_member: AddMember, clock: ManualClock, master: Member
+) -> None:
+    put_topic(master, "T")
+    put_topic(master, "U")
+    late = add_member("late")
+    late.store.expire(BROKER_STATE_TOPIC, 0, 1)
+    with pytest.raises(StateIncompleteError):
+        late.state.catch_up(1)
+
+    clock.now_ms += 6 * HOUR_MS
+    master.settle()
+    late.settle()
+
+    late.state.catch_up(1)
+    assert names(late) == ["T", "U"]
+
+
+def test_a_master_publishes_again_before_its_full_state_expires(master: Member, clock: ManualClock) -> None:
+    put_topic(master, "T")
+    before = end(master)
+    for hours in range(1, 25):
+        clock.now_ms += HOUR_MS
+        master.settle()
+        assert end(master) == before + hours // 6
+
+
+def test_a_master_publishes_again_when_its_full_state_has_expired(master: Member, clock: ManualClock) -> None:
+    put_topic(master, "T")
+    before = end(master)
+    master.store.expire(BROKER_STATE_TOPIC, 0, before)
+    clock.now_ms += 10_000
+    master.settle()
+
+    assert end(master) == before + 1
+
+
+def test_a_full_state_in_many_parts_is_taken_whole(
+    add_member: AddMember, master: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_state, "FULL_PART_BYTES", 500)
+    for number in range(50):
+        put_topic(master, f"T{number:02}")
+    before = end(master)
+    clock.now_ms += 6 * HOUR_MS
+    master.settle()
+    assert end(master) > before + 5
+    late = add_member("late")
+    late.store.expire(BROKER_STATE_TOPIC, 0, before)
+
+    late.promote()
+
+    assert names(late) == [f"T{number:02}" for number in range(50)]
+
+
+def test_a_full_state_of_which_a_part_is_missing_does_not_count(add_member: AddMember, master: Member) -> None:
+    parts = b'{"v":1,"full":{"id":"a","part":%d,"parts":3,"upto":%d},"changes":[]}'
+    put_topic(master, "T")
+    upto = end(master)
+    for part in (0, 2, 1, 2):
+        master.store.put(Message(BROKER_STATE_TOPIC, parts % (part, upto)))
+    master.settle()
+
+    assert names(master) == ["T"]
+
+
+def test_a_full_state_replaces_tables_that_differ(add_member: AddMember, master: Member, clock: ManualClock) -> None:
+    slave = add_member("slave")
+    put_topic(master, "T")
+    slave.settle()
+    del slave.state._applier.tables.topics["T"]  # however that could happen
+    clock.now_ms += 6 * HOUR_MS
+    master.settle()
+    slave.settle()
+
+    assert names(slave) == ["T"]
+
+
+def test_a_change_stored_between_a_state_and_its_publication_is_not_lost(add_member: AddMember, master: Member) -> None:
+    """A put of unknown outcome may still be stored before the full state that does not know of it."""
+    put_topic(master, "T")
+    upto = end(master)
+    late_change = b'{"v":1,"changes":[{"op":"put_topic","name":"Late","read":1,"write":1,"perm":6}]}'
+    full = b'{"v":1,"full":{"id":"a","part":0,"parts":1,"upto":%d},"changes":[{"op":"put_topic","name":"T","read":8,'
+    master.store.put(Message(BROKER_STATE_TOPIC, late_change))
+    master.store.put(Message(BROKER_STATE_TOPIC, full % upto + b'"write":8,"perm":6}]}'))
+    put_topic(master, "U")
+    fresh = add_member("fresh")
+    fresh.store.expire(BROKER_STATE_TOPIC, 0, upto)
+
+    fresh.promote()
+
+    assert names(fresh) == names(master) == ["Late", "T", "U"]
+
+
+def test_a_node_that_meets_a_newer_message_stops_and_does_not_lead(add_member: AddMember, master: Member) -> None:
+    slave = add_member("slave")
+    put_topic(master, "T")
+    master.store.put(Message(BROKER_STATE_TOPIC, b'{"v":2,"changes":[]}'))
+    slave.settle()
+    assert names(slave) == ["T"]
+
+    with pytest.raises(StateBlockedError):
+        slave.state.catch_up(1)
+
+
+def test_catching_up_does_not_skip_what_is_not_readable_yet(
+    add_member: AddMember, master: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted member's queue knows messages behind the commit position."""
+    put_topic(master, "T")
+    slave = add_member("slave")
+    unreadable = GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, 0, 0, 1)
+    monkeypatch.setattr(slave.store, "get", lambda *_args, **_kwargs: unreadable)
+    with pytest.raises(StateBehindError):
+        slave.state.catch_up(0.02)
+    monkeypatch.undo()
+
+    slave.state.catch_up(1)
+
+    assert names(slave) == ["T"]
+
+
+def test_a_damaged_message_leaves_the_state_incomplete(
+    add_member: AddMember, master: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read here is not what every node skips: others have it."""
+    for name in ("T", "U", "V"):
+        put_topic(master, name)
+    slave = add_member("slave")
+    get = slave.store.get
+
+    def damaged_get(topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        if offset <= 1 < offset + max_count:
+            raise CorruptLogError(slave.directory, 1, "planted", "none")
+        return get(topic, queue_id, offset, max_count=max_count)
+
+    monkeypatch.setattr(slave.store, "get", damaged_get)
+
+    with pytest.raises(StateIncompleteError):
+        slave.state.catch_up(1)
+
+    assert names(slave) == ["T", "V"]
