@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -91,6 +91,7 @@ class PlainCommitLog:
         self._open = False
         self._started = False
         self._hot_bytes = _memory_bytes() * config.access_message_in_memory_max_ratio // 100
+        self._on_readable: Callable[[], None] = lambda: None
         self.recovery_report: RecoveryReport | None = None
         """What ``load`` found."""
 
@@ -118,7 +119,15 @@ class PlainCommitLog:
 
     @property
     def max_offset(self) -> int:
+        # A consumer must not see what a crash may take back: its place would go to another message.
+        return self._queue.max_offset if self._flusher.group is None else self._queue.flushed_where
+
+    @property
+    def end_offset(self) -> int:
         return self._queue.max_offset
+
+    def listen(self, advanced: Callable[[], None]) -> None:
+        self._flusher.on_readable = self._on_readable = advanced
 
     @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:
@@ -264,6 +273,8 @@ class PlainCommitLog:
                 flusher.group.wait_for(end, lambda status, reason: done(_flushed(results, status, reason)))
                 return
             flusher.noted()
+            if flusher.readable_at_once:
+                self._on_readable()
         done(results)
 
     def _put_one(self, message: Message, record: bytearray, results: list[PutResult]) -> bool:
@@ -389,7 +400,7 @@ class PlainCommitLog:
         offset, bytes_max = max(offset, self.min_offset), max(bytes_max, OVERHEAD)
         while True:
             file = queue.find(offset)
-            readable_end = 0 if file is None else file.base + file.readable
+            readable_end = 0 if file is None else min(file.base + file.readable, self.max_offset)
             if file is None or offset >= readable_end:
                 return ScannedRecords([], offset)
             data = self.read(offset, min(bytes_max, readable_end - offset)) or b""
