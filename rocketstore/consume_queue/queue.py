@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _SCANNED_FILES: Final = 3
 _GAP_FILES_MAX: Final = 16
 """A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
+_FILLERS_AT_ONCE: Final = 1 << 16
 _STEP_UNITS: Final = 1024
 _queue_offset: Final = operator.itemgetter(6)
 
@@ -174,19 +175,17 @@ class ConsumeQueue:
             self._make_directory()
         elif first > expected:
             _log.warning("%s: queue offsets %d to %d are missing", self.directory, expected, first - 1)
-        self._write(first * UNIT_BYTES, FILLER_BYTES * (first - expected))
+        for missing in range(first - expected, 0, -_FILLERS_AT_ONCE):
+            fillers, done = FILLER_BYTES * min(missing, _FILLERS_AT_ONCE), 0
+            while done < len(fillers):
+                done += self._write(first * UNIT_BYTES, fillers, done)
         data, done = pack_units(heads), 0
         while done < len(data):
-            done += self._write_some(first * UNIT_BYTES, data, done)
+            done += self._write(first * UNIT_BYTES, data, done)
             last = heads[done // UNIT_BYTES - 1]
             self._max_physical_offset = last[2] + last[3]
 
-    def _write(self, start: int, data: bytes) -> None:
-        done = 0
-        while done < len(data):
-            done += self._write_some(start, data, done)
-
-    def _write_some(self, start: int, data: bytes, done: int) -> int:
+    def _write(self, start: int, data: bytes, done: int) -> int:
         """Write what fits into the last file, a new one if it is full; the first of all holds byte ``start``."""
         file = self._files.last_file(start)
         if file is None:

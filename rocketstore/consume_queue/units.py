@@ -31,8 +31,8 @@ def parse_units(data: bytes) -> list[QueueUnit]:
     """Units, fillers too, up to the first place that was never written; ``data`` may end inside a unit."""
     units = list(map(QueueUnit._make, _UNIT.iter_unpack(data[: len(data) - len(data) % UNIT_BYTES])))
     sizes = [unit[1] for unit in units]
-    if sizes and (min(sizes) <= 0 or min(units)[0] < 0):
-        return units[: next(number for number, unit in enumerate(units) if unit[1] <= 0 or unit[0] < 0)]
+    if sizes and min(sizes) <= 0:
+        return units[: next(number for number, unit in enumerate(units) if unit[1] <= 0)]
     return units
 
 
