@@ -18,13 +18,14 @@ the directory the CRC does not match, and the whole log is replayed: slow once, 
 
 from __future__ import annotations
 
+import errno
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from dledger.errors import DiskError
+from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import FileSystem, replace_durably
 
 CHECKPOINT_FILE: Final = "checkpoint"
@@ -94,11 +95,16 @@ class CheckpointFile:
             raise DiskError(f"reading {self._path} failed: {error}") from error
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Replace it; durable on return. Does nothing if that is what was written last. Raises ``DiskError``."""
+        """Replace it; durable on return. Does nothing if that is what was written last.
+
+        Raises ``DiskFullError``, then the old one stays, and ``DiskError``.
+        """
         if checkpoint == self._written:
             return
         try:
             replace_durably(self._fs, self._path, checkpoint.encode())
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(f"writing {self._path} failed: no space left on the device") from error
             raise DiskError(f"writing {self._path} failed: {error}") from error
         self._written = checkpoint

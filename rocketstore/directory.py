@@ -1,8 +1,8 @@
 """The store's root directory: one process at a time, and whether the last one stopped cleanly.
 
-``lock`` is held while a store has the directory open: an ``flock`` for stores of this project, and the POSIX lock on its
-first byte that RocketMQ takes, so that neither opens what the other has open. ``abort`` lies there from the moment a
-store begins to change anything until it has stopped and everything derived from the log is durable. (RocketMQ creates
+``lock`` is held while a store has the directory open: an ``flock`` for stores of this project, and the POSIX lock on
+its first byte that RocketMQ takes, so that neither opens what the other has open. ``abort`` lies there from the moment
+a store begins to change anything until it has stopped and everything derived from the log is durable. (RocketMQ creates
 it only when its start has ended, so a crash while it recovers passes for a clean stop.)
 """
 

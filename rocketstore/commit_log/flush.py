@@ -128,8 +128,17 @@ def commit_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
 class GroupFlushService:
     """SYNC_FLUSH: one flush serves every request handed in before it began."""
 
-    def __init__(self, queue: MappedFileQueue, timeout_ms: int, clock: Clock, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        timeout_ms: int,
+        clock: Clock,
+        supervisor: Supervisor,
+        *,
+        on_flushed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._queue = queue
+        self._on_flushed = on_flushed
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._watcher = DeadlineWatcher(clock, supervisor)
@@ -189,6 +198,7 @@ class GroupFlushService:
         except DiskError as error:
             problem = str(error)
         flushed_where = self._queue.flushed_where
+        self._on_flushed()
         for request in group:
             if request.end <= flushed_where:
                 request.answer(PutMessageStatus.PUT_OK)
@@ -315,11 +325,16 @@ class CommitLogFlusher:
         self._queue = queue
         self._lock = threading.Lock()
         """Held by ``flush``, so that callers do not compete."""
+        self.readable_at_once = not pooled and config.flush_disk_type != "SYNC_FLUSH"
+        """Whether what is written may be read; else ``on_readable`` is called when it may."""
+        self.on_readable: Callable[[], None] = lambda: None
         self.group: GroupFlushService | None = None
         """There with SYNC_FLUSH only."""
         self._paced: list[PacedService] = []
         if config.flush_disk_type == "SYNC_FLUSH":
-            self.group = GroupFlushService(queue, config.sync_flush_timeout, clock, supervisor)
+            self.group = GroupFlushService(
+                queue, config.sync_flush_timeout, clock, supervisor, on_flushed=self._say_readable
+            )
             self.noted = self.group.noted
             return
         flushing = PacedService(
@@ -352,8 +367,13 @@ class CommitLogFlusher:
         """Commit and flush everything now; gives the durable end. Raises ``DiskError``."""
         with self._lock:
             commit_all(self._queue)
-            flush_all(self._queue)
-            return self._queue.flushed_where
+            moved = flush_all(self._queue)
+        if moved and not self.readable_at_once:
+            self.on_readable()
+        return self._queue.flushed_where
+
+    def _say_readable(self) -> None:
+        self.on_readable()
 
     def _flush(self, least_pages: int) -> bool:
         return flush_all(self._queue, least_pages)
@@ -365,6 +385,7 @@ class CommitLogFlusher:
         moved = commit_all(self._queue, least_pages)
         if moved:
             self._flushing_noted()
+            self.on_readable()
         return moved
 
     def _commit_waits(self) -> bool:

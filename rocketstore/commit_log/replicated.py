@@ -136,8 +136,14 @@ class ReplicatedCommitLog:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def load(self, *, clean_stop: bool) -> None:
-        """Nothing: the server has opened and recovered the log."""
+    def load(
+        self,
+        *,
+        clean_stop: bool,
+        from_timestamp_ms: int | None = None,
+        durable_offset: int | None = None,
+    ) -> None:
+        """Nothing: the server has opened and recovered the log, which keeps its own evidence of how it stopped."""
 
     def start(self) -> None:
         """Take part in the group. Raises ``ConfigError``: a port is taken."""

@@ -12,6 +12,7 @@ only what is committed. One thread appends at a time, one flushes, one commits; 
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -36,8 +37,8 @@ class StoreFile:
         """Map an existing file of ``size`` bytes that holds nothing yet. Raises ``OSError``."""
         self._file = MappedFile(fs, path, base, size, writable=writable)
         self._file.warmed = size  # nobody writes zeros ahead of appends here, so they need no lock
-        self._buffer: bytearray | None = None
-        self._give_back: Callable[[bytearray], None] | None = None
+        self._buffer: mmap.mmap | None = None
+        self._give_back: Callable[[mmap.mmap], None] | None = None
         self.path = path
         self.base = base
         self.size = size
@@ -79,7 +80,7 @@ class StoreFile:
         except FileNotFoundError:
             return 0
 
-    def attach_buffer(self, buffer: bytearray, give_back: Callable[[bytearray], None]) -> None:
+    def attach_buffer(self, buffer: mmap.mmap, give_back: Callable[[mmap.mmap], None]) -> None:
         """Append through ``buffer`` (``size`` bytes) until the file is full; then ``give_back`` gets it."""
         self._give_back = give_back
         self._buffer = buffer
@@ -154,11 +155,10 @@ class StoreFile:
         buffer, start, end = self._buffer, self.committed, self.wrote
         if buffer is None or not _due(start, end, self.size, least_pages):
             return False
-        with memoryview(buffer) as view:
-            for at in range(start, end, _COMMIT_CHUNK_BYTES):
-                stop = min(at + _COMMIT_CHUNK_BYTES, end)
-                self._file.write(at, bytes(view[at:stop]))
-                self.committed = stop
+        for at in range(start, end, _COMMIT_CHUNK_BYTES):
+            stop = min(at + _COMMIT_CHUNK_BYTES, end)
+            self._file.write(at, buffer[at:stop])
+            self.committed = stop
         if self.committed == self.size:
             self.detach_buffer()
         return True

@@ -365,7 +365,7 @@ class MappedFileQueue:
                 break
             if deleted and gap_ms:
                 time.sleep(gap_ms / 1000)
-            if not self._delete_first(file):
+            if not self.delete_first(file):
                 break
             deleted += 1
         return deleted
@@ -378,7 +378,7 @@ class MappedFileQueue:
         deleted = 0
         for file in self._files[:-1]:
             last = file.read(file.size - unit_bytes, 8)
-            if last is None or int.from_bytes(last, "big", signed=True) >= offset_min or not self._delete_first(file):
+            if last is None or int.from_bytes(last, "big", signed=True) >= offset_min or not self.delete_first(file):
                 break
             deleted += 1
         return deleted
@@ -386,9 +386,10 @@ class MappedFileQueue:
     def retry_delete_first(self) -> bool:
         """Delete the first file if that was tried before and failed; whether it is gone now."""
         first = next(iter(self._files), None)
-        return first is not None and first.doomed and self._delete_first(first)
+        return first is not None and first.doomed and self.delete_first(first)
 
-    def _delete_first(self, file: StoreFile) -> bool:
+    def delete_first(self, file: StoreFile) -> bool:
+        """Delete ``file`` if it is the first and not the last; whether it is gone. A failed try is remembered."""
         with self._shape_lock:
             if not self._files or self._files[0] is not file or len(self._files) == 1:
                 return False

@@ -6,6 +6,7 @@ of the process loses what was not yet committed, which a crash does not do to wh
 
 from __future__ import annotations
 
+import mmap
 import threading
 
 
@@ -19,7 +20,7 @@ class TransientStorePool:
         self.count = count
         self.buffer_bytes = buffer_bytes
         self._lock = threading.Lock()  # guards _free and _made
-        self._free: list[bytearray] = []
+        self._free: list[mmap.mmap] = []
         self._made = 0
 
     @property
@@ -28,7 +29,7 @@ class TransientStorePool:
         with self._lock:
             return len(self._free) + self.count - self._made
 
-    def borrow(self) -> bytearray | None:
+    def borrow(self) -> mmap.mmap | None:
         """A buffer, with old content; None if all are in use."""
         with self._lock:
             if self._free:
@@ -36,9 +37,9 @@ class TransientStorePool:
             if self._made == self.count:
                 return None
             self._made += 1
-        return bytearray(self.buffer_bytes)
+        return mmap.mmap(-1, self.buffer_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeroed page by page, when used
 
-    def give_back(self, buffer: bytearray) -> None:
+    def give_back(self, buffer: mmap.mmap) -> None:
         """Take a borrowed buffer back."""
         with self._lock:
             self._free.append(buffer)
