@@ -392,7 +392,7 @@ class PlainCommitLog:
 
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
         queue = self._queue
-        offset = max(offset, self.min_offset)
+        offset, bytes_max = max(offset, self.min_offset), max(bytes_max, OVERHEAD)
         while True:
             file = queue.find(offset)
             readable_end = 0 if file is None else min(file.base + file.readable, self.max_offset)
