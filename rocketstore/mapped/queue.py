@@ -3,9 +3,9 @@
 Used by the plain commit log (files made ahead by the allocation service) and by consume queues (made when needed).
 
 The list of files is replaced as a whole, never changed, so that lookups need no lock. ``_shape_lock`` guards its
-replacement and is never held during I/O; ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock`` one
-commit, ``_delete_lock`` one deletion of files (taken after the flush lock). One thread appends at a time: the caller's
-lock.
+replacement and is never held during I/O; ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock``
+one commit, ``_delete_lock`` one deletion of files (taken after the flush lock). One thread appends at a time: the
+caller's lock.
 
 Two rules where RocketMQ only logs. A flush that fails moves nothing and poisons the queue: the kernel may have dropped
 the pages, so no later flush can vouch for them. A file of the wrong size does not make all others unusable: what a

@@ -365,6 +365,23 @@ def test_stopping_makes_everything_durable(tmp_path: Path) -> None:
     assert synced >= {segment_name(number * FILE_BYTES) for number in (1, 2)}
 
 
+def test_a_disk_that_hangs_does_not_hang_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told instead, so that nobody takes it for a clean stop."""
+    monkeypatch.setattr("rocketstore.commit_log.flush.STOP_WAIT_S", 0.05)
+    goes_on = threading.Event()
+    fs = FailingFs()
+    log = open_log(small_config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH), fs)
+    put(log, message())
+    fs.fails = lambda call, _path: None if call != "sync" or goes_on.wait(10) else IO_ERROR
+    put(log, message(), wait=False)
+
+    with pytest.raises(DiskError, match="hangs"):
+        log.shutdown()
+
+    goes_on.set()
+    log.shutdown()
+
+
 def test_with_the_pool_messages_are_readable_once_committed(tmp_path: Path) -> None:
     """``flush`` commits too; the queue offset is taken at once."""
     config = small_config(tmp_path, transient_store_pool_enable=True, commit_interval_commit_log=3_600_000)

@@ -76,7 +76,9 @@ def _asynchronous(run: Recorder) -> None:
     run.put(300, 300, 300)
     run.put(50)
     run.flush()
-    run.put(10, 20, 30)
+    run.put(10)
+    run.put(20)
+    run.put(30)
 
 
 def _asynchronous_over_many_files(run: Recorder) -> None:
