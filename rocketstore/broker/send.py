@@ -21,7 +21,7 @@ import grpc
 from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, Outcome
 from rocketstore.broker.codec import ResultEncoder, Send
-from rocketstore.broker.ports import Store, TopicLike
+from rocketstore.broker.ports import Store
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.message.checks import check_client_topic, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
@@ -169,19 +169,27 @@ class Sender:
             refusal = self._not_master()
             return dict.fromkeys(range(len(messages)), refusal)
         refused: dict[int, PutResult] = {}
-        found: dict[str, TopicLike | None] = {}
+        name, queues = "", 0
         for at, message in enumerate(messages):
-            name = message.topic
-            if name not in found:
-                found[name] = None if check_client_topic(name) else self._topics.find(name)
-            topic = found[name]
-            problem = self._place(message, topic) if topic is not None else self._no_topic(name)
+            if message.topic != name:
+                name = message.topic
+                queues = self._writable_queues(name)
+            if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
+                continue  # nearly always: everything below costs ten times as much
+            problem = self._place(message)
             if problem:
                 refused[at] = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=problem)
         return refused
 
-    def _place(self, message: Message, topic: TopicLike) -> str:
+    def _writable_queues(self, name: str) -> int:
+        topic = None if check_client_topic(name) else self._topics.find(name)
+        return 0 if topic is None or self._topics.write_problem(topic, -1) else topic.write_queues
+
+    def _place(self, message: Message) -> str:
         """Choose the queue if the producer left that to us; gives why not, or the empty string."""
+        topic = self._topics.find(message.topic)
+        if topic is None or check_client_topic(message.topic):
+            return self._no_topic(message.topic)
         problem = self._topics.write_problem(topic, message.queue_id)
         if problem:
             return problem
