@@ -83,6 +83,7 @@ class PlainCommitLog:
             self._fs, placement, config.mapped_file_size_commit_log, allocation=self._allocation
         )
         self._flusher = CommitLogFlusher(config, self._queue, clock, self._supervisor, pooled=self._pool is not None)
+        self._record_bytes_max = config.mapped_file_size_commit_log - BLANK_BYTES
         self._put_lock = threading.Lock()
         """Guards ``_offsets``, ``_last_timestamp``, ``_open`` and appends to ``_queue``."""
         self._offsets = QueueOffsets()
@@ -202,6 +203,9 @@ class PlainCommitLog:
                 start = self.min_offset
             report = self.recovery_report = recovery.run(start, durable_offset, on_heads)
             self._last_timestamp = self._queue.store_timestamp = report.last_timestamp
+            last = self._queue.last_file(create=False)
+            if last is not None and not last.is_full and not last.writable:
+                raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and not yet full"])
         except OSError as error:
             raise DiskError(f"opening the commit log in {', '.join(self.directories())} failed: {error}") from error
 
@@ -235,54 +239,70 @@ class PlainCommitLog:
     # Writing
 
     def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
-        levels = self._delay_levels
-        largest = self._queue.file_bytes - BLANK_BYTES
-        records: list[bytearray] = []
-        fine: Sequence[Message] = messages
-        illegal: dict[int, PutResult] = {}
-        for number, message in enumerate(messages):
-            prepare(message, levels)
-            try:
-                record = encode_record_buffer(message)
-            except InvalidRequestError as error:
-                illegal[number] = refused(PutMessageStatus.MESSAGE_ILLEGAL, str(error))
-                continue
-            if len(record) > largest:
-                reason = f"the record of {len(record)} bytes is larger than a file of the log"
-                illegal[number] = refused(PutMessageStatus.MESSAGE_ILLEGAL, reason)
-                continue
-            records.append(record)
-        if illegal:
-            fine = [message for number, message in enumerate(messages) if number not in illegal]
-        results: list[PutResult] = []
-        with self._put_lock:
-            self._lock_taken_ms = self._clock.monotonic_ms()
-            try:
-                if len(records) != 1 or not self._put_one(fine[0], records[0], results):
-                    self._put_all(fine, records, results)
-            finally:
-                self._lock_taken_ms = 0
-                end = self._queue.max_wrote
-        stored = bool(results) and results[0].stored is not None
-        if illegal:
-            rest = iter(results)
-            results = [illegal.get(number) or next(rest) for number in range(len(messages))]
+        results = self._store_one(messages) if len(messages) == 1 else self._store_many(messages)
+        ends = [one.stored.offset + one.stored.size for one in results if one.stored is not None]
         flusher = self._flusher
-        if stored:
+        if ends:
             if wait and flusher.group is not None:
-                flusher.group.wait_for(end, lambda status, reason: done(_flushed(results, status, reason)))
+                flusher.group.wait_for(ends[-1], lambda status, reason: done(_flushed(results, status, reason)))
                 return
             flusher.noted()
             if flusher.readable_at_once:
                 self._on_readable()
         done(results)
 
-    def _put_one(self, message: Message, record: bytearray, results: list[PutResult]) -> bool:
-        """The common case of ``_put_all``, at half its price: False, and nothing done, if there is no room."""
+    def _encode(self, message: Message) -> bytearray | PutResult:
+        """The message's record, or why there can be none."""
+        if message.properties:
+            prepare(message, self._delay_levels)
+        try:
+            record = encode_record_buffer(message)
+        except InvalidRequestError as error:
+            return refused(PutMessageStatus.MESSAGE_ILLEGAL, str(error))
+        if len(record) > self._record_bytes_max:
+            reason = f"the record of {len(record)} bytes is larger than a file of the log"
+            return refused(PutMessageStatus.MESSAGE_ILLEGAL, reason)
+        return record
+
+    def _store_many(self, messages: Sequence[Message]) -> list[PutResult]:
+        encoded = [self._encode(message) for message in messages]
+        records = [one for one in encoded if isinstance(one, bytearray)]
+        if len(records) < len(messages):
+            fine = [message for message, one in zip(messages, encoded, strict=True) if isinstance(one, bytearray)]
+            results = iter(self._put(fine, records))
+            return [next(results) if isinstance(one, bytearray) else one for one in encoded]
+        return self._put(messages, records)
+
+    def _put(self, messages: Sequence[Message], records: list[bytearray]) -> list[PutResult]:
+        results: list[PutResult] = []
+        with self._put_lock:
+            self._lock_taken_ms = self._clock.monotonic_ms()
+            try:
+                self._put_all(messages, records, results)
+            finally:
+                self._lock_taken_ms = 0
+        return results
+
+    def _store_one(self, messages: Sequence[Message]) -> list[PutResult]:
+        """What ``_store_many`` does, at half the price for a single message that finds room in the last file."""
+        message = messages[0]
+        record = self._encode(message)
+        if not isinstance(record, bytearray):
+            return [record]
+        with self._put_lock:
+            self._lock_taken_ms = self._clock.monotonic_ms()
+            try:
+                result = self._put_one(message, record)
+            finally:
+                self._lock_taken_ms = 0
+        return self._put(messages, [record]) if result is None else [result]
+
+    def _put_one(self, message: Message, record: bytearray) -> PutResult | None:
+        """Write a record into the last file; None, and nothing done, if there is no room or nothing may be written."""
         queue, table = self._queue, self._offsets.table
         file = queue.last_file(create=False)
-        if file is None or not self._open or len(record) + BLANK_BYTES > file.size - file.wrote:
-            return False
+        if file is None or not self._open or queue.poison or len(record) + BLANK_BYTES > file.size - file.wrote:
+            return None
         takes_offset = not message.sys_flag & TAKES_NO_QUEUE_OFFSET
         key = (message.topic, message.queue_id)
         message.queue_offset = queue_offset = table.get(key, 0) if takes_offset else 0
@@ -295,21 +315,19 @@ class PlainCommitLog:
         try:
             queue.append_to(file, record)
         except DiskFullError as error:
-            results.append(refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error)))
-            return True
+            return refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error))
         except DiskError as error:
-            results += self._failed(error, 1, 0)
-            return True
+            return refused(PutMessageStatus.UNKNOWN_ERROR, str(error), "unknown")
         if takes_offset:
             table[key] = queue_offset + 1
         self._last_timestamp = file.store_timestamp = timestamp
-        results.append(stored_result(message))
-        return True
+        return stored_result(message)
 
     def _put_all(self, messages: Sequence[Message], records: list[bytearray], results: list[PutResult]) -> None:
         """Write the records and append one result per message, whatever happens. Under the put lock."""
-        if not self._open:
-            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, _CLOSED)] * len(messages)
+        if not self._open or self._queue.poison:
+            reason = self._queue.poison or _CLOSED
+            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason)] * len(messages)
             return
         timestamp = self._last_timestamp = max(self._clock.wall_ms(), self._last_timestamp)
         written = count = 0
