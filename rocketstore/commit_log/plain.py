@@ -1,31 +1,25 @@
 """The commit log of a broker on its own: records one after the other in files of equal size.
 
-A record never crosses files: what is left of one when the next record (and 8 bytes) does not fit is a blank. Store
-timestamps (which never go back in log order), queue offsets and places are assigned under ``_put_lock``, and a batch is
-written with one write per file. Queue offsets are taken only once the bytes are written.
-
-What RocketMQ does otherwise, on purpose: a record larger than a file is refused instead of reported stored; the next
-file is created before the rest of the last one is given up; after a failed write or flush the log takes no more
-messages instead of carrying on.
+A record never crosses files: what is left of one when the next record (and 8 bytes) does not fit is a blank. Here is
+the log's life and its reading; ``appender`` writes, ``flush`` makes durable, ``recovery`` finds the end at start.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, InvalidRequestError
+from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
 from dledger.store.mmap_file_list import Placement
-from rocketstore.commit_log.flush import CommitLogFlusher, commit_all, flush_all
+from rocketstore.commit_log.appender import RecordAppender
+from rocketstore.commit_log.flush import CommitLogFlusher
 from rocketstore.commit_log.port import PutDone
-from rocketstore.commit_log.put import TAKES_NO_QUEUE_OFFSET, QueueOffsets, prepare, refused, stored_result
 from rocketstore.commit_log.recovery import HeadsSink, Recovery, RecoveryReport
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
@@ -35,14 +29,11 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import (
     BLANK,
-    BLANK_MAGIC,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     OFFSETS,
     OVERHEAD,
     QUEUE_OFFSET_AT,
-    encode_record_buffer,
-    place_record,
 )
 from rocketstore.message.scan import scan_records
 from rocketstore.types import (
@@ -53,10 +44,8 @@ from rocketstore.types import (
     ScannedRecords,
 )
 
-BLANK_BYTES: Final = BLANK.size
 _MAGICS: Final = frozenset({MESSAGE_MAGIC, MESSAGE_MAGIC_V2})
 _MS_PER_HOUR: Final = 3_600_000
-_CLOSED: Final = "the commit log is not open for writing"
 
 
 class PlainCommitLog:
@@ -83,13 +72,7 @@ class PlainCommitLog:
             self._fs, placement, config.mapped_file_size_commit_log, allocation=self._allocation
         )
         self._flusher = CommitLogFlusher(config, self._queue, clock, self._supervisor, pooled=self._pool is not None)
-        self._record_bytes_max = config.mapped_file_size_commit_log - BLANK_BYTES
-        self._put_lock = threading.Lock()
-        """Guards ``_offsets``, ``_last_timestamp``, ``_open`` and appends to ``_queue``."""
-        self._offsets = QueueOffsets()
-        self._last_timestamp = 0
-        self._lock_taken_ms = 0
-        self._open = False
+        self._appender = RecordAppender(self._queue, self._delay_levels, clock)
         self._started = False
         self._hot_bytes = _memory_bytes() * config.access_message_in_memory_max_ratio // 100
         self._on_readable: Callable[[], None] = lambda: None
@@ -132,11 +115,11 @@ class PlainCommitLog:
 
     @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:
-        return self._offsets.table
+        return self._appender.offsets.table
 
     def set_queue_offsets(self, offsets: dict[tuple[str, int], int]) -> None:
-        with self._put_lock:
-            self._offsets.replace(offsets)
+        with self._appender.lock:
+            self._appender.offsets.replace(offsets)
 
     @property
     def poison(self) -> str:
@@ -155,7 +138,7 @@ class PlainCommitLog:
 
     @property
     def put_lock_ms(self) -> int:
-        taken_ms = self._lock_taken_ms
+        taken_ms = self._appender.lock_taken_ms
         return max(0, self._clock.monotonic_ms() - taken_ms) if taken_ms else 0
 
     def remaining_to_flush(self) -> int:
@@ -202,7 +185,7 @@ class PlainCommitLog:
             else:
                 start = self.min_offset
             report = self.recovery_report = recovery.run(start, durable_offset, on_heads)
-            self._last_timestamp = self._queue.store_timestamp = report.last_timestamp
+            self._appender.last_timestamp = self._queue.store_timestamp = report.last_timestamp
             last = self._queue.last_file(create=False)
             if last is not None and not last.is_full and not last.writable:
                 raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and not yet full"])
@@ -215,13 +198,13 @@ class PlainCommitLog:
         self._started = True
         self._allocation.start()
         self._flusher.start()
-        with self._put_lock:
-            self._open = True
+        with self._appender.lock:
+            self._appender.is_open = True
 
     def shutdown(self) -> None:
         """Flush and close. Idempotent. Raises ``DiskError`` if not everything became durable."""
-        with self._put_lock:
-            self._open = False
+        with self._appender.lock:
+            self._appender.is_open = False
         stopped = True
         if self._started:
             self._started = False
@@ -239,7 +222,7 @@ class PlainCommitLog:
     # Writing
 
     def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
-        results = self._store_one(messages) if len(messages) == 1 else self._store_many(messages)
+        results = self._appender.store_one(messages) if len(messages) == 1 else self._appender.store_many(messages)
         ends = [one.stored.offset + one.stored.size for one in results if one.stored is not None]
         flusher = self._flusher
         if ends:
@@ -250,141 +233,6 @@ class PlainCommitLog:
             if flusher.readable_at_once:
                 self._on_readable()
         done(results)
-
-    def _encode(self, message: Message) -> bytearray | PutResult:
-        """The message's record, or why there can be none."""
-        if message.properties:
-            prepare(message, self._delay_levels)
-        try:
-            record = encode_record_buffer(message)
-        except InvalidRequestError as error:
-            return refused(PutMessageStatus.MESSAGE_ILLEGAL, str(error))
-        if len(record) > self._record_bytes_max:
-            reason = f"the record of {len(record)} bytes is larger than a file of the log"
-            return refused(PutMessageStatus.MESSAGE_ILLEGAL, reason)
-        return record
-
-    def _store_many(self, messages: Sequence[Message]) -> list[PutResult]:
-        encoded = [self._encode(message) for message in messages]
-        records = [one for one in encoded if isinstance(one, bytearray)]
-        if len(records) < len(messages):
-            fine = [message for message, one in zip(messages, encoded, strict=True) if isinstance(one, bytearray)]
-            results = iter(self._put(fine, records))
-            return [next(results) if isinstance(one, bytearray) else one for one in encoded]
-        return self._put(messages, records)
-
-    def _put(self, messages: Sequence[Message], records: list[bytearray]) -> list[PutResult]:
-        results: list[PutResult] = []
-        with self._put_lock:
-            self._lock_taken_ms = self._clock.monotonic_ms()
-            try:
-                self._put_all(messages, records, results)
-            finally:
-                self._lock_taken_ms = 0
-        return results
-
-    def _store_one(self, messages: Sequence[Message]) -> list[PutResult]:
-        """What ``_store_many`` does, at half the price for a single message that finds room in the last file."""
-        message = messages[0]
-        record = self._encode(message)
-        if not isinstance(record, bytearray):
-            return [record]
-        with self._put_lock:
-            self._lock_taken_ms = self._clock.monotonic_ms()
-            try:
-                result = self._put_one(message, record)
-            finally:
-                self._lock_taken_ms = 0
-        return self._put(messages, [record]) if result is None else [result]
-
-    def _put_one(self, message: Message, record: bytearray) -> PutResult | None:
-        """Write a record into the last file; None, and nothing done, if there is no room or nothing may be written."""
-        queue, table = self._queue, self._offsets.table
-        file = queue.last_file(create=False)
-        if file is None or not self._open or queue.poison or len(record) + BLANK_BYTES > file.size - file.wrote:
-            return None
-        takes_offset = not message.sys_flag & TAKES_NO_QUEUE_OFFSET
-        key = (message.topic, message.queue_id)
-        message.queue_offset = queue_offset = table.get(key, 0) if takes_offset else 0
-        timestamp = self._clock.wall_ms()
-        if timestamp < self._last_timestamp:
-            timestamp = self._last_timestamp
-        message.store_timestamp = timestamp
-        message.offset = offset = file.base + file.wrote
-        place_record(record, message, queue_offset, offset)
-        try:
-            queue.append_to(file, record)
-        except DiskFullError as error:
-            return refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error))
-        except DiskError as error:
-            return refused(PutMessageStatus.UNKNOWN_ERROR, str(error), "unknown")
-        if takes_offset:
-            table[key] = queue_offset + 1
-        self._last_timestamp = file.store_timestamp = timestamp
-        return stored_result(message)
-
-    def _put_all(self, messages: Sequence[Message], records: list[bytearray], results: list[PutResult]) -> None:
-        """Write the records and append one result per message, whatever happens. Under the put lock."""
-        if not self._open or self._queue.poison:
-            reason = self._queue.poison or _CLOSED
-            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason)] * len(messages)
-            return
-        timestamp = self._last_timestamp = max(self._clock.wall_ms(), self._last_timestamp)
-        written = count = 0
-        try:
-            while written < len(records):
-                count = 0
-                file = self._queue.last_file()
-                if file is None or len(records[written]) + BLANK_BYTES > file.size - file.wrote:
-                    self._roll()
-                    continue
-                count = _fitting(records, written, file.size - file.wrote)
-                chunk = messages[written : written + count] if count < len(messages) else messages
-                following = self._offsets.assign(chunk)
-                offset = file.base + file.wrote
-                for message, record in zip(chunk, records[written : written + count], strict=True):
-                    message.store_timestamp = timestamp
-                    message.offset = offset
-                    place_record(record, message, message.queue_offset, offset)
-                    offset += len(record)
-                self._queue.append_to(
-                    file, records[written] if count == 1 else bytearray().join(records[written : written + count])
-                )
-                file.store_timestamp = timestamp
-                self._offsets.keep(following)
-                results += map(stored_result, chunk)
-                written += count
-        except DiskFullError as error:
-            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error))] * (len(messages) - written)
-        except DiskError as error:
-            results += self._failed(error, count, len(messages) - written - count)
-
-    def _failed(self, error: DiskError, tried: int, left: int) -> list[PutResult]:
-        """What the messages get that were not written because of ``error``.
-
-        Of those that it was tried with, bytes may be on the disk, and recovery may find them: their outcome is unknown.
-        """
-        status = PutMessageStatus.CREATE_MAPEDFILE_FAILED
-        if self._queue.poison:
-            status = PutMessageStatus.SERVICE_NOT_AVAILABLE
-        unknown = refused(PutMessageStatus.UNKNOWN_ERROR, str(error), "unknown")
-        return [unknown] * tried + [refused(status, str(error))] * left
-
-    def _roll(self) -> None:
-        """Give up the rest of the last file for a blank, once there is a next one.
-
-        A file is begun only when the last but one is durable: recovery takes records so far behind a bad one as a sign
-        of damage. Raises ``DiskError``, ``DiskFullError``.
-        """
-        queue = self._queue
-        file = queue.last_file(create=False)
-        if file is None:
-            return
-        queue.reserve_next()
-        if queue.flushed_where < file.base:
-            commit_all(queue)
-            flush_all(queue)
-        queue.append_to(file, BLANK.pack(file.size - file.wrote, BLANK_MAGIC), fill=True)
 
     def flush(self) -> int:
         return self._flusher.flush()
@@ -441,18 +289,6 @@ class PlainCommitLog:
     def earliest_message_time(self) -> int:
         heads = self.scan(self.min_offset, OVERHEAD).heads
         return heads[0].store_timestamp if heads else -1
-
-
-def _fitting(records: list[bytearray], first: int, room: int) -> int:
-    """How many records from ``first`` on fit, with a blank behind each; at least one, which is known to."""
-    if first + 1 == len(records):
-        return 1
-    number = first
-    for number in range(first, len(records)):
-        room -= len(records[number])
-        if room < BLANK_BYTES:
-            return number - first
-    return number + 1 - first
 
 
 def _flushed(results: list[PutResult], status: PutMessageStatus, reason: str) -> list[PutResult]:
