@@ -215,17 +215,22 @@ class PlainCommitLog:
             self._open = True
 
     def shutdown(self) -> None:
+        """Flush and close. Idempotent. Raises ``DiskError`` if not everything became durable."""
         with self._put_lock:
             self._open = False
+        stopped = True
         if self._started:
             self._started = False
-            self._flusher.stop()
+            stopped = self._flusher.stop()
             self._allocation.stop()
         try:
+            if not stopped:
+                raise DiskError("the disk hangs: the last messages may not be durable")
             if not self._queue.poison:
                 self._flusher.flush()
         finally:
-            self._queue.close()
+            if stopped:
+                self._queue.close()
 
     # Writing
 
@@ -392,7 +397,7 @@ class PlainCommitLog:
 
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
         queue = self._queue
-        offset = max(offset, self.min_offset)
+        offset, bytes_max = max(offset, self.min_offset), max(bytes_max, OVERHEAD)
         while True:
             file = queue.find(offset)
             readable_end = 0 if file is None else min(file.base + file.readable, self.max_offset)
