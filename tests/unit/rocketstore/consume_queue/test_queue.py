@@ -368,3 +368,12 @@ def test_a_removed_queue_takes_nothing(tmp_path: Path) -> None:
     assert not queue.append(heads(12, 13))
     assert not queue.directory.exists()
     assert queue.units(0, 1) == []
+
+
+def test_a_long_gap_is_filled_piece_by_piece(tmp_path: Path) -> None:
+    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 100_000 * 20, RealFileSystem())
+    (tmp_path / "T").mkdir()
+    queue.append([head(0), head(150_000)])
+    assert content(queue) == {0: 0, 150_000: 15_000_000}
+    assert queue.units(99_998, 10) == [FILLER, FILLER]
+    assert queue.correct_min_offset(1) == 150_000

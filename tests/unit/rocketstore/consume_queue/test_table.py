@@ -242,3 +242,15 @@ def test_a_topic_may_be_deleted_while_it_grows(tmp_path: Path) -> None:
         deleter.join()
     table.append([head(300)])
     assert content(table)["T", 0][-1] == 30_000
+
+
+def test_a_queue_that_cannot_be_flushed_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append(log(30))
+    fs.fails = lambda call, path: IO_ERROR if call == "sync" and "/A/" in path else None
+    fs.calls.clear()
+    with pytest.raises(DiskError):
+        table.flush(0)
+    assert {path.split("/")[-2] for call, path in fs.calls if call == "sync" and "/B/" in path} == {"0", "1", "2"}

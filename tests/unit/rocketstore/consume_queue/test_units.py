@@ -12,16 +12,16 @@ BYTES = bytes.fromhex("00000100 00000000 0000007d ffffffff80000000 00000200 0000
 
 def test_units_are_big_endian_offset_size_and_tags_code() -> None:
     assert pack_units(RECORDS) == BYTES
-    assert list(parse_units(BYTES)) == [
+    assert parse_units(BYTES) == [
         QueueUnit(1 << 40, 125, -(1 << 31)),
         QueueUnit(2 << 40, 1, 1_700_000_000_000),
     ]
 
 
 def test_parsing_ends_at_what_was_never_written() -> None:
-    assert list(parse_units(FILLER_BYTES + bytes(20) + BYTES)) == [FILLER]
-    assert list(parse_units(BYTES[:39])) == [QueueUnit(1 << 40, 125, -(1 << 31))]
-    assert list(parse_units(b"\xff" * 20)) == []
+    assert parse_units(FILLER_BYTES + bytes(20) + BYTES) == [FILLER]
+    assert parse_units(BYTES[:39]) == [QueueUnit(1 << 40, 125, -(1 << 31))]
+    assert parse_units(b"\xff" * 20) == parse_units(b"") == []
 
 
 def test_columns_tell_fillers_from_units() -> None:
