@@ -146,6 +146,8 @@ class MessageStore:
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
         self._loaded = True
+        # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
+        self.flush()
         return decided
 
     def start(self) -> None:

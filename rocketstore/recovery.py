@@ -26,10 +26,11 @@ from typing import Final, NamedTuple, Protocol
 
 from dledger.errors import invariant
 from rocketstore.checkpoint import UNKNOWN, Checkpoint
+from rocketstore.config import KIB
 from rocketstore.types import RecordHead, ScannedRecords
 
 _log = logging.getLogger("rocketstore")
-_ONE_RECORD: Final = 1
+_PROBE_BYTES: Final = 64 * KIB
 
 
 class RecoverableLog(Protocol):
@@ -172,10 +173,11 @@ def file_by_time(log: RecoverableLog, before_ms: int) -> int:
     """The start of the newest file whose first message was stored by ``before_ms``; the log's begin if none was."""
     found = at = log.min_offset
     while at < log.max_offset:
-        heads: Sequence[RecordHead] = log.scan(at, _ONE_RECORD).heads
+        heads: Sequence[RecordHead] = log.scan(at, _PROBE_BYTES).heads
         if heads and heads[0].store_timestamp > before_ms:
             break
-        found = at
+        if heads:
+            found = at
         at = log.next_file_offset(at)
     return found
 
