@@ -135,9 +135,10 @@ class BrokerState:
 
     def shutdown(self) -> None:
         """Answer what waits, end the thread and write a snapshot. Idempotent; before the store's shutdown."""
-        self._worker.stop(STOP_TIMEOUT_S)
+        ended = self._worker.stop(STOP_TIMEOUT_S)
         self._publisher.close("the broker is stopping")
-        self.flush()
+        if ended:
+            self.flush()
 
     def flush(self) -> None:
         """Write a snapshot now. A disk that refuses it is logged: the log has everything."""
@@ -255,9 +256,11 @@ class BrokerState:
         the queue's end is refused, because it would skip messages that are still to come.
         """
         change = CommitOffsets(group, tuple(QueueOffset(*one) for one in offsets), reset)
+        numbering = self._store.log.queue_offsets
         for topic, queue_id, offset in change.offsets:
-            end = self._store.max_offset(topic, queue_id)
-            if offset > end:
+            # What is put, but not yet dispatched, may be committed: a producer knows its offset from the answer.
+            end = max(numbering.get((topic, queue_id), 0), self._store.max_offset(topic, queue_id))
+            if offset > end and self._store.role is not BrokerRole.SLAVE:
                 raise InvalidRequestError(f"offset {offset} of {topic} queue {queue_id} is beyond its end, {end}")
         with self._applier.lock:
             tables = self._applier.tables
@@ -335,8 +338,8 @@ class BrokerState:
     def _accept_incomplete(self) -> None:
         if not self._settings.accept_incomplete:
             raise StateIncompleteError(
-                "changes of broker state are missing here and no published full state is in the log; "
-                "let another node lead, or start this one with acceptIncompleteState=true"
+                "changes of broker state are missing here and no published full state is in the log; let another node "
+                "lead, or let this one go on with what is left (accept_incomplete)"
             )
         _log.error("broker state: changes are missing and nobody has them; going on with what is left")
         self._applier.accept_incomplete()

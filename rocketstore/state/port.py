@@ -10,12 +10,24 @@ from rocketstore.message.message import Message
 from rocketstore.types import BrokerRole, GetResult, RecordHead
 
 
+class QueueNumbering(Protocol):
+    """The log, as far as it numbers queues."""
+
+    @property
+    def queue_offsets(self) -> dict[tuple[str, int], int]:
+        """(topic, queue id) to the next queue offset to be given out; exact on a master."""
+
+
 class StateStore(Protocol):
     """Puts, gets by queue offset, the role, and a call for every record that arrives in a queue."""
 
     @property
     def role(self) -> BrokerRole:
         """Whether puts are taken."""
+
+    @property
+    def log(self) -> QueueNumbering:
+        """Where puts go."""
 
     def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
         """Store the messages in this order; a slave refuses. ``done`` may be called on any thread, also at once."""

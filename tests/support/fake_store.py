@@ -63,7 +63,7 @@ class FakeLog:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.records: list[FakeRecord] = []
-        self.next_offsets: dict[tuple[str, int], int] = {}
+        self.queue_offsets: dict[tuple[str, int], int] = {}
         self.end = 0
         self.stores: list[FakeStore] = []
 
@@ -198,7 +198,7 @@ class FakeStore:
         with self.log.lock:
             queue = self._queues[topic, queue_id]
             del queue.records[max_offset - queue.min_offset :]
-            self.log.next_offsets[topic, queue_id] = max_offset
+            self.log.queue_offsets[topic, queue_id] = max_offset
 
     def dispatch(self) -> None:
         """Put records of the log into the queues, up to ``dispatched_to``, and call the listeners."""
@@ -227,8 +227,8 @@ class FakeStore:
             message.properties[PROPERTY_DELAY] = str(level)
             code = self._delay_levels.due_ms(level, message.store_timestamp)
         key = (message.topic, message.queue_id)
-        queue_offset = log.next_offsets.get(key, 0)
-        log.next_offsets[key] = queue_offset + 1
+        queue_offset = log.queue_offsets.get(key, 0)
+        log.queue_offsets[key] = queue_offset + 1
         record = encode_record(message, queue_offset=queue_offset, physical_offset=log.end)
         head = RecordHead(
             message.topic, message.queue_id, log.end, len(record), code, message.store_timestamp, queue_offset,

@@ -151,6 +151,21 @@ def test_an_offset_beyond_the_queues_end_is_refused(master: Member) -> None:
     assert commit(master, 3).ok
 
 
+def test_what_is_put_but_not_dispatched_may_be_committed(master: Member) -> None:
+    master.store.dispatched_to = 0
+    fill(master, "T", 3)
+    answers: list[PutResult] = []
+    master.state.commit_offsets("g", [("T", 0, 3)], done=answers.append)
+    with pytest.raises(InvalidRequestError):
+        commit(master, 4)
+    master.settle()
+    master.store.dispatched_to = None
+    master.store.dispatch()
+    master.settle()
+
+    assert [answer.outcome for answer in answers] == ["stored"]
+
+
 @pytest.mark.parametrize("group", ["", "a b", "x" * 128, "a/../b"])
 def test_a_bad_name_is_refused_at_once(master: Member, group: str) -> None:
     with pytest.raises(MalformedStateError):

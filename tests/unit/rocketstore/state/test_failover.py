@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -238,3 +239,99 @@ def test_a_damaged_message_leaves_the_state_incomplete(
         slave.state.catch_up(1)
 
     assert names(slave) == ["T", "V"]
+
+
+def test_a_record_whose_bytes_are_damaged_leaves_the_state_incomplete(
+    add_member: AddMember, master: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_topic(master, "T")
+    put_topic(master, "U")
+    slave = add_member("slave")
+    get = slave.store.get
+
+    def flipped_get(topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        found = get(topic, queue_id, offset, max_count=max_count)
+        records = [record.replace(b'"name":"T"', b'"name":"X"') for record in found.records]
+        return replace(found, records=tuple(records))
+
+    monkeypatch.setattr(slave.store, "get", flipped_get)
+
+    with pytest.raises(StateIncompleteError):
+        slave.state.catch_up(1)
+
+    assert names(slave) == ["U"]
+
+
+def test_a_gap_in_the_queue_leaves_the_state_incomplete(
+    add_member: AddMember, master: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("T", "U", "V"):
+        put_topic(master, name)
+    slave = add_member("slave")
+    get = slave.store.get
+
+    def gappy_get(topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        found = get(topic, queue_id, offset, max_count=max_count)
+        return replace(found, records=tuple(record for record in found.records if b'"U"' not in record))
+
+    monkeypatch.setattr(slave.store, "get", gappy_get)
+
+    with pytest.raises(StateIncompleteError):
+        slave.state.catch_up(1)
+
+    assert names(slave) == ["T", "V"]
+
+
+def test_messages_that_vanish_while_they_are_read_leave_the_state_incomplete(
+    add_member: AddMember, master: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_topic(master, "T")
+    put_topic(master, "U")
+    slave = add_member("slave")
+    get = slave.store.get
+
+    def late_get(topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        if offset == 0:
+            return GetResult(GetMessageStatus.MESSAGE_WAS_REMOVING, 1, 0, 2)
+        return get(topic, queue_id, offset, max_count=max_count)
+
+    monkeypatch.setattr(slave.store, "get", late_get)
+
+    with pytest.raises(StateIncompleteError):
+        slave.state.catch_up(1)
+
+    assert names(slave) == ["U"]
+
+
+def test_going_back_to_before_a_full_state_is_done_once(
+    add_member: AddMember, master: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If what lies between a state and its publication is not readable here, trying again for ever does not help."""
+    put_topic(master, "T")
+    put_topic(master, "U")
+    full = b'{"v":1,"full":{"id":"a","part":0,"parts":1,"upto":1},"changes":[]}'
+    master.store.put(Message(BROKER_STATE_TOPIC, full))
+    slave = add_member("slave")
+    get = slave.store.get
+
+    def damaged_get(topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        if offset <= 1 < offset + max_count:
+            raise CorruptLogError(slave.directory, 1, "planted", "none")
+        return get(topic, queue_id, offset, max_count=max_count)
+
+    monkeypatch.setattr(slave.store, "get", damaged_get)
+
+    with pytest.raises(StateIncompleteError):
+        slave.state.catch_up(1)
+
+
+def test_catching_up_waits_for_dispatch(add_member: AddMember, master: Member) -> None:
+    put_topic(master, "T")
+    slave = add_member("slave")
+    slave.store.dispatched_to = 0
+    slave.restart(clean=False)
+    slave.store.dispatched_to = 0
+    put_topic(master, "U")
+
+    with pytest.raises(StateBehindError):
+        slave.state.catch_up(0.02)
