@@ -1,4 +1,4 @@
-"""``dledger``: run nodes, write and read the log, look after a group.
+"""``dledger``: run nodes, write and read the log, look after a group; run brokers, send and consume messages.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
 """
@@ -9,44 +9,21 @@ import os
 
 import click
 
-from cluster.commands.broker import broker
 from cluster.commands.group import status, transfer_leader
 from cluster.commands.inspection import inspect
 from cluster.commands.log import append, get, tail
+from cluster.commands.mq_broker import broker, cluster
+from cluster.commands.mq_consumer import consumer
+from cluster.commands.mq_message import message
+from cluster.commands.mq_topic import topic
 from cluster.commands.serve import serve
 from cluster.commands.tools import bench, demo
-from dledger.errors import ConfigError, DLedgerError
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_UNKNOWN_OUTCOME = 3
-
-_WRITING = frozenset({"append", "transfer-leader"})
-
-
-class ErrorReportingGroup(click.Group):
-    """Turns the project's errors into a sentence on standard error and an exit code; no traceback."""
-
-    def invoke(self, context: click.Context) -> object:
-        """Run the command."""
-        try:
-            return super().invoke(context)
-        except ConfigError as error:
-            for problem in error.problems:
-                click.echo(f"error: {problem}", err=True)
-            context.exit(EXIT_USAGE)
-        except DLedgerError as error:
-            click.echo(f"error: {error}", err=True)
-            unknown = error.outcome == "unknown" and context.invoked_subcommand in _WRITING
-            if unknown:
-                click.echo(
-                    "The outcome is unknown: it may or may not have happened. Look before you repeat it.", err=True
-                )
-            context.exit(EXIT_UNKNOWN_OUTCOME if unknown else EXIT_FAILED)
+from cluster.reporting import ErrorReportingGroup
 
 
 @click.group(
     cls=ErrorReportingGroup,
+    writing=frozenset({"append", "transfer-leader"}),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with: dledger demo",
 )
@@ -60,7 +37,9 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-for _command in (serve, broker, append, get, tail, status, transfer_leader, inspect, bench, demo):
+_LOG = (serve, append, get, tail, status, transfer_leader, inspect, bench, demo)
+_BROKER = (broker, cluster, topic, message, consumer)
+for _command in (*_LOG, *_BROKER):
     main.add_command(_command)
 
 

@@ -1,12 +1,14 @@
-"""What commands print: rich tables and progress for people on a terminal, plain text for everything else."""
+"""What commands read and print: rich tables and progress for people on a terminal, plain text for everything else."""
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
 import click
 from rich.console import Console
@@ -59,6 +61,32 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: M
         Console().print(table(columns, rows, styles))
     else:
         click.echo(plain_table(columns, rows))
+
+
+def printable(body: bytes) -> str:
+    """The body as text in which no byte can move the cursor or recolour the terminal."""
+    text = body.decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in text)
+
+
+def body_json(body: bytes) -> dict[str, object]:
+    """The body as a field of a JSON object: ``body``, or ``body_base64`` if it is no UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines without their ends."""
+    for line in stream:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def count_lines(file: Path) -> int:
+    """How many lines a file has."""
+    with file.open("rb") as stream:
+        return sum(1 for _ in stream)
 
 
 @contextmanager

@@ -151,7 +151,7 @@ TARGETS: Final = {
 }
 """Every name of a setting of ``ServerConfig``: our own, RocketMQ's and DLedger's."""
 OWN_NAMES: Final = frozenset(_OWN)
-OTHERS_VARIABLES: Final = frozenset({"DLEDGER_BOOTSTRAP", "DLEDGER_CONFIG", "DLEDGER_LOG_LEVEL"})
+OTHERS_VARIABLES: Final = frozenset({"DLEDGER_BOOTSTRAP", "DLEDGER_BROKER", "DLEDGER_CONFIG", "DLEDGER_LOG_LEVEL"})
 """Read by the command line before it asks for settings."""
 
 _VOCABULARY: Final = Vocabulary(TARGETS, UNUSED, OWN_NAMES, OTHERS_VARIABLES)

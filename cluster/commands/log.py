@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import click
 
@@ -56,22 +55,12 @@ def append(
     with closing(target.connect()) as client:
         if file is not None:
             with file.open("rb") as stream:
-                _append_stream(client, _lines(stream), as_json, _count_lines(file))
+                _append_stream(client, console.lines(stream), as_json, console.count_lines(file))
         elif texts == ("-",):
-            _append_stream(client, _lines(sys.stdin.buffer), as_json, None)
+            _append_stream(client, console.lines(sys.stdin.buffer), as_json, None)
         else:
             for result in client.append_many([os.fsencode(text) for text in texts]):
                 _print_appended(result, as_json)
-
-
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    for line in stream:
-        yield line.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _count_lines(file: Path) -> int:
-    with file.open("rb") as stream:
-        return sum(1 for _ in stream)
 
 
 def _print_appended(result: AppendResult, as_json: bool) -> None:
@@ -247,25 +236,18 @@ def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
             console.print_json(_entry_json(entry))
         elif console.on_terminal():
             kind = "" if entry.magic is Magic.NORMAL else click.style(f"({entry.magic.name}) ", dim=True)
-            click.echo(f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{_printable(entry.body)}")
+            click.echo(
+                f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{console.printable(entry.body)}"
+            )
         elif entry.magic is Magic.NORMAL:
             click.echo(entry.body)
 
 
 def _entry_json(entry: Entry) -> dict[str, object]:
-    described: dict[str, object] = {
+    return {
         "index": entry.index,
         "term": entry.term,
         "position": entry.position,
         "type": entry.magic.name,
+        **console.body_json(entry.body),
     }
-    try:
-        return described | {"body": entry.body.decode()}
-    except UnicodeDecodeError:
-        return described | {"body_base64": base64.b64encode(entry.body).decode()}
-
-
-def _printable(body: bytes) -> str:
-    """The body as text in which no byte can move the cursor or recolour the terminal."""
-    text = body.decode(errors="backslashreplace")
-    return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in text)

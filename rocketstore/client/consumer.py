@@ -108,7 +108,8 @@ class Consumer:
 
     Delivery is at least once: a message is committed only after the next ``poll`` (or ``commit``, or ``close``) shows
     that it is done. Committed offsets never go back, except after ``seek``. Reads go to the master, and to any living
-    broker while there is none. One thread polls; ``commit``, ``seek`` and ``close`` may be called by others.
+    broker while there is none. Without a ``group`` (an empty one) nothing is committed. One thread polls;
+    ``commit``, ``seek`` and ``close`` may be called by others.
     """
 
     def __init__(
@@ -290,6 +291,8 @@ class Consumer:
             self.seek(queue_id, self._offset_at(queue_id, start))
 
     def _commit(self, *, finished_only: bool) -> None:
+        if not self.group:
+            return
         with self._lock:
             places = {
                 queue_id: (queue.finished if finished_only else queue.delivered, queue.rewind)
@@ -345,9 +348,7 @@ class Consumer:
         if not (known.permission & PERMISSION_READ and known.read_queues > 0):
             raise MessageRefusedError(f"topic {self.topic} may not be read (permission {known.permission})")
         assigned = self._assigned(known.read_queues)
-        request = pb.FetchOffsetsRequest(group=self.group, topic=self.topic)
-        answer = self._connection.ask_master(FETCH_OFFSETS, request, self._connection.deadline())
-        committed = {one.queue_id: one.offset for one in answer.offsets if one.topic in (self.topic, "")}
+        committed = self._fetch_offsets() if self.group else {}
         places = {one: committed[one] if one in committed else self._offset_at(one, options.start) for one in assigned}
         pulls = PullOptions(
             group=self.group,
@@ -367,6 +368,11 @@ class Consumer:
             self._commit_at = time.monotonic() + options.auto_commit_s
         self._started = True
         self._watch.start()
+
+    def _fetch_offsets(self) -> dict[int, int]:
+        request = pb.FetchOffsetsRequest(group=self.group, topic=self.topic)
+        answer = self._connection.ask_master(FETCH_OFFSETS, request, self._connection.deadline())
+        return {one.queue_id: one.offset for one in answer.offsets if one.topic in (self.topic, "")}
 
     def _assigned(self, read_queues: int) -> list[int]:
         options = self._options

@@ -1,0 +1,122 @@
+"""How commands find brokers: ``-b HOST:PORT,…`` or ``DLEDGER_BROKER``; and how they read times."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from cluster.connection import parse_addresses
+
+if TYPE_CHECKING:
+    from rocketstore.client import Admin, Consumer, ConsumerOptions, Producer
+
+DEFAULT_BROKER = "127.0.0.1:10911"
+"""Where a broker with default settings listens."""
+_AGO = re.compile(r"(\d+)([smhd])")
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTarget:
+    """The brokers that a command talks to."""
+
+    addresses: tuple[str, ...]
+    timeout_s: float
+
+    # Imported in the methods, so that --help need not wait for gRPC.
+
+    def admin(self) -> Admin:
+        """To be closed by the caller, as the others."""
+        from rocketstore.client import Admin
+
+        return Admin(list(self.addresses), timeout_s=self.timeout_s)
+
+    def producer(self) -> Producer:
+        """Never sends anything twice."""
+        from rocketstore.client import Producer
+
+        return Producer(list(self.addresses), timeout_s=self.timeout_s)
+
+    def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer:
+        """Of a group, or with an empty one of none."""
+        from rocketstore.client import Consumer
+
+        return Consumer(list(self.addresses), group=group, topic=topic, options=options)
+
+
+def broker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``-b/--broker`` and ``--timeout``, which reach the command as one ``target``."""
+
+    @functools.wraps(command)
+    def with_target(broker: tuple[str, ...], timeout_s: float, **others: object) -> None:
+        command(target=BrokerTarget(broker, timeout_s), **others)
+
+    with_target = click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long one request may take, retries included.",
+    )(with_target)
+    return click.option(
+        "-b",
+        "--broker",
+        envvar="DLEDGER_BROKER",
+        default=DEFAULT_BROKER,
+        show_default=True,
+        metavar="HOST:PORT,…",
+        callback=lambda _context, _parameter, text: parse_addresses(text),
+        help="Listen addresses of some or all brokers (also DLEDGER_BROKER).",
+    )(with_target)
+
+
+class Moment(click.ParamType[str | int]):
+    """A time: milliseconds since 1970, ISO 8601 (local time unless it says otherwise), or how long ago (``30m``).
+
+    With ``ends``, also ``first`` and ``last``, which stay text.
+    """
+
+    name = "time"
+
+    def __init__(self, *, ends: bool = False) -> None:
+        self._ends = ends
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        """Milliseconds since 1970, or the word."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        if self._ends and text in ("first", "last"):
+            return text
+        if ago := _AGO.fullmatch(text):
+            return int(time.time() * 1000) - int(ago[1]) * _UNIT_MS[ago[2]]
+        if text.isascii() and text.isdigit():
+            return int(text)
+        try:
+            return int(datetime.fromisoformat(text).timestamp() * 1000)
+        except ValueError:
+            words = "first, last, " if self._ends else ""
+            self.fail(f"{text!r} is no time: write {words}2026-01-31T12:00, 30m (ago) or milliseconds", param, ctx)
+
+
+def start_of(moment: str | int) -> Literal["first", "last"] | int:
+    """What ``Moment(ends=True)`` gave, in the words of consumers."""
+    if isinstance(moment, int):
+        return moment
+    return "last" if moment == "last" else "first"
+
+
+def time_text(moment_ms: int) -> str:
+    """Local time to the millisecond; empty for no time."""
+    if moment_ms <= 0:
+        return ""
+    return datetime.fromtimestamp(moment_ms / 1000).astimezone().isoformat(" ", "milliseconds")[:23]

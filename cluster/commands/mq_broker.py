@@ -1,0 +1,160 @@
+"""``dledger broker`` and ``dledger cluster``: run a broker, and see how brokers are."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from cluster import console
+from cluster.broker_target import BrokerTarget, broker_options, time_text
+from cluster.commands.broker import broker as start
+from cluster.reporting import ErrorReportingGroup
+from dledger.errors import DLedgerError
+
+if TYPE_CHECKING:
+    from rocketstore.client import BrokerStatus
+
+_COLUMNS = (
+    "cluster",
+    "broker",
+    "id",
+    "address",
+    "role",
+    "term",
+    "version",
+    "in/s",
+    "out/s",
+    "behind",
+    "hours",
+    "space",
+    "notes",
+)
+_STYLES = {"SYNC_MASTER": "green", "ASYNC_MASTER": "green", "unreachable": "red"}
+_HELP = ("-h", "--help")
+
+
+class _StartingGroup(ErrorReportingGroup):
+    """``dledger broker -c FILE`` is ``dledger broker start -c FILE``, as RocketMQ's mqbroker is started."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Options before any command are those of ``start``."""
+        if args and args[0].startswith("-") and args[0] not in _HELP:
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=_StartingGroup,
+    short_help="Run a message broker, or look at one.",
+    epilog="""\b
+Examples:
+  dledger broker -c broker-n0.conf          run one, as RocketMQ's mqbroker does; the same as `broker start`
+  dledger broker start --help               all its options
+  dledger broker status -b 10.0.0.1:10911""",
+)
+def broker() -> None:
+    """Run a message broker, or look at one."""
+
+
+broker.add_command(start, "start")
+
+
+@broker.command(
+    epilog="""\b
+Examples:
+  dledger broker status
+  dledger broker status -b 10.0.0.1:10911,10.0.0.2:10911                      the master of them
+  dledger broker status -b 10.0.0.1:10911 --node 10.0.0.2:10911               this one
+  dledger broker status --json | jq .dispatch_behind_bytes"""
+)
+@click.option("--node", metavar="HOST:PORT", help="Ask this broker; default: the master.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@broker_options
+def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
+    """Show everything that a broker says of itself: role, offsets, rates, and its store's own figures."""
+    with closing(target.admin()) as admin:
+        found = admin.status(node)
+    facts: dict[str, object] = dataclasses.asdict(found)
+    if as_json:
+        console.print_json(facts)
+        return
+    del facts["runtime"]
+    facts["members"] = ", ".join(f"{name}={address}" for name, address in sorted(found.members.items()))
+    rows = [(name, str(value)) for name, value in (*facts.items(), *sorted(found.runtime.items()))]
+    console.print_table(("name", "value"), rows)
+
+
+@click.group(
+    cls=ErrorReportingGroup,
+    short_help="Look at all brokers.",
+    epilog="""\b
+Examples:
+  dledger cluster list -b 10.0.0.1:10911""",
+)
+def cluster() -> None:
+    """Look at all brokers."""
+
+
+@cluster.command(
+    "list",
+    epilog="""\b
+Examples:
+  dledger cluster list
+  dledger cluster list --json | jq -r '.brokers[] | select(.is_master).address'
+
+behind: bytes of the log that are not yet in the queues. hours: age of the oldest message. Exit code 1 when there is
+no master.""",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@broker_options
+def list_brokers(as_json: bool, target: BrokerTarget) -> None:
+    """Show every broker that the given ones know, one line each."""
+    with closing(target.admin()) as admin:
+        found = admin.cluster()
+    if as_json:
+        brokers = [_broker_json(address, answer) for address, answer in found.items()]
+        console.print_json({"master": _master_of(found), "brokers": brokers})
+    else:
+        console.print_table(_COLUMNS, [_row(address, answer) for address, answer in found.items()], _STYLES)
+    if _master_of(found) is None:
+        raise click.ClickException("no broker is the master: sends wait until a majority can elect one")
+
+
+def _master_of(found: Mapping[str, BrokerStatus | DLedgerError]) -> str | None:
+    """Of the highest term; an old one that has not noticed yet does not count."""
+    masters = [one for one in found.values() if not isinstance(one, DLedgerError) and one.is_master]
+    newest = max(masters, key=lambda one: one.term, default=None)
+    return newest.address if newest else None
+
+
+def _broker_json(address: str, answer: BrokerStatus | DLedgerError) -> dict[str, object]:
+    if isinstance(answer, DLedgerError):
+        return {"reachable": False, "address": address, "is_master": False, "error": str(answer)}
+    return {"reachable": True, **dataclasses.asdict(answer)}
+
+
+def _row(address: str, answer: BrokerStatus | DLedgerError) -> tuple[str, ...]:
+    if isinstance(answer, DLedgerError):
+        return ("", "", "", address, "unreachable", *[""] * (len(_COLUMNS) - 6), str(answer))
+    oldest = answer.earliest_message_ms
+    hours = f"{(time.time() * 1000 - oldest) / 3_600_000:.1f}" if oldest > 0 else ""
+    return (
+        answer.cluster,
+        answer.broker_name,
+        answer.node_id,
+        address,
+        answer.role,
+        str(answer.term) if answer.replicated else "",
+        answer.version,
+        f"{answer.put_tps:.2f}",
+        f"{answer.get_tps:.2f}",
+        str(answer.dispatch_behind_bytes),
+        hours,
+        f"{answer.disk_ratio:.0%}",
+        f"since {time_text(answer.boot_ms)}" if answer.boot_ms > 0 else "",
+    )

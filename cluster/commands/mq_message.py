@@ -1,0 +1,276 @@
+"""``dledger message``: send, consume and find messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cluster import console
+from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
+from cluster.commands.mq_print import print_message
+from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
+from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingGroup
+from dledger.errors import DLedgerError
+
+if TYPE_CHECKING:
+    from rocketstore.client import Consumer, Producer, SendFuture, SendReceipt
+    from rocketstore.message.message import Message
+
+PIPELINE_MAX = 10_000
+"""Sends in flight at once."""
+DELAY_LEVEL_MAX = 18
+POLL_S = 0.25
+
+
+@click.group(
+    cls=ErrorReportingGroup,
+    writing=frozenset({"send"}),
+    short_help="Send, consume and find messages.",
+    epilog="""\b
+Examples:
+  dledger message send -t orders "hello" --tags new --keys order-17
+  dledger message consume -t orders --from first
+  dledger message query-by-key -t orders order-17""",
+)
+def message() -> None:
+    """Send, consume and find messages."""
+
+
+message.add_command(query_by_id)
+message.add_command(query_by_key)
+message.add_command(print_messages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """What all messages of one command have in common."""
+
+    topic: str
+    properties: dict[str, str]
+    queue_id: int | None
+    key: str | None
+
+    def message(self, body: bytes) -> Message:
+        from rocketstore.message.message import Message
+
+        return Message(self.topic, body, properties=dict(self.properties))
+
+
+@message.command(
+    epilog="""\b
+Examples:
+  dledger message send -t orders hello world                 two messages
+  dledger message send -t orders --tags new --keys "order-17 alice" '{"id": 17}'
+  dledger message send -t orders --delay-level 3 later       in 10 seconds
+  dledger message send -t orders --key alice one two         the same key, the same queue, in order
+  journalctl -o json | dledger message send -t journal -     one message per line of standard input
+  dledger message send -t lines --file access.log
+
+A message is acknowledged when the master has stored it (in a group: a majority). Exit code 3 means that some messages
+have an unknown outcome: they may be stored or not. Nothing is ever sent twice."""
+)
+@click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
+@click.option("-t", "--topic", required=True)
+@click.option("--tags", help="The tag.")
+@click.option("--keys", help="Business keys to find it by, separated by blanks.")
+@click.option("--queue", type=click.IntRange(min=0), help="Send to this queue; default: to each in turn.")
+@click.option("--key", help="Sharding key: the same key always goes to the same queue.")
+@click.option(
+    "--delay-level", type=click.IntRange(1, DELAY_LEVEL_MAX), help="Deliver later: 1 s, 5 s, 10 s, 30 s, 1 m …"
+)
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; may be repeated.")
+@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send its lines.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per stored message.")
+@broker_options
+def send(  # noqa: PLR0913  # one parameter per option
+    texts: tuple[str, ...],
+    topic: str,
+    tags: str | None,
+    keys: str | None,
+    queue: int | None,
+    key: str | None,
+    delay_level: int | None,
+    properties: tuple[str, ...],
+    file: Path | None,
+    as_json: bool,
+    target: BrokerTarget,
+) -> None:
+    """Send messages: each argument, or each line of standard input (-) or of a file."""
+    if bool(texts) == bool(file):
+        raise click.UsageError("give either texts, or - for standard input, or --file")
+    if queue is not None and key is not None:
+        raise click.UsageError("give either --queue or --key")
+    known = {"TAGS": tags, "KEYS": keys, "DELAY": str(delay_level) if delay_level else None}
+    all_properties = _assigned(properties) | {name: text for name, text in known.items() if text}
+    letter = _Letter(topic, all_properties, queue, key)
+    with closing(target.producer()) as producer:
+        if file is not None:
+            with file.open("rb") as stream:
+                _send_stream(producer, letter, console.lines(stream), as_json, console.count_lines(file))
+        elif texts == ("-",):
+            _send_stream(producer, letter, console.lines(sys.stdin.buffer), as_json, None)
+        else:
+            for text in texts:
+                receipt = producer.send(letter.message(os.fsencode(text)), key=key, queue_id=queue)
+                _print_sent(receipt, as_json)
+
+
+def _assigned(assignments: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in assignments:
+        name, equals, text = one.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--property {one!r}: write --property NAME=VALUE")
+        found[name] = text
+    return found
+
+
+def _print_sent(receipt: SendReceipt, as_json: bool) -> None:
+    if as_json:
+        fields = (
+            "status",
+            "topic",
+            "queue_id",
+            "queue_offset",
+            "message_id",
+            "unique_key",
+            "offset",
+            "store_timestamp",
+        )
+        console.print_json({name: getattr(receipt, name) for name in fields})
+    elif console.on_terminal():
+        soft = "" if receipt.status == "PUT_OK" else f" ({receipt.status})"
+        click.echo(f"sent to queue {receipt.queue_id} at offset {receipt.queue_offset}, id {receipt.message_id}{soft}")
+    else:
+        click.echo(receipt.message_id)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the lines of one stream."""
+
+    stored: int = 0
+    not_stored: int = 0
+    unknown: int = 0
+    first_error: DLedgerError | None = None
+
+    def count(self, future: SendFuture, as_json: bool, advance: console.Advance) -> None:
+        try:
+            receipt = future.result()
+        except DLedgerError as error:
+            self.first_error = self.first_error or error
+            if error.outcome == "unknown":
+                self.unknown += 1
+            else:
+                self.not_stored += 1
+            return
+        self.stored += 1
+        if as_json:
+            _print_sent(receipt, as_json)
+        advance()
+
+
+def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
+    """Pipeline the lines; after the first failure nothing more is sent, and what is in flight is awaited."""
+    tally = _Tally()
+    in_flight: deque[SendFuture] = deque()
+    started = time.monotonic()
+    ordered = letter.key is not None or letter.queue_id is not None
+    with console.progress("sending", total) as advance, producer.sender(ordered=ordered) as sender:
+        for line in lines:
+            in_flight.append(sender.send(letter.message(line), key=letter.key, queue_id=letter.queue_id))
+            if len(in_flight) >= PIPELINE_MAX or in_flight[0].done():
+                tally.count(in_flight.popleft(), as_json, advance)
+            if tally.first_error is not None:
+                break
+        sender.flush()
+        while in_flight:
+            tally.count(in_flight.popleft(), as_json, advance)
+    took_s = time.monotonic() - started
+    if not as_json and tally.stored:
+        rate = tally.stored / max(took_s, 1e-9)
+        click.echo(f"sent {tally.stored} messages to {letter.topic} in {took_s:.2f} s ({rate:,.0f}/s)")
+    if tally.first_error is not None:
+        click.echo(
+            f"error: {tally.first_error}\n{tally.stored} stored, {tally.not_stored} not stored, "
+            f"{tally.unknown} with unknown outcome; the lines after them were not sent",
+            err=True,
+        )
+        raise SystemExit(EXIT_UNKNOWN_OUTCOME if tally.unknown else EXIT_FAILED)
+
+
+@message.command(
+    epilog="""\b
+Examples:
+  dledger message consume -t orders --from first             all there is, then stop
+  dledger message consume -t orders -g billing --follow      what is new for the group, until Ctrl-C
+  dledger message consume -t orders --from 30m --tags "new || paid" --max 10 --json
+
+Without --group nothing is remembered. With one, what was printed is committed at the end, and the next time goes on
+behind it; --from counts only for a group that has no offset yet. Without a terminal only the bodies are printed."""
+)
+@click.option("-t", "--topic", required=True)
+@click.option("-g", "--group", default="", help="Consumer group that remembers how far it is.")
+@click.option("--from", "start", type=Moment(ends=True), metavar="first|last|TIME", help="Where a new group begins.")
+@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new messages; survives the loss of a broker.")
+@click.option("--tags", default="*", show_default=True, metavar="'A || B'", help="Only messages with these tags.")
+@click.option("--queue", "queues", type=click.IntRange(min=0), multiple=True, help="Only this queue; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@broker_options
+def consume(  # noqa: PLR0913  # one parameter per option
+    topic: str,
+    group: str,
+    start: str | int | None,
+    count: int | None,
+    follow: bool,
+    tags: str,
+    queues: tuple[int, ...],
+    as_json: bool,
+    target: BrokerTarget,
+) -> None:
+    """Print the messages of a topic. Begins with the first one, or with --follow with what is new."""
+    from rocketstore.client import ConsumerOptions
+
+    begin = start if start is not None else "last" if follow else "first"
+    options = ConsumerOptions(
+        start=start_of(begin),
+        tags=tags,
+        queues=queues or None,
+        timeout_s=target.timeout_s,
+        pull_wait_ms=5000 if follow else int(POLL_S * 1000),
+    )
+    try:
+        with target.consumer(group, topic, options) as source:
+            _print_from(source, count, follow, target.timeout_s, lambda one: print_message(one, as_json))
+    except KeyboardInterrupt:
+        return
+
+
+def _print_from(
+    source: Consumer, count: int | None, follow: bool, patience_s: float, show: Callable[..., None]
+) -> None:
+    left = sys.maxsize if count is None else count
+    heard_at = time.monotonic()
+    while left > 0:
+        messages = source.poll(min(left, 1024), POLL_S)
+        for one in messages:
+            show(one)
+        left -= len(messages)
+        sys.stdout.flush()
+        behind = source.lag().values()
+        if messages or all(lag >= 0 for lag in behind):
+            heard_at = time.monotonic()
+        if not (messages or follow or any(behind)):
+            return
+        if not follow and time.monotonic() - heard_at > patience_s:
+            raise click.ClickException(f"no broker answered every queue within {patience_s:g} s")

@@ -1,0 +1,77 @@
+"""How commands show messages."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+import click
+
+from cluster import console
+from cluster.broker_target import time_text
+
+if TYPE_CHECKING:
+    from rocketstore.client import ReceivedMessage
+    from rocketstore.message.message import HostAddress, Message
+
+
+def print_message(received: ReceivedMessage, as_json: bool) -> None:
+    """One line: JSON for scripts, place and body for people, the body alone for pipes."""
+    if as_json:
+        console.print_json(message_json(received.decode(), received.body))
+    elif console.on_terminal():
+        place = f"{received.queue_id}:{received.queue_offset}"
+        when, tags = time_text(received.store_timestamp), received.tags
+        head = click.style(f"{place:>10} {when}", dim=True)
+        click.echo(f"{head}  {click.style(tags, bold=True) + '  ' if tags else ''}{console.printable(received.body)}")
+    else:
+        click.echo(received.body)
+
+
+def message_json(message: Message, body: bytes) -> dict[str, object]:
+    """Everything that is stored of it, with the body as its producer meant it."""
+    from rocketstore.message.ids import offset_message_id
+
+    return {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "message_id": offset_message_id(message.store_host, message.offset),
+        "unique_key": message.unique_key,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+        "offset": message.offset,
+        "size": message.size,
+        "flag": message.flag,
+        "sys_flag": message.sys_flag,
+        "reconsume_times": message.reconsume_times,
+        "born_timestamp": message.born_timestamp,
+        "born_host": host_text(message.born_host),
+        "store_timestamp": message.store_timestamp,
+        "store_host": host_text(message.store_host),
+        **console.body_json(body),
+    }
+
+
+def print_details(message: Message, body: bytes) -> None:
+    """All of one message, a line per fact, as mqadmin's queryMsgById does."""
+    facts = message_json(message, body)
+    facts["born_timestamp"] = time_text(message.born_timestamp)
+    facts["store_timestamp"] = time_text(message.store_timestamp)
+    facts["keys"] = " ".join(message.keys)
+    facts["properties"] = ", ".join(f"{name}={value}" for name, value in sorted(message.properties.items()))
+    facts.pop("body_base64", None)
+    facts["body"] = console.printable(body)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        click.echo(f"{name.replace('_', ' '):<{width}}  {console.printable(str(value).encode())}")
+
+
+def host_text(host: HostAddress) -> str:
+    """``ip:port``."""
+    try:
+        address = ipaddress.ip_address(host.ip)
+    except ValueError:
+        return f"?:{host.port}"
+    return f"[{address}]:{host.port}" if address.version == 6 else f"{address}:{host.port}"

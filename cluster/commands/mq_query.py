@@ -1,0 +1,132 @@
+"""``dledger message query-by-id``, ``query-by-key`` and ``print``: find messages and look at queues."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import click
+
+from cluster import console
+from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
+from cluster.commands.mq_print import message_json, print_details, print_message
+from dledger.errors import IndexOutOfRangeError
+
+PAGE = 256
+
+
+@click.command(
+    "query-by-id",
+    short_help="Show the message with an id.",
+    epilog="""\b
+Examples:
+  dledger message query-by-id 7F00000100002A9F0000000000000400
+  dledger message query-by-id 7F00000100002A9F0000000000000400 --json | jq -r .body""",
+)
+@click.argument("message_id")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@broker_options
+def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
+    """Show the message that an offset message id names: where in the log it is."""
+    with closing(target.admin()) as admin:
+        message = admin.message_by_id(message_id)
+    if as_json:
+        console.print_json(message_json(message, message.body))
+    else:
+        print_details(message, message.body)
+
+
+@click.command(
+    "query-by-key",
+    short_help="Find messages by a key.",
+    epilog="""\b
+Examples:
+  dledger message query-by-key -t orders order-17
+  dledger message query-by-key -t orders order-17 --begin 1h --json
+  dledger message query-by-key -t orders --unique C0000202B9F818B4AAC24DD5B1B70000""",
+)
+@click.argument("key")
+@click.option("-t", "--topic", required=True)
+@click.option("--unique", is_flag=True, help="KEY is the id that the producer gave the message.")
+@click.option("--max", "count", type=click.IntRange(min=1), default=32, show_default=True, metavar="N")
+@click.option("--begin", type=Moment(), default=0, metavar="TIME", help="Stored at this time or later.")
+@click.option("--end", type=Moment(), default=0, metavar="TIME", help="Stored at this time or earlier.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@broker_options
+def query_by_key(  # noqa: PLR0913  # one parameter per option
+    key: str, topic: str, unique: bool, count: int, begin: int, end: int, as_json: bool, target: BrokerTarget
+) -> None:
+    """Find messages by one of their business keys. Exit code 1 if there is none."""
+    with closing(target.admin()) as admin:
+        found = admin.messages_by_key(topic, key, max_messages=count, begin_ms=begin, end_ms=end, unique=unique)
+    if not found:
+        raise click.ClickException(f"no message of {topic} has the key {key}")
+    facts = [message_json(message, message.body) for message in found]
+    if as_json:
+        for one in facts:
+            console.print_json(one)
+        return
+    rows = [
+        (
+            str(one["message_id"]),
+            str(message.queue_id),
+            str(message.queue_offset),
+            time_text(message.store_timestamp),
+            console.printable(message.tags.encode()),
+            console.printable(" ".join(message.keys).encode()),
+            console.printable(message.body[:60]),
+        )
+        for message, one in zip(found, facts, strict=True)
+    ]
+    console.print_table(("id", "queue", "offset", "stored", "tags", "keys", "body"), rows)
+
+
+@click.command(
+    "print",
+    short_help="Print queues, without a group.",
+    epilog="""\b
+Examples:
+  dledger message print -t orders --max 10
+  dledger message print -t orders --queue 3 --offset 1200 --max 5
+  dledger message print -t orders --from 1h --tags new --json""",
+)
+@click.option("-t", "--topic", required=True)
+@click.option("--queue", type=click.IntRange(min=0), help="Only this queue; default: one after the other.")
+@click.option("--offset", type=click.IntRange(min=0), help="With --queue: begin here.")
+@click.option("--from", "start", type=Moment(ends=True), default="first", show_default=True, metavar="first|TIME")
+@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="At most so many of each queue.")
+@click.option("--tags", default="*", show_default=True, metavar="'A || B'")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@broker_options
+def print_messages(  # noqa: PLR0913  # one parameter per option
+    topic: str,
+    queue: int | None,
+    offset: int | None,
+    start: str | int,
+    count: int | None,
+    tags: str,
+    as_json: bool,
+    target: BrokerTarget,
+) -> None:
+    """Print what the queues of a topic hold now, queue by queue."""
+    if offset is not None and queue is None:
+        raise click.UsageError("--offset needs --queue")
+    with closing(target.admin()) as admin:
+        info = admin.topic(topic)
+        queues = range(max(info.read_queues, info.write_queues)) if queue is None else [queue]
+        if queue is not None and queue >= max(info.read_queues, info.write_queues):
+            raise IndexOutOfRangeError(f"topic {topic} has no queue {queue}")
+        for queue_id in queues:
+            found = admin.queue_range(topic, queue_id)
+            place = (
+                admin.offset_at(topic, queue_id, start_of(start)) if offset is None else max(offset, found.min_offset)
+            )
+            left = found.max_offset if count is None else count
+            while left > 0 and place < found.max_offset:
+                page = min(left, PAGE, found.max_offset - place)
+                messages, next_offset = admin.messages(topic, queue_id, place, max_messages=page, tags=tags)
+                for one in messages:
+                    print_message(one, as_json)
+                left -= len(messages)
+                if next_offset <= place:
+                    break
+                place = next_offset

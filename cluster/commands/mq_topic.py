@@ -1,0 +1,159 @@
+"""``dledger topic``: create, list, look at and delete topics."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from cluster import console
+from cluster.broker_target import BrokerTarget, broker_options, time_text
+from cluster.reporting import ErrorReportingGroup
+from dledger.errors import DLedgerError
+
+if TYPE_CHECKING:
+    from rocketstore.client import TopicInfo
+
+_PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
+_QUEUES = click.IntRange(min=1, max=65536)
+
+
+@click.group(
+    cls=ErrorReportingGroup,
+    writing=frozenset({"create", "delete"}),
+    short_help="Create and look at topics.",
+    epilog="""\b
+Examples:
+  dledger topic create orders --queues 8
+  dledger topic list
+  dledger topic status orders""",
+)
+def topic() -> None:
+    """Create, list, look at and delete topics."""
+
+
+@topic.command(
+    epilog="""\b
+Examples:
+  dledger topic create orders --queues 8
+  dledger topic create orders --write-queues 4 --read-queues 8        drain 4 queues before they go
+  dledger topic create orders --permission r                          stop writing to it"""
+)
+@click.argument("name")
+@click.option("-q", "--queues", type=_QUEUES, default=4, show_default=True, help="How many queues it has.")
+@click.option("-r", "--read-queues", type=_QUEUES, help="How many are read; default: all.")
+@click.option("-w", "--write-queues", type=_QUEUES, help="How many are written; default: all.")
+@click.option("-p", "--permission", type=click.Choice(list(_PERMISSIONS)), default="rw", show_default=True)
+@broker_options
+def create(
+    name: str, queues: int, read_queues: int | None, write_queues: int | None, permission: str, target: BrokerTarget
+) -> None:
+    """Create a topic, or change one that exists."""
+    from rocketstore.client import TopicInfo
+
+    wanted = TopicInfo(name, read_queues or queues, write_queues or queues, _PERMISSIONS[permission])
+    with closing(target.admin()) as admin:
+        admin.put_topic(wanted)
+    click.echo(f"topic {name}: {wanted.write_queues} write queues, {wanted.read_queues} read queues, {permission}")
+
+
+@topic.command(
+    "list",
+    epilog="""\b
+Examples:
+  dledger topic list
+  dledger topic list --json | jq -r '.[].name'""",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@broker_options
+def list_topics(as_json: bool, target: BrokerTarget) -> None:
+    """Show every topic."""
+    with closing(target.admin()) as admin:
+        topics = admin.topics()
+    if as_json:
+        console.print_json([dataclasses.asdict(one) for one in topics])
+    else:
+        console.print_table(("topic", "write queues", "read queues", "permission"), [_row(one) for one in topics])
+
+
+@topic.command(
+    epilog="""\b
+Examples:
+  dledger topic status orders
+  dledger topic status orders --json | jq 'map(.max_offset - .min_offset) | add'"""
+)
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@broker_options
+def status(name: str, as_json: bool, target: BrokerTarget) -> None:
+    """Show the first offset, the end and the last change of each queue."""
+    with closing(target.admin()) as admin:
+        ranges = admin.queue_ranges(name)
+    if as_json:
+        console.print_json([dataclasses.asdict(one) for one in ranges])
+        return
+    rows = [
+        (str(one.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms)) for one in ranges
+    ]
+    console.print_table(("queue", "min offset", "max offset", "last update"), rows)
+
+
+@topic.command(
+    epilog="""\b
+Examples:
+  dledger topic route orders"""
+)
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@broker_options
+def route(name: str, as_json: bool, target: BrokerTarget) -> None:
+    """Show who serves a topic: its queues, and the brokers that have them."""
+    with closing(target.admin()) as admin:
+        info = admin.topic(name)
+        found = [one for one in admin.cluster().values() if not isinstance(one, DLedgerError)]
+    if as_json:
+        brokers = [
+            {"broker": one.broker_name, "broker_id": one.broker_id, "address": one.address, "role": one.role}
+            for one in found
+        ]
+        console.print_json({**dataclasses.asdict(info), "brokers": brokers})
+        return
+    _, writes, reads, permission = _row(info)
+    rows = [
+        (
+            one.broker_name,
+            str(one.broker_id),
+            one.address,
+            one.role,
+            writes if one.is_master else "0",
+            reads,
+            permission,
+        )
+        for one in found
+    ]
+    console.print_table(("broker", "id", "address", "role", "write queues", "read queues", "permission"), rows)
+
+
+@topic.command(
+    epilog="""\b
+Examples:
+  dledger topic delete orders --yes"""
+)
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_options
+def delete(name: str, yes: bool, target: BrokerTarget) -> None:
+    """Delete a topic and its messages."""
+    if not yes:
+        click.confirm(f"Delete topic {name} and its messages?", abort=True)
+    with closing(target.admin()) as admin:
+        admin.delete_topic(name)
+    click.echo(f"topic {name} is deleted")
+
+
+def _row(info: TopicInfo) -> tuple[str, str, str, str]:
+    words = {bits: word for word, bits in _PERMISSIONS.items()}
+    permission = words.get(info.permission & 6, str(info.permission))
+    return info.name, str(info.write_queues), str(info.read_queues), permission

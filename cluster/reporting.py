@@ -1,0 +1,39 @@
+"""Errors as people and scripts see them: a sentence on standard error and an exit code."""
+
+from __future__ import annotations
+
+import click
+
+from dledger.errors import ConfigError, DLedgerError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNKNOWN_OUTCOME = 3
+
+
+class ErrorReportingGroup(click.Group):
+    """Turns the project's errors into a sentence on standard error and an exit code; no traceback.
+
+    ``writing`` names the commands after which an unknown outcome matters.
+    """
+
+    def __init__(self, *arguments: object, writing: frozenset[str] = frozenset(), **attributes: object) -> None:
+        super().__init__(*arguments, **attributes)  # type: ignore[arg-type]  # click's own
+        self._writing = writing
+
+    def invoke(self, context: click.Context) -> object:
+        """Run the command."""
+        try:
+            return super().invoke(context)
+        except ConfigError as error:
+            for problem in error.problems:
+                click.echo(f"error: {problem}", err=True)
+            context.exit(EXIT_USAGE)
+        except DLedgerError as error:
+            click.echo(f"error: {error}", err=True)
+            unknown = error.outcome == "unknown" and context.invoked_subcommand in self._writing
+            if unknown:
+                click.echo(
+                    "The outcome is unknown: it may or may not have happened. Look before you repeat it.", err=True
+                )
+            context.exit(EXIT_UNKNOWN_OUTCOME if unknown else EXIT_FAILED)

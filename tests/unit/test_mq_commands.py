@@ -1,0 +1,438 @@
+"""The broker's commands against fake brokers: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster import cli, console
+from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
+from cluster.commands import mq_broker
+from rocketstore.message.message import Message
+from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
+from tests.support.ports import free_ports
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def brokers() -> Iterator[FakeBrokers]:
+    with fake_brokers(2) as group:
+        group.add_topic("orders", 2)
+        yield group
+
+
+@pytest.fixture
+def run(brokers: FakeBrokers) -> Run:
+    """Run ``dledger`` with these words, at these brokers."""
+
+    def invoke(*words: str, stdin: bytes | None = None) -> Result:
+        environment = {"DLEDGER_BROKER": ",".join(brokers.addresses)}
+        return CliRunner().invoke(cli.main, list(words), input=stdin, prog_name="dledger", env=environment)
+
+    return invoke
+
+
+def put(brokers: FakeBrokers, count: int, queue_id: int = 0, **properties: str) -> None:
+    for number in range(count):
+        brokers.put(
+            Message(
+                "orders",
+                b"%d-%d" % (queue_id, number),
+                queue_id,
+                properties,
+                store_timestamp=1_700_000_000_000 + number,
+            )
+        )
+
+
+def lines_of(shown: Result) -> list[list[str]]:
+    return [line.split() for line in shown.stdout.splitlines()]
+
+
+def groups() -> list[tuple[str, str]]:
+    return [
+        (name, sub)
+        for name, command in sorted(cli.main.commands.items())
+        if isinstance(command, click.Group)
+        for sub in sorted(command.commands)
+    ]
+
+
+# --- help and usage --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("group", "name"), groups())
+def test_every_command_has_help_with_examples(run: Run, group: str, name: str) -> None:
+    """``--help`` shows how the command is used."""
+    shown = run(group, name, "--help")
+
+    assert shown.exit_code == 0
+    assert "Examples:" in shown.output
+    assert f"dledger {group}" in shown.output
+
+
+def test_an_option_after_broker_starts_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As RocketMQ's mqbroker is started: ``dledger broker -c FILE``."""
+    started: list[tuple[object, ...]] = []
+
+    @click.command()
+    @click.option("-c", "--config")
+    def start(config: str) -> None:
+        started.append((config,))
+
+    monkeypatch.setitem(mq_broker.broker.commands, "start", start)
+
+    assert run("broker", "-c", "broker-n0.conf").exit_code == 0
+    assert run("broker", "start", "-c", "other.conf").exit_code == 0
+    assert started == [("broker-n0.conf",), ("other.conf",)]
+    assert "status" in run("broker", "--help").output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("message", "send", "-t", "orders"),
+        ("message", "send", "-t", "orders", "x", "--file", "pyproject.toml"),
+        ("message", "send", "-t", "orders", "x", "--queue", "1", "--key", "k"),
+        ("message", "send", "-t", "orders", "x", "--property", "novalue"),
+        ("message", "send", "-t", "orders", "x", "--delay-level", "19"),
+        ("message", "print", "-t", "orders", "--offset", "3"),
+        ("message", "consume", "-t", "orders", "--from", "yesterday"),
+        ("consumer", "reset-offset", "-g", "g", "-t", "orders"),
+        ("consumer", "reset-offset", "-g", "g", "-t", "orders", "--offset", "1"),
+        ("topic", "list", "-b", "nowhere"),
+    ],
+)
+def test_wrong_usage_is_told(run: Run, words: tuple[str, ...]) -> None:
+    """Exit code 2, nothing asked."""
+    assert run(*words).exit_code == 2
+
+
+def test_nobody_answers(run: Run) -> None:
+    """A sentence and exit code 1."""
+    shown = run("topic", "list", "-b", f"127.0.0.1:{free_ports(1)[0]}", "--timeout", "0.3")
+
+    assert shown.exit_code == 1
+    assert "error: no master found" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("first", "first"),
+        ("0", 0),
+        ("1700000000000", 1_700_000_000_000),
+        ("2023-11-14T22:13:20+00:00", 1_700_000_000_000),
+    ],
+)
+def test_times_are_words_figures_or_iso(text: str, expected: object) -> None:
+    """What ``--from`` takes."""
+    assert Moment(ends=True).convert(text, None, None) == expected
+
+
+def test_times_may_be_ago() -> None:
+    """Half an hour is 1,800,000 ms."""
+    now, ago = Moment().convert("0s", None, None), Moment().convert("30m", None, None)
+
+    assert isinstance(now, int)
+    assert isinstance(ago, int)
+    assert 1_799_000 < now - ago <= 1_800_000
+    assert time_text(-1) == ""
+    assert DEFAULT_BROKER == "127.0.0.1:10911"
+
+
+# --- brokers ---------------------------------------------------------------------------------------------------------
+
+
+def test_cluster_list_shows_every_broker(run: Run, brokers: FakeBrokers) -> None:
+    """As a table and as JSON."""
+    shown = run("cluster", "list")
+    found = json.loads(run("cluster", "list", "--json").stdout)
+
+    assert shown.exit_code == 0
+    assert [row[3:5] for row in lines_of(shown)[1:]] == sorted(
+        [[brokers.addresses[0], "SYNC_MASTER"], [brokers.addresses[1], "SLAVE"]]
+    )
+    assert found["master"] == brokers.addresses[0]
+    assert {one["address"]: one["role"] for one in found["brokers"]} == {
+        brokers.addresses[0]: "SYNC_MASTER",
+        brokers.addresses[1]: "SLAVE",
+    }
+
+
+def test_cluster_list_tells_of_the_dead(run: Run, brokers: FakeBrokers) -> None:
+    """Without a master the exit code is 1."""
+    brokers.nodes[0].stop()
+    brokers.elect(None)
+
+    shown = run("cluster", "list")
+
+    assert shown.exit_code == 1
+    assert "unreachable" in shown.stdout
+    assert "no broker is the master" in shown.stderr
+    assert json.loads(run("cluster", "list", "--json").stdout)["master"] is None
+
+
+def test_broker_status(run: Run, brokers: FakeBrokers) -> None:
+    """Of the master or of the one named; the store's own figures included."""
+    shown = dict(row for row in lines_of(run("broker", "status")) if len(row) == 2)
+    other = json.loads(run("broker", "status", "--node", brokers.addresses[1], "--json").stdout)
+
+    assert (shown["node_id"], shown["role"], shown["bootTimestamp"]) == ("n0", "SYNC_MASTER", "1700000000000")
+    assert (other["node_id"], other["role"]) == ("n1", "SLAVE")
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_topics(run: Run, brokers: FakeBrokers) -> None:
+    """Created, listed, looked at, deleted."""
+    assert run("topic", "create", "new", "-q", "8", "-w", "2", "-p", "r").exit_code == 0
+    assert lines_of(run("topic", "list"))[1:] == [["new", "2", "8", "r"], ["orders", "2", "2", "rw"]]
+    assert [one["name"] for one in json.loads(run("topic", "list", "--json").stdout)] == ["new", "orders"]
+    assert run("topic", "delete", "new", "--yes").exit_code == 0
+    assert "new" not in brokers.topics
+
+
+def test_a_topic_is_not_deleted_unasked(run: Run, brokers: FakeBrokers) -> None:
+    """No answer is no."""
+    assert run("topic", "delete", "orders", stdin=b"n\n").exit_code == 1
+    assert "orders" in brokers.topics
+
+
+def test_an_unknown_topic_is_told(run: Run) -> None:
+    """In every command that needs it."""
+    for words in (("topic", "status"), ("topic", "route"), ("message", "consume", "-t"), ("message", "print", "-t")):
+        shown = run(*words, "nope")
+        assert shown.exit_code == 1
+        assert "topic nope does not exist" in shown.stderr
+
+
+def test_topic_status_and_route(run: Run, brokers: FakeBrokers) -> None:
+    """A row per queue, a row per broker."""
+    put(brokers, 3, 1)
+
+    status = lines_of(run("topic", "status", "orders"))
+    route = lines_of(run("topic", "route", "orders"))
+
+    assert [row[:3] for row in status[1:]] == [["0", "0", "0"], ["1", "0", "3"]]
+    assert [row[:5] for row in route[1:]] == sorted(
+        [
+            ["RaftNode00", "0", brokers.addresses[0], "SYNC_MASTER", "2"],
+            ["RaftNode00", "1", brokers.addresses[1], "SLAVE", "0"],
+        ],
+        key=lambda row: row[2],
+    )
+    assert json.loads(run("topic", "status", "orders", "--json").stdout)[1]["max_offset"] == 3
+    assert len(json.loads(run("topic", "route", "orders", "--json").stdout)["brokers"]) == 2
+
+
+def test_an_unknown_outcome_of_a_change_has_its_own_code(run: Run, brokers: FakeBrokers) -> None:
+    """3, and only for commands that change something."""
+    for node in brokers.nodes:
+        for method in ("PutTopic", "ListTopics"):
+            node.fail_calls[method] = deque([(grpc.StatusCode.DEADLINE_EXCEEDED, "scripted", {})] * 99)
+
+    change = run("topic", "create", "new", "--timeout", "0.3")
+    look = run("topic", "list", "--timeout", "0.3")
+
+    assert (change.exit_code, look.exit_code) == (3, 1)
+    assert "outcome is unknown" in change.stderr
+
+
+# --- send ------------------------------------------------------------------------------------------------------------
+
+
+def test_send_prints_the_id_of_each_argument(run: Run, brokers: FakeBrokers) -> None:
+    """With tag, keys, delay and any other property."""
+    shown = run(
+        *("message", "send", "-t", "orders", "--tags", "new", "--keys", "a b", "--delay-level", "3"),
+        *("--property", "x=y", "--queue", "1", "hello", "wörld"),
+    )
+
+    stored = brokers.queues["orders", 1].messages
+    assert shown.exit_code == 0
+    assert len(shown.stdout.split()) == 2
+    assert [message.body for message in stored] == [b"hello", "wörld".encode()]
+    assert (stored[0].tags, stored[0].keys, stored[0].delay_level) == ("new", ["a", "b"], 3)
+    assert stored[0].properties["x"] == "y"
+
+
+def test_send_speaks_json_and_to_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One object per message, or a sentence."""
+    described = json.loads(run("message", "send", "-t", "orders", "--queue", "0", "--json", "x").stdout)
+    monkeypatch.setattr(console, "on_terminal", lambda: True)
+    sentence = run("message", "send", "-t", "orders", "--queue", "0", "x").stdout
+
+    assert (described["status"], described["queue_id"], described["queue_offset"]) == ("PUT_OK", 0, 0)
+    assert sentence.startswith("sent to queue 0 at offset 1, id 7F000001")
+
+
+def test_send_takes_lines(run: Run, brokers: FakeBrokers, tmp_path: Path) -> None:
+    """Of standard input or of a file; with a key all go to one queue, in order."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"c\nd\n")
+
+    shown = run("message", "send", "-t", "orders", "--key", "k", "-", stdin=b"a\nb\r\n\xff")
+    run("message", "send", "-t", "orders", "--key", "k", "--file", str(file), "--json")
+
+    assert shown.stdout.startswith("sent 3 messages to orders")
+    assert brokers.bodies("orders") == [b"a", b"b", b"\xff", b"c", b"d"]
+
+
+def test_send_has_a_code_for_unknown_outcomes(run: Run, brokers: FakeBrokers) -> None:
+    """3 if something may be stored, 1 if certainly nothing is."""
+    brokers.nodes[0].sends.append(Break())
+    unknown = run("message", "send", "-t", "orders", "x")
+    brokers.nodes[0].sends.append(Refusal("MESSAGE_ILLEGAL"))
+    refused = run("message", "send", "-t", "orders", "x")
+    brokers.nodes[0].sends.append(Refusal("UNKNOWN_ERROR", "unknown"))
+    stream = run("message", "send", "-t", "orders", "-", stdin=b"x\n")
+    brokers.nodes[0].sends.append(Refusal("MESSAGE_ILLEGAL"))
+    refused_stream = run("message", "send", "-t", "orders", "-", stdin=b"x\n")
+
+    assert [one.exit_code for one in (unknown, refused, stream, refused_stream)] == [3, 1, 3, 1]
+    assert "1 with unknown outcome" in stream.stderr
+
+
+# --- consume and find ------------------------------------------------------------------------------------------------
+
+
+def test_consume_prints_all_there_is(run: Run, brokers: FakeBrokers) -> None:
+    """Bodies only, in the order of each queue; without a group nothing is committed."""
+    put(brokers, 3, 0)
+    put(brokers, 2, 1)
+
+    shown = run("message", "consume", "-t", "orders")
+
+    assert shown.exit_code == 0
+    assert sorted(shown.stdout.split()) == ["0-0", "0-1", "0-2", "1-0", "1-1"]
+    assert not brokers.commits
+
+
+def test_consume_as_a_group_goes_on_where_it_was(run: Run, brokers: FakeBrokers) -> None:
+    """``--max`` stops it; the next call continues."""
+    put(brokers, 5)
+    words = ("message", "consume", "-t", "orders", "-g", "billing", "--queue", "0")
+
+    assert run(*words, "--max", "2").stdout.split() == ["0-0", "0-1"]
+    assert run(*words).stdout.split() == ["0-2", "0-3", "0-4"]
+    assert run(*words).stdout == ""
+    assert brokers.offsets["billing", "orders", 0] == 5
+
+
+def test_consume_by_tag_and_time_as_json(run: Run, brokers: FakeBrokers) -> None:
+    """Everything that is stored of a message."""
+    put(brokers, 3, 0, TAGS="a", KEYS="k")
+    put(brokers, 3, 1, TAGS="b")
+
+    shown = run("message", "consume", "-t", "orders", "--tags", "a", "--from", "1700000000001", "--json")
+
+    found = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [one["body"] for one in found] == ["0-1", "0-2"]
+    assert (found[0]["tags"], found[0]["keys"], found[0]["queue_offset"]) == ("a", ["k"], 1)
+    assert found[0]["born_host"] == "127.0.0.1:0"
+
+
+def test_consume_shows_people_where_a_message_is(
+    run: Run, brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no byte of it moves the cursor."""
+    brokers.put(Message("orders", b"\x1b[2Jx", 1, {"TAGS": "a"}))
+    monkeypatch.setattr(console, "on_terminal", lambda: True)
+
+    line = run("message", "consume", "-t", "orders").stdout
+
+    assert "1:0" in line
+    assert "\\x1b[2Jx" in line
+
+
+def test_consume_follows_until_told_to_stop(run: Run, brokers: FakeBrokers) -> None:
+    """New messages only; ``--max`` ends it here."""
+    put(brokers, 3)
+    brokers.offsets["billing", "orders", 0] = 1
+
+    shown = run("message", "consume", "-t", "orders", "-g", "billing", "--follow", "--max", "2")
+
+    assert shown.stdout.split() == ["0-1", "0-2"]
+
+
+def test_query_by_id(run: Run, brokers: FakeBrokers) -> None:
+    """A line per fact, or JSON; exit code 1 if there is none."""
+    result = brokers.put(Message("orders", b"\xff", 1, {"KEYS": "k"}))
+
+    shown = run("message", "query-by-id", result.message_id)
+    described = json.loads(run("message", "query-by-id", result.message_id, "--json").stdout)
+
+    assert ["queue", "id", "1"] in lines_of(shown)
+    assert ["body", "\\xff"] in lines_of(shown)
+    assert described["body_base64"] == "/w=="
+    assert run("message", "query-by-id", "0" * 32).exit_code == 1
+
+
+def test_query_by_key(run: Run, brokers: FakeBrokers) -> None:
+    """A row per message, or JSON; exit code 1 if there is none."""
+    put(brokers, 2, 1, KEYS="k1 k2", UNIQ_KEY="U")
+
+    rows = lines_of(run("message", "query-by-key", "-t", "orders", "k2"))
+    described = run("message", "query-by-key", "-t", "orders", "--unique", "U", "--max", "1", "--json").stdout
+
+    assert [row[1:3] for row in rows[1:]] == [["1", "0"], ["1", "1"]]
+    assert json.loads(described)["body"] == "1-0"
+    assert run("message", "query-by-key", "-t", "orders", "none").exit_code == 1
+    assert run("message", "query-by-key", "-t", "orders", "k2", "--end", "5").exit_code == 1
+
+
+def test_print_shows_queues_one_after_the_other(run: Run, brokers: FakeBrokers) -> None:
+    """All, or one from an offset on."""
+    put(brokers, 600, 0)
+    put(brokers, 2, 1)
+
+    assert len(run("message", "print", "-t", "orders").stdout.split()) == 602
+    assert run("message", "print", "-t", "orders", "--max", "1").stdout.split() == ["0-0", "1-0"]
+    some = run("message", "print", "-t", "orders", "--queue", "0", "--offset", "400", "--max", "2")
+    assert some.stdout.split() == ["0-400", "0-401"]
+    assert run("message", "print", "-t", "orders", "--queue", "7").exit_code == 1
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_consumer_progress(run: Run, brokers: FakeBrokers) -> None:
+    """Every group, or every queue of one."""
+    put(brokers, 5)
+    brokers.offsets["billing", "orders", 0] = 3
+
+    assert lines_of(run("consumer", "progress"))[1:] == [["billing", "1", "2"]]
+    assert lines_of(run("consumer", "progress", "-g", "billing"))[1:] == [
+        ["orders", "0", "3", "0", "5", "2"],
+        ["orders", "1", "0", "0", "0"],
+    ]
+    assert json.loads(run("consumer", "progress", "--json").stdout) == [{"group": "billing", "topics": 1, "lag": 2}]
+    assert json.loads(run("consumer", "progress", "-g", "billing", "--json").stdout)[0]["lag"] == 2
+    assert json.loads(run("consumer", "progress", "-t", "other", "--json").stdout) == []
+    assert run("consumer", "progress", "-g", "nobody").exit_code == 1
+
+
+def test_consumer_reset_offset(run: Run, brokers: FakeBrokers) -> None:
+    """To an end, a time, or an offset; back or forth."""
+    put(brokers, 5)
+    brokers.offsets["billing", "orders", 0] = 5
+    words = ("consumer", "reset-offset", "-g", "billing", "-t", "orders")
+
+    places = [
+        run(*words, *rest, "--json").stdout
+        for rest in (("--to", "first"), ("--to", "last"), ("--to", "1700000000002"), ("--queue", "0", "--offset", "1"))
+    ]
+
+    assert [json.loads(one)["0"] for one in places] == [0, 5, 2, 1]
+    assert brokers.offsets["billing", "orders", 0] == 1
+    assert lines_of(run(*words, "--to", "first", "--queue", "0")) == [["queue", "offset"], ["0", "0"]]
