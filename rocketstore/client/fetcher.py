@@ -17,7 +17,7 @@ from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.config import MIB
 from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.connection import BrokerConnection, parse_answer
-from rocketstore.client.errors import BadAnswerError, OffsetOutOfRangeError, failure_of, is_retried_read
+from rocketstore.client.errors import BadAnswerError, NotFoundError, OffsetOutOfRangeError, failure_of, is_retried_read
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus
 
@@ -163,20 +163,29 @@ class QueueFetcher:
 
     def _run(self) -> None:
         pause_s = RETRY_WAIT_S_MIN
+        told = ""
         while not self._stop.is_set():
             try:
                 if self._session():
-                    pause_s = RETRY_WAIT_S_MIN
+                    pause_s, told = RETRY_WAIT_S_MIN, ""
             except DLedgerError as error:
                 if self._stop.is_set():
                     return
+                hopeless = self._is_hopeless(error)
                 if self._address:
                     self._connection.brokers.note_failure(self._address, error)
-                if not is_retried_read(error):
+                if hopeless:
                     self._give_up(error)
-                _log.debug("queue %d: %s", self.queue_id, error)
+                elif str(error) != told:  # once, not with every attempt
+                    told = str(error)
+                    _log.warning("queue %d of %s: %s; trying again", self.queue_id, self._pulls.topic, told)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, RETRY_WAIT_S_MAX)
+
+    def _is_hopeless(self, error: DLedgerError) -> bool:
+        if isinstance(error, NotFoundError) and self._address != self._connection.brokers.master:
+            return False  # a slave may not have heard of the topic yet
+        return not is_retried_read(error)
 
     def _give_up(self, error: DLedgerError) -> None:
         """Tell ``take``, and wait until ``seek`` asks for more."""
