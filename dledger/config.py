@@ -100,6 +100,8 @@ class ReplicationConfig:
     pending_bytes_max: int = 64 * MIB
     ack_timeout_ms: int = 2500
     noop_body: bytes = b""
+    noop_compatible: bool = False
+    """Write NOOPs so that Java readers before 0.4 take them for ordinary entries, which ``noop_body`` must then be."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -117,6 +119,8 @@ class ReplicationConfig:
                 "ack_timeout_ms",
             ),
         )
+        if self.noop_compatible and not self.noop_body:
+            found.append("noop_compatible needs a noop_body that readers of the log can take for an ordinary entry's")
         if self.handler_queue_pushes_max < self.inflight_pushes_max:
             found.append(
                 f"handler_queue_pushes_max={self.handler_queue_pushes_max} must be at least "
@@ -220,6 +224,8 @@ class ServerConfig:
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     client_streams_max: int = 1024
+    client_appends: bool = True
+    """Whether the log service takes appends; false where the log belongs to an application in this process."""
 
     @property
     def self_member(self) -> Member:

@@ -194,6 +194,12 @@ class InvalidRequestError(DLedgerError):
     code = ResponseCode.UNEXPECTED_ARGUMENT
 
 
+class AppendsNotServedError(InvalidRequestError):
+    """Raised when a client appends to a log that belongs to an application (a broker): send to the application."""
+
+    code = ResponseCode.UNSUPPORTED
+
+
 class EntryTooLargeError(InvalidRequestError):
     """Raised when an entry is larger than the configured maximum."""
 

@@ -27,8 +27,9 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
-from dledger.core.ports import AppendHook
+from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
+from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
@@ -46,7 +47,7 @@ from dledger.runtime.worker import Worker
 from dledger.store import cleaner
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId
+from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId
 
 _log = logging.getLogger("dledger")
 
@@ -142,6 +143,10 @@ class DLedgerServer:
         """Run ``hook`` on every entry this node appends as leader; only before ``start``."""
         self.log.add_append_hook(hook)
 
+    def add_batch_hook(self, hook: BatchHook) -> None:
+        """Run ``hook`` on every batch this node appends as leader; only before ``start``."""
+        self.log.add_batch_hook(hook)
+
     def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
         """Tell ``handler`` about role changes; only before ``start``."""
         self._roles.add_handler(handler)
@@ -210,6 +215,16 @@ class DLedgerServer:
         """Where clients reach this node."""
         return self._config.advertised_client_address or self._clients.address
 
+    @property
+    def config(self) -> ServerConfig:
+        """What it was made with."""
+        return self._config
+
+    @property
+    def bridge(self) -> LoopBridge:
+        """The way to the event loop that serves clients, from ``start`` to ``stop``: others may serve there, too."""
+        return self._clients.bridge
+
     # -- background work -----------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> int:
@@ -266,17 +281,25 @@ class DLedgerServer:
 
     # -- LogNode: what clients ask -------------------------------------------------------------------------------
 
-    def submit_append(self, bodies: Sequence[bytes], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
+    def submit_append(self, bodies: Sequence[Body], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
         """See ``LogNode.submit_append``."""
-        self._submit(lambda now_ms: self._node.append(bodies, now_ms, self._with_address(done)), done)
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.append(bodies, now_ms, answer), answer)
+
+    def submit_prepared(self, prepared: PreparedAppend, done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
+        """Append what ``prepared`` makes under the node's lock; everything else is as with ``submit_append``."""
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, answer), answer)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """See ``LogNode.submit_read_index``."""
-        self._submit(lambda now_ms: self._node.read_index(now_ms, self._with_address(done)), done)
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.read_index(now_ms, answer), answer)
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         """See ``LogNode.submit_transfer``."""
-        self._submit(lambda now_ms: self._node.transfer(target, now_ms, self._with_address(done)), done)
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.transfer(target, now_ms, answer), answer)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``."""
@@ -306,9 +329,17 @@ class DLedgerServer:
             done(error)
 
     def _with_address(self, done: Callable[[Result | DLedgerError], None]) -> Callable[[Result | DLedgerError], None]:
-        """Complete the core's leader hints, which know ids only, with the address clients need."""
+        """Complete the core's leader hints, which know ids only, with the address clients need; answer only once.
+
+        A node that fails while it carries out a request refuses it, and answers it again when it stops.
+        """
+        left = [done]
 
         def addressed(result: Result | DLedgerError) -> None:
+            try:
+                done = left.pop()
+            except IndexError:
+                return
             if isinstance(result, DLedgerError) and result.leader is not None:
                 result.leader = self._hint(result.leader.node_id)
             done(result)

@@ -40,6 +40,16 @@ class Magic(IntEnum):
     CONFIG_CHANGE = 3
 
 
+NOOP_CHANNEL: Final = 0x4E4F4F50
+"""In the otherwise unused ``channel`` field of a record with magic 1: it is a NOOP (the field's bytes read NOOP).
+
+Readers of the Java line before 0.4 know no other magic and take every body for the application's.
+"""
+
+Body = bytes | bytearray
+"""What an entry holds, as appenders give it; a ``bytearray`` may be changed in place by an append hook."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class EntryId:
     """Names one entry. Ordered as Raft's election restriction orders logs: by term, then by index (§5.4.1)."""
@@ -57,7 +67,8 @@ class Entry:
     """One entry as it is stored.
 
     ``position`` is the record's first byte; ``body`` starts 48 bytes later. ``body_crc`` and ``chain_crc`` are unsigned
-    CRC32C values (see ``dledger.store.format``).
+    CRC32C values (see ``dledger.store.format``). ``magic`` is what the entry means: a NOOP that is stored with magic 1
+    (``NOOP_CHANNEL``) is a NOOP here.
     """
 
     index: LogIndex
@@ -100,6 +111,17 @@ class AppendedBatch:
     first_index: LogIndex
     last_index: LogIndex
     positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogBytes:
+    """Raw committed log bytes of one segment from ``position`` on, without its blank; empty if there is nothing more.
+
+    ``data`` starts with a record. Its last record may be cut: read on from where that one starts.
+    """
+
+    position: Position
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)

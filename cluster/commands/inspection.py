@@ -10,6 +10,7 @@ import click
 
 from cluster import console
 from dledger.errors import ConfigError
+from dledger.store.format import Header, magic_of
 from dledger.store.inspect import (
     BlankItem,
     DataItem,
@@ -93,7 +94,7 @@ def _item_json(item: DataItem) -> dict[str, object]:
         case RecordItem(header=header, body=body):
             names = ("index", "term", "position", "size", "channel", "chain_crc", "body_crc")
             fields = {name: getattr(header, name) for name in names}
-            return {"type": _kind(header.magic), **place, **fields, "body": body.decode(errors="backslashreplace")}
+            return {"type": _kind(header), **place, **fields, "body": body.decode(errors="backslashreplace")}
         case BlankItem(length=length):
             return {"type": "BLANK", **place, "length": length}
         case EndItem():
@@ -108,7 +109,7 @@ def _item_line(item: DataItem) -> str:
         case RecordItem(header=header, body=body):
             preview = ascii(body[:BODY_PREVIEW_BYTES].decode(errors="backslashreplace"))[1:-1]
             more = "…" if len(body) > BODY_PREVIEW_BYTES else ""
-            kind = "" if header.magic == Magic.NORMAL else f" {_kind(header.magic)}"
+            kind = "" if (name := _kind(header)) == Magic.NORMAL.name else f" {name}"
             return f"{place}  index {header.index} term {header.term}{kind} {len(body)} bytes  {preview}{more}"
         case BlankItem(length=length):
             return f"{place}  blank of {length} bytes"
@@ -118,8 +119,8 @@ def _item_line(item: DataItem) -> str:
             return f"{place}  DAMAGED: {reason}"
 
 
-def _kind(magic: int) -> str:
-    return Magic(magic).name if magic in set(Magic) else str(magic)
+def _kind(header: Header) -> str:
+    return magic_of(header.magic, header.channel).name if header.magic in set(Magic) else str(header.magic)
 
 
 # --- summary ---------------------------------------------------------------------------------------------------------

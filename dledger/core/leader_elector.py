@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from dledger.config import ReplicationConfig
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -33,7 +34,7 @@ from dledger.errors import (
     TransferFailedError,
     UnknownMemberError,
 )
-from dledger.types import NO_INDEX, Magic, NodeId, Term
+from dledger.types import NO_INDEX, NOOP_CHANNEL, Magic, NodeId, Term
 
 _PREFERENCE_PAUSE: Final = 10
 """How many check intervals pass after a failed hand-over before one is started unasked again."""
@@ -55,10 +56,11 @@ class _Transfer:
 class LeaderElector:
     """Decides who leads. Its thread calls ``step``; the transport's threads call ``on_...``; all under the lock."""
 
-    def __init__(self, state: MemberState, reads: ReadIndexQueue, *, noop_body: bytes = b"") -> None:
+    def __init__(self, state: MemberState, reads: ReadIndexQueue, config: ReplicationConfig) -> None:
         self._state = state
         self._reads = reads
-        self._noop_body = noop_body
+        self._noop_body = config.noop_body
+        self._noop_form = (Magic.NORMAL, NOOP_CHANNEL) if config.noop_compatible else (Magic.NOOP, 0)
         self._heartbeat_due_ms = 0
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
@@ -152,8 +154,9 @@ class LeaderElector:
     def _lead(self, now_ms: int) -> None:
         """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then speak up at once."""
         state = self._state
+        magic, channel = self._noop_form
         try:
-            batch = state.log.append_as_leader(state.term, [self._noop_body], Magic.NOOP)
+            batch = state.log.append_as_leader(state.term, [self._noop_body], magic, channel=channel)
         except DiskFullError:
             state.become_follower(state.term, None, now_ms)
             return

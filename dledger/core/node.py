@@ -29,10 +29,10 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.outbox import Wake
-from dledger.core.ports import Log, Random
+from dledger.core.ports import Log, PreparedAppend, Random
 from dledger.core.read_index import ReadDone, ReadIndexQueue
-from dledger.errors import InvalidRequestError, UnknownMemberError
-from dledger.types import HardState, NodeId, Term
+from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
+from dledger.types import Body, HardState, NodeId, Term
 
 TERM_STEP_MAX = 10**6
 """How far ahead of its own a member believes a term; at one election per second, eleven days of elections."""
@@ -56,16 +56,20 @@ class Node:
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )
-        self.elector = LeaderElector(self.state, self.reads, noop_body=replication.noop_body)
+        self.elector = LeaderElector(self.state, self.reads, replication)
         self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
         self.handler = EntryHandler(self.state, replication)
         self.quorum_ack = QuorumAckChecker(self.state, replication)
 
     # -- what users ask ------------------------------------------------------------------------------------------
 
-    def append(self, bodies: Sequence[bytes], now_ms: int, done: AppendDone) -> None:
+    def append(self, bodies: Sequence[Body], now_ms: int, done: AppendDone) -> None:
         """See ``QuorumAckChecker.append``."""
         self.quorum_ack.append(bodies, now_ms, done)
+
+    def append_prepared(self, prepared: PreparedAppend, now_ms: int, done: AppendDone) -> None:
+        """See ``QuorumAckChecker.append_prepared``."""
+        self.quorum_ack.append_prepared(prepared, now_ms, done)
 
     def read_index(self, now_ms: int, done: ReadDone) -> None:
         """See ``ReadIndexQueue.submit``."""
@@ -120,6 +124,11 @@ class Node:
         """The log became more durable."""
         self.handler.on_flushed()
         self.state.outbox.wake |= Wake.QUORUM_ACK
+
+    def abandon(self, error: DLedgerError) -> None:
+        """No part is stepped any more: answer all appends and reads that still wait."""
+        self.quorum_ack.abandon(error)
+        self.reads.abandon(error)
 
     def _require_likely_term(self, sender: NodeId, term: Term) -> None:
         """Terms only grow, and end: a forged or damaged message must not use up those of the whole group."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from dledger.errors import DLedgerError
 from dledger.types import (
     AppendedBatch,
+    Body,
     Boundary,
     CheckedRun,
     Entry,
@@ -34,6 +36,32 @@ class AppendHook(Protocol):
     """
 
     def __call__(self, index: LogIndex, term: Term, position: Position, record: memoryview) -> None: ...
+
+
+class BatchHook(Protocol):
+    """Called on the leader once per part of a batch that lies in one segment: an ``AppendHook`` for many small entries.
+
+    Gives the bodies to store, each as long as before: the same objects, changed in place, where they are ``bytearray``.
+    """
+
+    def __call__(self, positions: Sequence[int], bodies: Sequence[Body]) -> Sequence[Body]: ...
+
+
+class PreparedAppend(Protocol):
+    """A batch that depends on what the log holds, for example on numbers given out entry by entry.
+
+    Both methods run under the node's lock, one right after the other, so nothing is appended in between; neither is
+    called unless the node leads. They must be quick and must not raise: an exception stops the node.
+    """
+
+    def bodies(self, term: Term) -> Sequence[Body] | DLedgerError:
+        """The batch to append as leader of ``term``, or why there is to be none."""
+
+    def placed(self, batch: AppendedBatch | None) -> None:
+        """Where the batch was written (not yet committed); None: it was refused, and nothing was.
+
+        Called exactly once after ``bodies`` has given a batch.
+        """
 
 
 class Log(Protocol):
@@ -87,8 +115,12 @@ class Log(Protocol):
     def first_index_of_term(self, term: Term) -> LogIndex:
         """The first kept index whose term is >= ``term``; ``last.index + 1`` if there is none. Terms never decrease."""
 
-    def append_as_leader(self, term: Term, bodies: Sequence[bytes], magic: Magic = Magic.NORMAL) -> AppendedBatch:
+    def append_as_leader(
+        self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
+    ) -> AppendedBatch:
         """Append a batch in order, all of it or (raising) nothing; computes both CRCs after running the hooks.
+
+        ``magic`` and ``channel`` are stored as given; hooks run on what is stored with magic 1.
 
         Raises ``InvalidRequestError`` for an empty batch, ``EntryTooLargeError``, ``DiskFullError`` (nothing written).
         """

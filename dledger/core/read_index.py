@@ -96,6 +96,11 @@ class ReadIndexQueue:
             leader.reads_waiting = bool(pending)
         return pending[0].due_ms if pending else None
 
+    def abandon(self, error: DLedgerError) -> None:
+        """The node stops: whoever still waits gets ``error``."""
+        while self._pending:
+            self._finish(self._pending.popleft().done, error)
+
     def _confirmed_round(self) -> int:
         state = self._state
         answers = sorted((self._answered.get(peer, 0) for peer in state.peers), reverse=True)

@@ -362,6 +362,7 @@ _KINDS: Final[tuple[type[DLedgerError], ...]] = (
     errors.IdentityError,
     errors.UnknownMemberError,
     errors.InvalidRequestError,
+    errors.AppendsNotServedError,
     errors.EmptyBatchError,
     errors.EarlierRequestFailedError,
     errors.IndexOutOfRangeError,

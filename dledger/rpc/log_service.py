@@ -17,6 +17,7 @@ import grpc
 
 from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
 from dledger.errors import (
+    AppendsNotServedError,
     DLedgerError,
     EmptyBatchError,
     EntryTooLargeError,
@@ -103,6 +104,7 @@ class LogService:
     def _submit(self, request: codec.Append, done: Callable[[AppendOutcome], None]) -> None:
         try:
             self._check_group(request.group)
+            self._check_appends_served()
             self._check_bodies(request)
         except DLedgerError as error:
             done(error)
@@ -213,6 +215,13 @@ class LogService:
     def _check_group(self, group: str) -> None:
         if group != self._config.group:
             raise IdentityError(f"this node serves group {self._config.group!r}, not {group!r}")
+
+    def _check_appends_served(self) -> None:
+        if not self._config.client_appends:
+            raise AppendsNotServedError(
+                f"the log of group {self._config.group!r} belongs to an application (client_appends=false): reads are "
+                "served here, appends are not; send to the application, for example as a producer to its broker"
+            )
 
     def _check_bodies(self, request: codec.Append) -> None:
         if not request.bodies:

@@ -134,11 +134,19 @@ class NodeDriver:
             worker.start()
 
     def stop(self) -> None:
-        """Stop all workers and join them; later calls raise ``ShutdownError``. Idempotent."""
+        """Stop all workers and join them; later calls raise ``ShutdownError``. Idempotent.
+
+        Appends and reads that still wait are answered with that error, too: nobody will step what they wait for.
+        """
         with self._lock:
             self._stopped = True
         for worker in self._workers:
             worker.stop(JOIN_TIMEOUT_S)
+        with self._lock:
+            self._node.abandon(ShutdownError("this node has stopped; what was written may still be committed"))
+            left = self._node.state.outbox.take()
+        for completion in left.completions:
+            completion()
 
     def call(self, action: Callable[[int], Result], *, flush_here: bool = False) -> Result:
         """Run ``action(now_ms)`` under the node's lock, then carry out what it caused.

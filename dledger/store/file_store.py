@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dledger.clock import Clock
 from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES, StoreConfig
-from dledger.core.ports import AppendHook
+from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import (
     CorruptLogError,
     DiskError,
@@ -44,6 +44,7 @@ from dledger.store.opening import Opened, RecoveryReport, open_directory
 from dledger.store.reader import LogReader
 from dledger.types import (
     AppendedBatch,
+    Body,
     Boundary,
     CheckedRun,
     Entry,
@@ -73,6 +74,7 @@ class FileStore:
         self._state = LogState(opened.checkpoint, opened.last)
         self._reader = LogReader(opened.files, self._state, unchecked=config.import_unchecked)
         self._hooks: tuple[AppendHook, ...] = ()
+        self._batch_hooks: tuple[BatchHook, ...] = ()
         self._remove_lock = threading.Lock()
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -84,6 +86,7 @@ class FileStore:
         self.term_at, self.chain_crc_at = reader.term_at, reader.chain_crc_at
         self.first_index_of_term, self.slice_run = reader.first_index_of_term, reader.slice_run
         self.read_run, self.read_range, self.read_at = reader.read_run, reader.read_range, reader.read_at
+        self.read_committed, self.copy_committed = reader.read_committed, reader.copy_committed
 
     @classmethod
     def open(
@@ -126,6 +129,11 @@ class FileStore:
         return self._opened.layout.directory
 
     @property
+    def data_directories(self) -> tuple[Path, ...]:
+        """Where the segments are."""
+        return tuple(self._opened.layout.data)
+
+    @property
     def begin(self) -> Boundary:
         return self._state.begin
 
@@ -147,6 +155,16 @@ class FileStore:
             return self._state.flush_mark()
 
     @property
+    def flushed_position(self) -> Position:
+        """The end of the last entry that is durable."""
+        return Position(self._state.flushed.position)
+
+    @property
+    def committed_position(self) -> Position:
+        """See ``LogReader.committed_position``."""
+        return self._reader.committed_position
+
+    @property
     def write_sequence(self) -> int:
         return self._state.sequence
 
@@ -159,15 +177,21 @@ class FileStore:
         return self._disk_full
 
     def add_append_hook(self, hook: AppendHook) -> None:
-        """Have ``hook`` called for every NORMAL entry appended as leader, in the order of registration."""
+        """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
         self._hooks = (*self._hooks, hook)
 
-    def append_as_leader(self, term: Term, bodies: Sequence[bytes], magic: Magic = Magic.NORMAL) -> AppendedBatch:
+    def add_batch_hook(self, hook: BatchHook) -> None:
+        """Have ``hook`` called for all of them at once, after the single ones' hooks, in the order of registration."""
+        self._batch_hooks = (*self._batch_hooks, hook)
+
+    def append_as_leader(
+        self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
+    ) -> AppendedBatch:
         state = self._state
         records.check_batch(bodies, self._config.entry_bytes_limit)
         self._check_writable()
         invariant(term >= state.last.term, "terms never decrease", term=term, last=state.last)
-        pieces = records.split_batch(bodies, state.end, self._config.segment_bytes)
+        pieces = records.split_batch(bodies, state.end, self._config.segment_bytes, channel)
         first = index = state.last.index + 1
         end, chain = state.end, state.chain_crc
         writes: list[Write] = []
@@ -176,6 +200,8 @@ class FileStore:
         for piece in pieces:
             if self._hooks and magic is Magic.NORMAL:
                 piece = records.apply_hooks(self._hooks, index, term, piece)
+            if self._batch_hooks and magic is Magic.NORMAL:
+                piece = records.apply_batch_hooks(self._batch_hooks, piece)
             encoded = records.encode_piece(int(magic), term, index, piece, chain)
             if piece.position != end:
                 writes.append(self._files.tail_blank(end))

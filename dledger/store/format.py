@@ -15,6 +15,8 @@ A blank is magic -1 and a length that counts its own 8 bytes; the rest is zero. 
 when ``size + 8`` exceeds what is left of a segment, a blank takes that rest and the entry starts the next segment. So a
 used segment always ends in a blank and at least 8 bytes always remain after an entry.
 
+A NOOP has magic 2, or magic 1 and the bytes NOOP as its channel, which is 0 otherwise (``magic_of``).
+
 An index unit is 32 bytes at ``index * 32``: magic i32, pos i64, size i32, index i64, term i64. It is derived from data.
 """
 
@@ -23,15 +25,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from struct import Struct
 from typing import Final
 
 from crc32c import crc32c
 
 from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
-from dledger.core.ports import AppendHook
+from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import EntryTooLargeError, InvalidRequestError, invariant
-from dledger.types import Boundary, CheckedRun, Entry, EntryId, EntryRun, LogIndex, Magic, Position, Term
+from dledger.types import (
+    NOOP_CHANNEL,
+    Body,
+    Boundary,
+    CheckedRun,
+    Entry,
+    EntryId,
+    EntryRun,
+    LogIndex,
+    Magic,
+    Position,
+    Term,
+)
 
 HEADER: Final = Struct(">iiqqqiIIi")
 """The header as it is stored."""
@@ -100,7 +115,7 @@ def place(end: int, record_bytes: int, segment_bytes: int) -> int:
     return end if record_bytes + MIN_BLANK_BYTES <= remaining else end + remaining
 
 
-def check_batch(bodies: Sequence[bytes], entry_bytes_limit: int) -> None:
+def check_batch(bodies: Sequence[Body], entry_bytes_limit: int) -> None:
     """Raise ``InvalidRequestError`` for an empty batch, ``EntryTooLargeError`` for one entry beyond the limit."""
     if not bodies:
         raise InvalidRequestError("the batch holds no entry: append at least one")
@@ -117,24 +132,25 @@ class Piece:
     """The part of a batch that goes into one segment."""
 
     position: int
-    bodies: Sequence[bytes]
+    bodies: Sequence[Body]
+    channel: int = 0
 
 
-def split_batch(bodies: Sequence[bytes], end: int, segment_bytes: int) -> list[Piece]:
+def split_batch(bodies: Sequence[Body], end: int, segment_bytes: int, channel: int = 0) -> list[Piece]:
     """Place a batch after ``end``, one piece per segment."""
     total = sum(map(len, bodies)) + ENTRY_HEADER_BYTES * len(bodies)
     if place(end, total, segment_bytes) == end:
-        return [Piece(end, bodies)]
+        return [Piece(end, bodies, channel)]
     pieces: list[Piece] = []
     position = start = place(end, len(bodies[0]) + ENTRY_HEADER_BYTES, segment_bytes)
     first = 0
     for number, body in enumerate(bodies):
         placed = place(position, len(body) + ENTRY_HEADER_BYTES, segment_bytes)
         if placed != position:
-            pieces.append(Piece(start, bodies[first:number]))
+            pieces.append(Piece(start, bodies[first:number], channel))
             start, first = placed, number
         position = placed + len(body) + ENTRY_HEADER_BYTES
-    pieces.append(Piece(start, bodies[first:]))
+    pieces.append(Piece(start, bodies[first:], channel))
     return pieces
 
 
@@ -151,15 +167,15 @@ class Encoded:
 def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> Encoded:
     """Encode one piece of a batch: the leader's hot loop."""
     pack, pack_unit, pack_chain, crc = CHAINED_HEADER.pack, UNIT.pack, CHAIN_CRC.pack, crc32c
-    parts: list[bytes] = []
+    parts: list[Body] = []
     units: list[bytes] = []
     positions: list[int] = []
-    position, index, chain = piece.position, first_index, chain_crc
+    position, index, chain, channel = piece.position, first_index, chain_crc, piece.channel
     add_unit, add_position = units.append, positions.append
     for body in piece.bodies:
         length = len(body)
         size = length + 48
-        header = pack(magic, size, index, term, position, 0, crc(body), length)
+        header = pack(magic, size, index, term, position, channel, crc(body), length)
         chain = crc(header, chain)
         parts += (header[:36], pack_chain(chain), header[36:], body)
         add_unit(pack_unit(magic, position, size, index, term))
@@ -170,27 +186,37 @@ def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_cr
 
 
 def encode_record(
-    term: int, index: int, position: int, body: bytes, chain_crc: int, magic: int = 1
+    term: int, index: int, position: int, body: Body, chain_crc: int, magic: int = 1, channel: int = 0
 ) -> tuple[bytes, int]:
     """One record and its chain CRC, given the previous entry's chain CRC."""
     length = len(body)
-    header = CHAINED_HEADER.pack(magic, length + 48, index, term, position, 0, crc32c(body), length)
+    header = CHAINED_HEADER.pack(magic, length + 48, index, term, position, channel, crc32c(body), length)
     chain = crc32c(header, chain_crc)
     return b"".join((header[:36], CHAIN_CRC.pack(chain), header[36:], body)), chain
 
 
 def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece: Piece) -> Piece:
     """The piece with its bodies as the hooks leave them; whatever they do to a header is overwritten later."""
-    patched: list[bytes] = []
-    position = piece.position
+    patched: list[Body] = []
+    position, channel = piece.position, piece.channel
     for index, body in enumerate(piece.bodies, first_index):
-        record = bytearray(HEADER.pack(1, len(body) + 48, index, term, position, 0, 0, 0, len(body)) + body)
+        record = bytearray(HEADER.pack(1, len(body) + 48, index, term, position, channel, 0, 0, len(body)) + body)
         with memoryview(record) as view:
             for hook in hooks:
                 hook(LogIndex(index), Term(term), Position(position), view)
         patched.append(bytes(record[48:]))
         position += len(record)
-    return Piece(piece.position, patched)
+    return Piece(piece.position, patched, channel)
+
+
+def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:
+    """The piece with its bodies as the hooks leave them."""
+    bodies, lengths = piece.bodies, list(map(len, piece.bodies))
+    positions = list(accumulate((length + 48 for length in lengths[:-1]), initial=piece.position))
+    for hook in hooks:
+        bodies = hook(positions, bodies)
+    invariant(list(map(len, bodies)) == lengths, "a hook keeps the length of every body")
+    return Piece(piece.position, bodies, piece.channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +385,21 @@ def decode_entry(records: bytes, offset: int = 0) -> Entry:
         term=Term(header.term),
         position=Position(header.position),
         body=records[offset + 48 : offset + header.size],
-        magic=Magic(header.magic),
+        magic=magic_of(header.magic, header.channel),
         channel=header.channel,
         body_crc=header.body_crc,
         chain_crc=header.chain_crc,
     )
+
+
+def is_magic(magic: int) -> bool:
+    """Whether an entry's header may begin with this."""
+    return magic in _VALID_MAGICS
+
+
+def magic_of(magic: int, channel: int) -> Magic:
+    """What an entry means, from two fields of its verified header."""
+    return Magic.NOOP if (magic, channel) == (Magic.NORMAL, NOOP_CHANNEL) else Magic(magic)
 
 
 def run_problem(checked: CheckedRun, from_index: int, last: EntryId, chain_crc: int) -> str:

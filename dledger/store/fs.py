@@ -41,7 +41,7 @@ class FileSystem(Protocol):
     def close(self, fd: int) -> None:
         """Close a file."""
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         """Write all of ``data`` at ``offset``."""
 
     def sync(self, fd: int) -> None:
@@ -78,7 +78,7 @@ class RealFileSystem:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         written = os.pwrite(fd, data, offset)
         if written != len(data):
             rest = memoryview(data)

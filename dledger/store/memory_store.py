@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from dledger.config import ENTRY_HEADER_BYTES, MIB, MIN_BLANK_BYTES
-from dledger.core.ports import AppendHook
+from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import (
     IndexBeforeBeginError,
     IndexOutOfRangeError,
@@ -23,6 +23,7 @@ from dledger.store import format as records
 from dledger.types import (
     GENESIS,
     AppendedBatch,
+    Body,
     Boundary,
     CheckedRun,
     Entry,
@@ -44,6 +45,7 @@ class MemoryStore:
         self._segment_bytes = segment_bytes
         self._entry_bytes_limit = min(max_entry_bytes, segment_bytes - MIN_BLANK_BYTES)
         self._hooks: tuple[AppendHook, ...] = ()
+        self._batch_hooks: tuple[BatchHook, ...] = ()
         self._sequence = 0
         self._committed = LogIndex(-1)
         self.disk_full = False
@@ -89,8 +91,12 @@ class MemoryStore:
         return self._committed
 
     def add_append_hook(self, hook: AppendHook) -> None:
-        """Have ``hook`` called for every NORMAL entry appended as leader, in the order of registration."""
+        """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
         self._hooks = (*self._hooks, hook)
+
+    def add_batch_hook(self, hook: BatchHook) -> None:
+        """Have ``hook`` called for all of them at once, after the single ones' hooks, in the order of registration."""
+        self._batch_hooks = (*self._batch_hooks, hook)
 
     def term_at(self, index: LogIndex) -> Term:
         at = index - self._begin.index - 1
@@ -125,18 +131,22 @@ class MemoryStore:
     def first_index_of_term(self, term: Term) -> LogIndex:
         return LogIndex(self._begin.index + 1 + bisect_left(self._terms, term))
 
-    def append_as_leader(self, term: Term, bodies: Sequence[bytes], magic: Magic = Magic.NORMAL) -> AppendedBatch:
+    def append_as_leader(
+        self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
+    ) -> AppendedBatch:
         records.check_batch(bodies, self._entry_bytes_limit)
         self._check_open()
         invariant(term >= self._last.term, "terms never decrease", term=term, last=self._last)
         first = index = self._last.index + 1
         count = len(self._positions)
-        for piece in records.split_batch(bodies, self._end, self._segment_bytes):
+        for piece in records.split_batch(bodies, self._end, self._segment_bytes, channel):
             if self._hooks and magic is Magic.NORMAL:
                 piece = records.apply_hooks(self._hooks, index, term, piece)
+            if self._batch_hooks and magic is Magic.NORMAL:
+                piece = records.apply_batch_hooks(self._batch_hooks, piece)
             position = piece.position
             for body in piece.bodies:
-                record, self._chain = records.encode_record(term, index, position, body, self._chain, magic)
+                record, self._chain = records.encode_record(term, index, position, body, self._chain, magic, channel)
                 self._add(record, position, term, self._chain)
                 position += len(record)
                 index += 1

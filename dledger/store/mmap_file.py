@@ -61,7 +61,7 @@ class MappedFile:
             raise DiskError(f"reading {length} bytes at offset {offset} of {self.path} failed: {error}") from error
         return found
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | bytearray) -> None:
         """Write ``data``, which must lie inside. Raises ``OSError``."""
         end = offset + len(data)
         self._check(offset, end)

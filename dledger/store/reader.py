@@ -13,10 +13,10 @@ from dledger.errors import (
     InvalidRequestError,
 )
 from dledger.store.checkpoint import REPAIR_ADVICE
-from dledger.store.format import HEADER, Header, decode_run
+from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, Header, decode_run, is_magic
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
-from dledger.types import Entry, EntryId, EntryRun, LogIndex, Position, Term
+from dledger.types import NO_INDEX, Entry, EntryId, EntryRun, LogBytes, LogIndex, Position, Term
 
 _Result = TypeVar("_Result")
 
@@ -31,6 +31,7 @@ class LogReader:
         self._files = files
         self._state = state
         self._unchecked = unchecked
+        self._committed_end = (NO_INDEX, Position(0))  # an index and where its record ends; replaced as a whole
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
         """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real."""
@@ -143,6 +144,70 @@ class LogReader:
         if file is None:
             raise IndexBeforeBeginError(f"position {position} is no longer kept here")
         return CorruptLogError(file.path, position - file.base, reason, REPAIR_ADVICE)
+
+    @property
+    def committed_position(self) -> Position:
+        """The end of the last committed entry's record, or the log's begin. It only grows while the store is open."""
+        index, position = self._committed_end
+        if index != self._state.committed:  # what is committed stays where it is, so the pair stays true
+            index, position = self._stable(self._locate_committed_end)
+            self._committed_end = (index, position)
+        return position
+
+    def _locate_committed_end(self) -> tuple[LogIndex, Position]:
+        state = self._state
+        begin, index = state.begin, state.committed
+        if index <= begin.index:
+            return index, begin.position
+        unit = self._files.unit(index)
+        return index, Position(unit.position + unit.size)
+
+    def read_committed(self, position: Position, max_bytes: int) -> LogBytes:
+        """Raw committed bytes from the entry or blank at ``position`` on: of one segment, within ``max_bytes``.
+
+        At least one whole record if there is one, however large. A position below the log's begin means the begin; a
+        blank is skipped. Nothing is verified but the first header's place. Raises ``IndexOutOfRangeError`` if neither
+        an entry nor a blank starts there.
+        """
+        return self._stable(lambda: self._read_committed(position, max_bytes))
+
+    def _read_committed(self, position: int, max_bytes: int) -> LogBytes:
+        end, files = self.committed_position, self._files
+        start = max(position, self._state.begin.position)
+        if start < end and self._is_blank(start):
+            start = files.data.base_of(start) + files.segment_bytes
+        if start >= end:
+            return LogBytes(Position(start), b"")
+        stop = min(end, files.data.base_of(start) + files.segment_bytes)
+        size = self._record_size_at(start, stop)
+        return LogBytes(Position(start), files.read(start, min(stop - start, max(max_bytes, size)), self._hot_from))
+
+    def _is_blank(self, position: int) -> bool:
+        head = self._files.read(position, BLANK.size, self._hot_from)
+        return len(head) == BLANK.size and BLANK.unpack(head)[0] == BLANK_MAGIC
+
+    def _record_size_at(self, position: int, stop: int) -> int:
+        head = self._files.read(position, HEADER.size, self._hot_from)
+        header = Header(*HEADER.unpack(head)) if len(head) == HEADER.size else None
+        if header is None or header.position != position or not is_magic(header.magic):
+            raise IndexOutOfRangeError(f"no entry starts at position {position}")
+        return min(header.size, stop - position)
+
+    def copy_committed(self, position: int, length: int) -> bytes | None:
+        """Exactly these committed bytes, unverified; None if they are not all kept, committed and in one segment."""
+        files = self._files
+
+        def copy() -> bytes | None:
+            begin = self._state.begin.position
+            if length < 0 or not begin <= position <= position + length <= self.committed_position:
+                return None
+            data = files.read(position, length, self._hot_from)
+            return data if len(data) == length else None
+
+        try:
+            return self._stable(copy)
+        except IndexBeforeBeginError:
+            return None
 
     def read_at(self, position: Position) -> Entry:
         index = self._stable(lambda: self._index_at(position))

@@ -25,7 +25,21 @@ class CommitLog(Protocol):
 
     @property
     def max_offset(self) -> int:
-        """The end of what may be dispatched and read: everything written, or in a replicated log what is committed."""
+        """The end of what may be dispatched and read: what a crash does not take back, as far as the log promises that.
+
+        In a replicated log what is committed, in a plain one what is flushed (SYNC_FLUSH) or everything (ASYNC_FLUSH).
+        """
+
+    @property
+    def end_offset(self) -> int:
+        """The end of everything kept, also of what may not be read yet.
+
+        Consume queues are cut here after a restart, never at ``max_offset``: a
+        restarted member may know less of the commit position than its queues already hold.
+        """
+
+    def listen(self, advanced: Callable[[], None]) -> None:
+        """Have ``advanced`` called after ``max_offset`` has grown; on any thread, it is cheap. Before ``start``."""
 
     @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:
@@ -34,8 +48,14 @@ class CommitLog(Protocol):
     def set_queue_offsets(self, offsets: dict[tuple[str, int], int]) -> None:
         """Replace the table, under the put lock."""
 
-    def load(self, *, clean_stop: bool) -> None:
-        """Open the files and recover the log itself. Raises ``CorruptLogError``, ``DiskError``, ``ConfigError``."""
+    def load(
+        self, *, clean_stop: bool, from_timestamp_ms: int | None = None, durable_offset: int | None = None
+    ) -> None:
+        """Open the files and recover the log itself. Raises ``CorruptLogError``, ``DiskError``, ``ConfigError``.
+
+        What the store's checkpoint knows, for a log that keeps no evidence of its own: all before ``durable_offset``
+        was durable once, and so was what was stored up to ``from_timestamp_ms``; None if that is not known.
+        """
 
     def start(self) -> None:
         """Start flushing (plain) or take part in the group (replicated)."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from dledger.core.ports import AppendHook, Log
+from dledger.core.ports import AppendHook, BatchHook, Log
 from dledger.errors import (
     EntryTooLargeError,
     IndexBeforeBeginError,
@@ -20,7 +20,19 @@ from dledger.errors import (
     ShutdownError,
 )
 from dledger.store.memory_store import MemoryStore
-from dledger.types import GENESIS, NO_ENTRY, Boundary, CheckedRun, EntryId, LogIndex, Magic, Position, Term
+from dledger.types import (
+    GENESIS,
+    NO_ENTRY,
+    NOOP_CHANNEL,
+    Body,
+    Boundary,
+    CheckedRun,
+    EntryId,
+    LogIndex,
+    Magic,
+    Position,
+    Term,
+)
 from tests.store.support import SEGMENT_BYTES, bodies_of, copy_log, fill, open_store, runs_of, small_config
 
 
@@ -28,6 +40,8 @@ class HookedLog(Log, Protocol):
     """A log that takes append hooks."""
 
     def add_append_hook(self, hook: AppendHook) -> None: ...
+
+    def add_batch_hook(self, hook: BatchHook) -> None: ...
 
 
 MakeLog = Callable[[], HookedLog]
@@ -160,6 +174,56 @@ def test_hooks_patch_the_stored_body_of_normal_entries_only(log: HookedLog) -> N
 
     assert seen == [(0, 1, 0, 51), (1, 1, 51, 51), (3, 1, 4096, 4088)]
     assert [body[:3] for body in bodies_of(log)] == [b"00a", b"01b", b"..n", b"03x"]
+
+
+def test_batch_hooks_see_each_segments_part_of_a_batch_at_once(log: HookedLog) -> None:
+    """Bodies that are ``bytearray`` are patched in place; what is stored, and its CRC, is what the hook gives back."""
+    seen: list[list[int]] = []
+
+    def hook(positions: Sequence[int], bodies: Sequence[Body]) -> Sequence[Body]:
+        seen.append(list(positions))
+        return [_stamp(body, position) for position, body in zip(positions, bodies, strict=True)]
+
+    log.add_batch_hook(hook)
+    batch = log.append_as_leader(Term(1), [bytearray(b"..a"), b"..b", b"x" * 4000])
+
+    assert seen == [[0, 51], [4096]]
+    assert batch.positions == (0, 51, 4096)
+    assert [body[:4] for body in bodies_of(log)] == [b"00a", b"51b", b"96xx"]
+
+
+def _stamp(body: Body, position: int) -> Body:
+    patched = body if isinstance(body, bytearray) else bytearray(body)
+    patched[:2] = b"%02d" % (position % 100 if position else 0)
+    return patched
+
+
+def test_a_batch_hook_must_keep_lengths(log: HookedLog) -> None:
+    """Positions were fixed before it ran."""
+    log.add_batch_hook(lambda _positions, bodies: [*bodies, b""])
+    with pytest.raises(InvariantError, match="keeps the length"):
+        log.append_as_leader(Term(1), [b"a"])
+
+
+def test_a_no_op_in_ordinary_form_passes_the_hooks_and_is_copied_as_it_is(make_log: MakeLog) -> None:
+    """It must look like any other record to a Java reader, on every member; the chain covers the channel."""
+    leader, follower = make_log(), make_log()
+    leader.add_batch_hook(
+        lambda positions, bodies: [_stamp(one, at) for at, one in zip(positions, bodies, strict=True)]
+    )
+    leader.append_as_leader(Term(1), [b"..a"])
+    leader.append_as_leader(Term(2), [b"..n"], Magic.NORMAL, channel=NOOP_CHANNEL)
+    leader.append_as_leader(Term(2), [b"..b"])
+
+    copy_log(leader, follower, 1 << 20)
+
+    for log in (leader, follower):
+        assert [(one.magic, one.channel) for one in log.read_range(LogIndex(0), LogIndex(2), 1 << 20)] == [
+            (Magic.NORMAL, 0),
+            (Magic.NOOP, NOOP_CHANNEL),
+            (Magic.NORMAL, 0),
+        ]
+        assert bodies_of(log) == [b"00a", b"51n", b"02b"]
 
 
 def test_runs_copy_a_log_byte_for_byte(make_log: MakeLog) -> None:

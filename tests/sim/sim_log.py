@@ -15,6 +15,7 @@ from dledger.types import (
     GENESIS,
     NO_INDEX,
     AppendedBatch,
+    Body,
     Boundary,
     CheckedRun,
     EntryId,
@@ -82,11 +83,13 @@ class SimLog(MemoryStore):
         for at in range(offset, len(self._records)):
             self._changes.append(Stored(self._records[at], self._positions[at], self._terms[at], self._chains[at]))
 
-    def append_as_leader(self, term: Term, bodies: Sequence[bytes], magic: Magic = Magic.NORMAL) -> AppendedBatch:
+    def append_as_leader(
+        self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
+    ) -> AppendedBatch:
         if self.disk_full:
             raise DiskFullError("the disk is full")
         offset = len(self._records)
-        batch = super().append_as_leader(term, bodies, magic)
+        batch = super().append_as_leader(term, bodies, magic, channel=channel)
         self._note_from(offset)
         return batch
 

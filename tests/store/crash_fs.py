@@ -45,7 +45,7 @@ class RecordingFs(RealFileSystem):
         self._open[fd] = (self._inodes[path], path)
         return fd
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         super().write(fd, data, offset)
         inode, path = self._open[fd]
         self.changes.append(Change("write", path, inode, offset, bytes(data)))
@@ -147,7 +147,7 @@ class FailingFs(RealFileSystem):
     def _path(self, fd: int) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         self._ask("write", self._path(fd))
         super().write(fd, data, offset)
 

@@ -13,7 +13,7 @@ from cluster.cli import main
 from dledger.clock import SystemClock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
-from dledger.types import NodeId, Term
+from dledger.types import NOOP_CHANNEL, NodeId, Term
 
 ENTRIES = 40
 
@@ -138,3 +138,16 @@ def test_a_directory_that_is_no_nodes_is_refused(tmp_path: Path, inspect: Callab
     assert (none.exit_code, two.exit_code) == (2, 2)
     assert "no dledger-… directory" in none.output
     assert "dledger-n0, dledger-n1" in two.output
+
+
+def test_a_no_op_in_ordinary_form_is_shown_as_what_it_is(tmp_path: Path, inspect: Callable[..., Result]) -> None:
+    """Magic 1 with the channel NOOP."""
+    config = StoreConfig(base_dir=tmp_path, segment_bytes=1024, index_segment_bytes=640, warm_bytes=0)
+    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    store.append_as_leader(Term(1), [b"begins a term"], channel=NOOP_CHANNEL)
+    store.close()
+
+    shown = inspect(tmp_path, "--dump")
+
+    assert shown.exit_code == 0, shown.output
+    assert "index 0 term 1 NOOP 13 bytes  begins a term" in shown.output

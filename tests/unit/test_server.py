@@ -11,11 +11,12 @@ import pytest
 
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.core.outbox import RoleChange
-from dledger.errors import DiskError
+from dledger.core.read_index import _PendingRead
+from dledger.errors import DiskError, ShutdownError
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer, _protected_index
-from dledger.types import LogIndex, NodeId, Role, Term
-from tests.support.cluster import N1, N2
+from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
+from tests.support.cluster import N1, N2, Outcome
 from tests.support.ports import free_ports
 from tests.support.solo import Solo
 from tests.support.waiting import wait_until
@@ -167,3 +168,39 @@ def test_a_role_handler_may_stop_its_node(server: DLedgerServer) -> None:
     assert finished.wait(10)
     assert server.wait(10) == 0
     wait_until(lambda: threads() == [], "all threads to end")
+
+
+def test_a_stop_answers_whoever_still_waits(config: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append without a quorum must not wait for ever: it may be committed by the others, or not."""
+    server = DLedgerServer(config)
+    server.start()
+    wait_until(lambda: server.status().role is Role.LEADER, "it leads itself")
+    monkeypatch.setattr(server._node.quorum_ack, "_advance_commit", lambda: None)
+    appended, read = Outcome[AppendedBatch](), Outcome[LogIndex]()
+    server.submit_append([b"x"], appended)
+    server._node.reads._pending.append(_PendingRead(server.status().term, 1 << 30, LogIndex(0), 1 << 60, read))
+
+    server.stop(graceful=False)
+    server.stop(graceful=False)
+
+    assert [(type(one), one.outcome) for one in (appended.error, read.error)] == [(ShutdownError, "unknown")] * 2
+
+
+def test_an_append_that_stops_the_node_is_answered_once(config: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written, then the flush failed on the same thread: refused there, and again when the node is stopped."""
+    server = DLedgerServer(config)
+    server.start()
+    wait_until(lambda: server.status().role is Role.LEADER, "it leads itself")
+    monkeypatch.setattr(server._node.quorum_ack, "_advance_commit", lambda: None)
+
+    def fail(*_: object) -> None:
+        raise DiskError("broken")
+
+    monkeypatch.setattr(server._driver, "_carry_out", fail)
+    outcome = Outcome[AppendedBatch]()
+
+    server.submit_append([b"x"], outcome)
+    server.stop(graceful=False)
+
+    assert outcome.error.outcome == "unknown"
+    assert server.wait(0) == EXIT_FATAL

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dledger.config import ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.outbox import Wake, hint
+from dledger.core.ports import PreparedAppend
 from dledger.errors import (
     DiskFullError,
     DLedgerError,
@@ -24,7 +25,7 @@ from dledger.errors import (
     QuorumAckTimeoutError,
     TermChangedError,
 )
-from dledger.types import AppendedBatch
+from dledger.types import AppendedBatch, Body
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 
@@ -47,8 +48,11 @@ class QuorumAckChecker:
         self.pending_entries = 0
         self._pending_bytes = 0
 
-    def append(self, bodies: Sequence[bytes], now_ms: int, done: AppendDone) -> None:
-        """Append a batch as leader; ``done`` hears of a quorum, a refusal (nothing applied) or an unknown outcome."""
+    def append(self, bodies: Sequence[Body], now_ms: int, done: AppendDone) -> AppendedBatch | None:
+        """Append a batch as leader; ``done`` hears of a quorum, a refusal (nothing applied) or an unknown outcome.
+
+        Gives the batch where it was written, None after a refusal.
+        """
         refusal = self._refuse(bodies)
         if refusal is None:
             try:
@@ -57,7 +61,7 @@ class QuorumAckChecker:
                 refusal = error
         if refusal is not None:
             self._finish(done, refusal)
-            return
+            return None
         size = sum(map(len, bodies))
         self._pending.append(_PendingAppend(batch, size, now_ms + self._config.ack_timeout_ms, done))
         self.pending_entries += len(bodies)
@@ -65,8 +69,25 @@ class QuorumAckChecker:
         self._state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
         if self._state.quorum == 1 or len(self._pending) == 1:
             self._state.outbox.wake |= Wake.QUORUM_ACK  # the worker learns the first deadline
+        return batch
 
-    def _refuse(self, bodies: Sequence[bytes]) -> DLedgerError | None:
+    def append_prepared(self, prepared: PreparedAppend, now_ms: int, done: AppendDone) -> None:
+        """Ask ``prepared`` for a batch, only as leader, and append it."""
+        state = self._state
+        if not isinstance(state.role, Leader):
+            self.append((), now_ms, done)
+            return
+        bodies = prepared.bodies(state.term)
+        if isinstance(bodies, DLedgerError):
+            self._finish(done, bodies)
+            return
+        batch = None
+        try:
+            batch = self.append(bodies, now_ms, done)
+        finally:
+            prepared.placed(batch)
+
+    def _refuse(self, bodies: Sequence[Body]) -> DLedgerError | None:
         state = self._state
         leader = state.role
         if not isinstance(leader, Leader):
@@ -103,6 +124,11 @@ class QuorumAckChecker:
             else:
                 return head.due_ms
         return None
+
+    def abandon(self, error: DLedgerError) -> None:
+        """The node stops: whoever still waits for a quorum gets ``error``, whose outcome is unknown."""
+        while self._pending:
+            self._pop(error)
 
     def _advance_commit(self) -> None:
         state = self._state

@@ -8,7 +8,8 @@ from dledger.core.member_state import Candidate, Follower
 from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest
 from dledger.core.outbox import Wake
 from dledger.errors import DiskFullError
-from dledger.types import AppendedBatch, HardState, Magic, Role, Term
+from dledger.store.format import HEADER, Header
+from dledger.types import NOOP_CHANNEL, AppendedBatch, HardState, Magic, Role, Term
 from tests.support.cluster import N0, N1, N2, Outcome
 from tests.support.disk_log import DiskLog
 from tests.support.solo import Solo
@@ -41,6 +42,19 @@ def test_a_leader_beats_as_soon_as_it_is_elected() -> None:
     assert Wake.DISPATCHERS | Wake.FLUSH | Wake.ELECTOR in solo.woken
     entry = solo.log.read(solo.log.last.index)
     assert (entry.magic, entry.body) == (Magic.NOOP, b"first")
+
+
+def test_a_no_op_for_java_readers_is_an_ordinary_entry_to_them_and_a_no_op_to_us() -> None:
+    """Stored with magic 1, its channel reads NOOP; readers before DLedger 0.4 know no magic 2."""
+    solo = Solo(noop_body=b"a record", noop_compatible=True)
+    solo.campaign()
+    solo.vote(N1)
+
+    last = solo.log.last.index
+    entry, stored = solo.log.read(last), solo.log.read_run(last, last).data
+    header = Header(*HEADER.unpack_from(stored))
+    assert (header.magic, header.channel, stored[32:36]) == (Magic.NORMAL, NOOP_CHANNEL, b"NOOP")
+    assert (entry.magic, entry.channel, entry.body) == (Magic.NOOP, NOOP_CHANNEL, b"a record")
 
 
 def test_heartbeats_carry_the_client_address() -> None:

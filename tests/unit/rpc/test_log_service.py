@@ -126,6 +126,20 @@ def test_append_answers_where_the_entries_are(service: Service) -> None:
     assert service.node.bodies() == [b"a", b"bc"]
 
 
+def test_the_log_of_an_application_takes_no_appends_from_clients() -> None:
+    """They would put entries among its records that it cannot read; reads and metadata are served all the same."""
+    with _serve(ServerConfig(client_port=0, client_appends=False)) as service:
+        service.node.submit_append([b"a record"], lambda _result: None)
+
+        refused = service.append(b"x")
+
+        assert isinstance(refused, DLedgerError)
+        assert (refused.code, refused.outcome) == (ResponseCode.UNSUPPORTED, "not_applied")
+        assert "belongs to an application" in str(refused)
+        assert [entry.body for entry in service.read(0).entries] == [b"a record"]
+        assert service.node.bodies() == [b"a record"]
+
+
 def test_append_fails_with_the_nodes_error(service: Service) -> None:
     """A domain error travels in the answer, with its leader hint and outcome."""
     service.node.leader = N1

@@ -7,7 +7,9 @@ import pytest
 from dledger.core.outbox import Wake
 from dledger.errors import (
     DiskFullError,
+    DLedgerError,
     InvalidRequestError,
+    LeaderNotReadyError,
     LeaderTransferringError,
     NotLeaderError,
     PendingFullError,
@@ -190,3 +192,71 @@ def test_a_commit_wakes_the_elector_only_for_reads_that_wait_for_it() -> None:
         solo.settle_quorum()
 
         assert (Wake.ELECTOR in solo.woken) is reading
+
+
+class _Numbered:
+    """Gives its entries the log's own numbers, which only the moment of the append can tell."""
+
+    def __init__(self, solo: Solo, refusal: DLedgerError | None = None) -> None:
+        self._solo = solo
+        self._refusal = refusal
+        self.calls: list[object] = []
+
+    def bodies(self, term: Term) -> list[bytes] | DLedgerError:
+        self.calls.append(term)
+        return self._refusal or [b"%d" % (self._solo.log.last.index + 1)]
+
+    def placed(self, batch: AppendedBatch | None) -> None:
+        self.calls.append(None if batch is None else batch.first_index)
+
+
+def append_prepared(solo: Solo, prepared: _Numbered) -> Outcome[AppendedBatch]:
+    outcome: Outcome[AppendedBatch] = Outcome()
+    solo.node.append_prepared(prepared, solo.now_ms, outcome)
+    solo.take()
+    return outcome
+
+
+def test_a_prepared_append_is_made_at_the_moment_it_is_written() -> None:
+    """It hears the term first, then where it is; it is committed like any other."""
+    solo = leading()
+    prepared = _Numbered(solo)
+
+    outcome = append_prepared(solo, prepared)
+
+    assert outcome.pending
+    assert prepared.calls == [1, 1]
+    assert solo.log.read(LogIndex(1)).body == b"1"
+
+
+def test_a_prepared_append_hears_of_a_refusal_by_the_log_before_anything_else_is_appended() -> None:
+    """Whatever it gave out for the batch it can take back."""
+    solo = leading()
+    solo.leader_role.transferring = True
+    prepared = _Numbered(solo)
+
+    assert isinstance(append_prepared(solo, prepared).error, LeaderTransferringError)
+    assert prepared.calls == [1, None]
+
+
+def test_a_prepared_append_may_refuse_itself() -> None:
+    """Nothing is written, and its own error is the answer."""
+    solo = leading()
+    prepared = _Numbered(solo, LeaderNotReadyError("not in this term"))
+
+    assert isinstance(append_prepared(solo, prepared).error, LeaderNotReadyError)
+    assert prepared.calls == [1]
+    assert solo.log.last.index == 0
+
+
+def test_nobody_but_a_leader_prepares_an_append() -> None:
+    """The hint names the leader that is known."""
+    solo = Solo()
+    solo.hear(N2, 1)
+    prepared = _Numbered(solo)
+
+    error = append_prepared(solo, prepared).error
+
+    assert isinstance(error, NotLeaderError)
+    assert error.leader is not None
+    assert prepared.calls == []

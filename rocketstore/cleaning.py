@@ -1,0 +1,158 @@
+"""Retention: which log files go, the queues and the index follow, and whether the disk is full.
+
+Log files go by age at the hours of ``delete_when``, when a disk is fuller than ``disk_max_used_space_ratio``, or for a
+while after somebody asked for it; above ``disk_space_clean_forcibly_ratio`` the oldest go whatever their age, if that
+is allowed. The log itself never gives up its last file. Above ``disk_space_warning_level_ratio`` the store takes no
+messages, and it takes them again by itself once there is room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from dledger.clock import Clock
+from dledger.errors import DiskError
+from dledger.store.fs import FileSystem
+from rocketstore.config import MessageStoreConfig
+
+MANUAL_ROUNDS: Final = 20
+"""How many rounds delete expired files after somebody asked for it."""
+_RATIO_UNKNOWN: Final = -1
+
+
+class CleanableLog(Protocol):
+    """What cleaning needs of the commit log."""
+
+    @property
+    def min_offset(self) -> int:
+        """Where it begins."""
+
+    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
+        """Remove files; gives how many."""
+
+    def directories(self) -> Sequence[str]:
+        """Where its files are."""
+
+
+class CleanableFiles(Protocol):
+    """The consume queues or the index."""
+
+    def delete_expired(self, min_physical_offset: int, /) -> int:
+        """Forget what points before the log's begin; gives how many files went."""
+
+
+@dataclass(frozen=True, slots=True)
+class CleanDecision:
+    """What one round does."""
+
+    delete: bool
+    immediately: bool
+    disk_full: bool
+
+
+def decide(ratio_percent: int, local_hour: int, config: MessageStoreConfig, *, manual: bool) -> CleanDecision:
+    """The rules above. ``ratio_percent`` is of the fuller one of log and queues, -1 if it is unknown."""
+    full = ratio_percent > config.disk_space_warning_level_ratio
+    tight = ratio_percent > config.disk_space_clean_forcibly_ratio
+    limit = min(95, max(10, config.disk_max_used_space_ratio))
+    due = manual or local_hour in delete_hours(config.delete_when) or not 0 <= ratio_percent <= limit
+    immediately = config.clean_file_forcibly_enable and tight
+    return CleanDecision(due or immediately, immediately, full)
+
+
+def delete_hours(text: str) -> frozenset[int]:
+    """Hours of the day out of RocketMQ's ``04;16``."""
+    return frozenset(int(part) for part in text.split(";") if part.strip().isdigit())
+
+
+def used_percent(fs: FileSystem, path: Path) -> int:
+    """How full a path's file system is, rounded up; -1 if there is no such path."""
+    try:
+        usage = fs.usage(path)
+    except OSError:
+        return _RATIO_UNKNOWN
+    whole = usage.used_bytes + usage.available_bytes
+    return -(-usage.used_bytes * 100 // whole) if whole else 100
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRatios:
+    """How full the disks are (percent, -1 unknown). Of several log directories the least full one counts."""
+
+    log: int
+    queues: int
+
+    @property
+    def worst(self) -> int:
+        """The fuller one; unknown if either is."""
+        return _RATIO_UNKNOWN if min(self.log, self.queues) < 0 else max(self.log, self.queues)
+
+
+class Cleaner:
+    """Carries the decisions out. One thread."""
+
+    def __init__(
+        self,
+        log: CleanableLog,
+        followers: Sequence[CleanableFiles],
+        config: MessageStoreConfig,
+        fs: FileSystem,
+        clock: Clock,
+        *,
+        may_delete: Callable[[], bool] = lambda: True,
+        on_disk_full: Callable[[bool], None] = lambda _full: None,
+    ) -> None:
+        """``may_delete``: whether all but the newest log file is dispatched. ``on_disk_full`` hears every round."""
+        self._log = log
+        self._followers = tuple(followers)
+        self._config = config
+        self._fs = fs
+        self._clock = clock
+        self._may_delete = may_delete
+        self._on_disk_full = on_disk_full
+        self._manual_rounds = 0
+        self._followed_to = -1
+
+    def request(self) -> None:
+        """Delete expired files in the next rounds, whatever the hour."""
+        self._manual_rounds = MANUAL_ROUNDS
+
+    def ratios(self) -> DiskRatios:
+        """How full the disks are."""
+        logs = [used_percent(self._fs, Path(path)) for path in self._log.directories()]
+        known = [ratio for ratio in logs if ratio >= 0]
+        return DiskRatios(min(known, default=_RATIO_UNKNOWN), used_percent(self._fs, self._config.store_path_root_dir))
+
+    def clean(self) -> int:
+        """One round; gives how many log files went. Raises ``DiskError`` after all parts had their turn."""
+        manual = self._manual_rounds > 0
+        self._manual_rounds -= manual
+        decision = decide(self.ratios().worst, self._local_hour(), self._config, manual=manual)
+        self._on_disk_full(decision.disk_full)
+        removed = 0
+        if decision.delete and self._may_delete():
+            removed = self._log.delete_expired(now_ms=self._clock.wall_ms(), immediately=decision.immediately)
+        self.follow()
+        return removed
+
+    def follow(self) -> None:
+        """Let queues and index forget what the log no longer holds. Raises ``DiskError``."""
+        begin = self._log.min_offset
+        if begin <= self._followed_to:
+            return
+        failures: list[DiskError] = []
+        for follower in self._followers:
+            try:
+                follower.delete_expired(begin)
+            except DiskError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        self._followed_to = begin
+
+    def _local_hour(self) -> int:
+        return time.localtime(self._clock.wall_ms() / 1000).tm_hour

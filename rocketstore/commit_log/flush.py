@@ -1,0 +1,392 @@
+"""Making the plain commit log durable: together for all who wait, or from time to time.
+
+A put never calls into the kernel for this: it says ``noted`` (ASYNC_FLUSH) or hands in a request (SYNC_FLUSH), which
+wakes the flushing thread only if that sleeps. Nothing polls; with nothing to flush the thread sleeps for good.
+
+A request is answered exactly once, by whoever takes its callback: the flushing thread, or the thread that watches
+deadlines, because a disk that hangs hangs the flushing thread too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.errors import DiskError
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Gate
+from rocketstore.config import MessageStoreConfig
+from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.types import PutMessageStatus
+
+FlushDone = Callable[[PutMessageStatus, str], None]
+"""Called once, with a reason for people: ``PUT_OK``, ``FLUSH_DISK_TIMEOUT``, ``UNKNOWN_ERROR`` if the flush failed."""
+STOP_WAIT_S: Final = 10.0
+
+
+class FlushRequest:
+    """Someone waits until the log is durable up to ``end``. Deadlines are monotonic milliseconds."""
+
+    __slots__ = ("_done", "deadline_ms", "end")
+
+    def __init__(self, end: int, deadline_ms: int, done: FlushDone) -> None:
+        self.end = end
+        self.deadline_ms = deadline_ms
+        self._done: list[FlushDone] = [done]
+
+    @property
+    def answered(self) -> bool:
+        """Whether somebody took it upon himself to answer."""
+        return not self._done
+
+    def answer(self, status: PutMessageStatus, reason: str = "") -> None:
+        """Answer, if nobody did before."""
+        try:
+            done = self._done.pop()  # atomic: only one thread gets it
+        except IndexError:
+            return
+        done(status, reason)
+
+
+class DeadlineWatcher:
+    """Answers requests ``FLUSH_DISK_TIMEOUT`` once their deadline has passed. They come in the order of deadlines."""
+
+    def __init__(self, clock: Clock, supervisor: Supervisor) -> None:
+        self._clock = clock
+        self._requests: deque[FlushRequest] = deque()
+        self._gate = Gate()
+        self._sleeping = False
+        self._stopping = False
+        self._thread = supervisor.thread("rocketstore-flush-deadlines", self._run)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; requests not answered by now are left to whoever flushes."""
+        self._stopping = True
+        self._gate.open()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_WAIT_S)
+
+    def watch(self, request: FlushRequest) -> None:
+        """Watch a request; wakes the thread only if it watches none."""
+        self._requests.append(request)
+        if self._sleeping:
+            self._gate.open()
+
+    @property
+    def watched(self) -> int:
+        """How many requests are kept, answered ones among them."""
+        return len(self._requests)
+
+    def expire(self) -> float | None:
+        """Answer what is due; gives the seconds until there is more to do, None if nothing is watched."""
+        now_ms = self._clock.monotonic_ms()
+        while self._requests:
+            first = self._requests[0]
+            if not first.answered:
+                if first.deadline_ms > now_ms:
+                    return (first.deadline_ms - now_ms) / 1000
+                first.answer(PutMessageStatus.FLUSH_DISK_TIMEOUT, "the flush did not end in time")
+            self._requests.popleft()
+        return None
+
+    def _run(self) -> None:
+        while not self._stopping:
+            wait_s = self.expire()
+            if wait_s is None:
+                self._sleeping = True  # said before looking once more: who appends after that look opens the gate
+                if not self._requests and not self._stopping:
+                    self._gate.wait(None)
+                self._sleeping = False
+            else:
+                self._gate.wait(wait_s)
+
+
+def flush_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
+    """Flush file after file while that moves the durable end; whether it moved. Raises ``DiskError``."""
+    moved = False
+    while not queue.flush(least_pages):
+        moved = True
+    return moved
+
+
+def commit_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
+    """Commit file after file while that moves something; whether it did. Raises ``DiskError``."""
+    moved = False
+    while not queue.commit(least_pages):
+        moved = True
+    return moved
+
+
+class GroupFlushService:
+    """SYNC_FLUSH: one flush serves every request handed in before it began."""
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        timeout_ms: int,
+        clock: Clock,
+        supervisor: Supervisor,
+        *,
+        on_flushed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._queue = queue
+        self._on_flushed = on_flushed
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._watcher = DeadlineWatcher(clock, supervisor)
+        self._requests: deque[FlushRequest] = deque()
+        self._gate = Gate()
+        self._sleeping = False
+        self._stopping = False
+        self._thread = supervisor.thread("rocketstore-group-flush", self._run)
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._watcher.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Flush for all who wait, and end."""
+        self._stopping = True
+        self._gate.open()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_WAIT_S)
+        self._watcher.stop()
+
+    def wait_for(self, end: int, done: FlushDone) -> None:
+        """Call ``done`` once everything before ``end`` is durable, or the time is up."""
+        request = FlushRequest(end, self._clock.monotonic_ms() + self._timeout_ms, done)
+        self._watcher.watch(request)
+        self._requests.append(request)
+        self.noted()
+
+    def noted(self) -> None:
+        """Something was written that nobody waits for."""
+        if self._sleeping:
+            self._gate.open()
+
+    def _run(self) -> None:
+        while True:
+            if not self.serve():
+                if self._stopping:
+                    return
+                self._sleeping = True
+                if not self._due() and not self._stopping:
+                    self._gate.wait(None)
+                self._sleeping = False
+
+    def _due(self) -> bool:
+        return bool(self._requests) or (not self._queue.poison and self._queue.flushed_where < self._queue.max_offset)
+
+    def serve(self) -> bool:
+        """One flush for all requests that are there; whether there was something to do."""
+        requests = self._requests
+        group = [requests.popleft() for _ in range(len(requests))]
+        if not group and not self._due():
+            return False
+        problem = ""
+        try:
+            flush_all(self._queue)
+        except DiskError as error:
+            problem = str(error)
+        flushed_where = self._queue.flushed_where
+        self._on_flushed()
+        for request in group:
+            if request.end <= flushed_where:
+                request.answer(PutMessageStatus.PUT_OK)
+            else:
+                request.answer(PutMessageStatus.UNKNOWN_ERROR, problem or "the flush did not reach the message")
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often something is done: every ``interval_ms`` if ``least_pages`` wait, wholly every ``thorough_ms``.
+
+    ``timed``: every interval even if work comes earlier; else as soon as there is work.
+    """
+
+    interval_ms: int
+    least_pages: int
+    thorough_ms: int
+    timed: bool = True
+
+    @classmethod
+    def of_flush(cls, config: MessageStoreConfig) -> Pace:
+        """The pace at which ASYNC_FLUSH flushes."""
+        return cls(
+            config.flush_interval_commit_log,
+            config.flush_commit_log_least_pages,
+            config.flush_commit_log_thorough_interval,
+            config.flush_commit_log_timed,
+        )
+
+    @classmethod
+    def of_commit(cls, config: MessageStoreConfig) -> Pace:
+        """The pace at which buffers of the transient pool are copied into files."""
+        return cls(
+            config.commit_interval_commit_log,
+            config.commit_commit_log_least_pages,
+            config.commit_commit_log_thorough_interval,
+        )
+
+
+class PacedService:
+    """ASYNC_FLUSH: does ``work(least_pages)`` at a pace while ``waiting()`` says that there is something to do.
+
+    ``work`` may raise ``DiskError``: the queue is poisoned then, nothing waits any more, and puts are refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pace: Pace,
+        work: Callable[[int], bool],
+        waiting: Callable[[], bool],
+        clock: Clock,
+        supervisor: Supervisor,
+    ) -> None:
+        self._pace = pace
+        self._work = work
+        self._waiting = waiting
+        self._clock = clock
+        self._gate = Gate()
+        self._sleeping = False
+        self._stopping = False
+        self._thorough_at_ms = clock.monotonic_ms()
+        self._thread = supervisor.thread(name, self._run)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Do what is left, and end."""
+        self._stopping = True
+        self._gate.open()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_WAIT_S)
+
+    def noted(self) -> None:
+        """There is something to do; wakes the thread only if it sleeps for good (or always, if not ``timed``)."""
+        if self._sleeping:
+            self._gate.open()
+
+    def step(self) -> None:
+        """One round, at its time."""
+        now_ms = self._clock.monotonic_ms()
+        thorough = self._stopping or now_ms - self._thorough_at_ms >= self._pace.thorough_ms
+        try:
+            self._work(0 if thorough else self._pace.least_pages)
+        except DiskError:
+            return  # the queue is poisoned and tells every caller why
+        if thorough:
+            self._thorough_at_ms = now_ms
+
+    def _run(self) -> None:
+        while not self._stopping:
+            if self._waiting():
+                self._pause()
+                self.step()
+                continue
+            self._sleeping = True  # said before looking once more: who has work after that look opens the gate
+            if not self._waiting() and not self._stopping:
+                self._gate.wait(None)
+            self._sleeping = False
+        if self._waiting():
+            self.step()
+
+    def _pause(self) -> None:
+        """Wait for the interval to pass, or, if not ``timed``, for more work."""
+        if not self._pace.timed:
+            self._sleeping = True
+            self._gate.wait(self._pace.interval_ms / 1000)
+            self._sleeping = False
+            return
+        due_ms = self._clock.monotonic_ms() + self._pace.interval_ms
+        while not self._stopping and (left_ms := due_ms - self._clock.monotonic_ms()) > 0:
+            self._gate.wait(left_ms / 1000)
+
+
+class CommitLogFlusher:
+    """The services that a commit log needs for its settings, as one."""
+
+    def __init__(
+        self, config: MessageStoreConfig, queue: MappedFileQueue, clock: Clock, supervisor: Supervisor, *, pooled: bool
+    ) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        """Held by ``flush``, so that callers do not compete."""
+        self.readable_at_once = not pooled and config.flush_disk_type != "SYNC_FLUSH"
+        """Whether what is written may be read; else ``on_readable`` is called when it may."""
+        self.on_readable: Callable[[], None] = lambda: None
+        self.group: GroupFlushService | None = None
+        """There with SYNC_FLUSH only."""
+        self._paced: list[PacedService] = []
+        if config.flush_disk_type == "SYNC_FLUSH":
+            self.group = GroupFlushService(
+                queue, config.sync_flush_timeout, clock, supervisor, on_flushed=self._say_readable
+            )
+            self.noted = self.group.noted
+            return
+        flushing = PacedService(
+            "rocketstore-flush", Pace.of_flush(config), self._flush, self._flush_waits, clock, supervisor
+        )
+        self._paced = [flushing]
+        self._flushing_noted = self.noted = flushing.noted
+        if pooled:
+            committing = PacedService(
+                "rocketstore-commit", Pace.of_commit(config), self._commit, self._commit_waits, clock, supervisor
+            )
+            self._paced.insert(0, committing)
+            self.noted = committing.noted
+
+    def start(self) -> None:
+        """Start flushing."""
+        for service in self._paced:
+            service.start()
+        if self.group is not None:
+            self.group.start()
+
+    def stop(self) -> None:
+        """Make everything durable and end."""
+        for service in self._paced:
+            service.stop()
+        if self.group is not None:
+            self.group.stop()
+
+    def flush(self) -> int:
+        """Commit and flush everything now; gives the durable end. Raises ``DiskError``."""
+        with self._lock:
+            commit_all(self._queue)
+            moved = flush_all(self._queue)
+        if moved and not self.readable_at_once:
+            self.on_readable()
+        return self._queue.flushed_where
+
+    def _say_readable(self) -> None:
+        self.on_readable()
+
+    def _flush(self, least_pages: int) -> bool:
+        return flush_all(self._queue, least_pages)
+
+    def _flush_waits(self) -> bool:
+        return not self._queue.poison and self._queue.flushed_where < self._queue.max_offset
+
+    def _commit(self, least_pages: int) -> bool:
+        moved = commit_all(self._queue, least_pages)
+        if moved:
+            self._flushing_noted()
+            self.on_readable()
+        return moved
+
+    def _commit_waits(self) -> bool:
+        return not self._queue.poison and self._queue.max_offset < self._queue.max_wrote

@@ -1,0 +1,164 @@
+"""Finding the end of a plain commit log at start, and deciding whether what lies behind it may be cut.
+
+A crash may leave the last record torn, and after a power cut pages of the unflushed end may be missing in any order.
+That is cut off. What a crash cannot explain is damage, and refused with nothing changed: a bad record below what is
+known to be durable, or one with records two or more files behind it (a file is durable before the next but one is
+begun), or, where nothing is known of what was durable, one with records in any later file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dledger.errors import CorruptLogError
+from rocketstore.mapped.file import StoreFile
+from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.record import BLANK
+from rocketstore.message.scan import scan_records
+from rocketstore.types import RecordHead
+
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+CLEAN_FILES: Final = 3
+"""After a clean stop, this many files at the end are read."""
+_ADVICE: Final = (
+    "Restore the file from a copy. To give up everything from there on, move this file and all later ones away and "
+    "start with what is before it"
+)
+
+HeadsSink = Callable[[Sequence[RecordHead]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What recovery found and did, for the log line. Offsets are physical."""
+
+    start: int
+    end: int
+    records: int
+    last_timestamp: int = 0
+    """Store timestamp of the last record read; 0 if there was none."""
+    cut_reason: str = ""
+    """Why bytes from ``end`` on were cut; empty if there were only zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a scan ended and what lies behind it."""
+
+    offset: int
+    reason: str
+    blank_behind: bool
+    """Whether the rest of the file is zero."""
+    records_behind: tuple[int, ...]
+    """Where later files begin that hold anything."""
+
+
+def judge(ending: Ending, *, file_bytes: int, durable_offset: int | None) -> str:
+    """Why a log that ends like that must be refused; empty if what lies behind the end may be cut.
+
+    ``durable_offset``: up to there everything is known to have been durable; None if nothing is known.
+    """
+    if durable_offset is not None and ending.offset < durable_offset:
+        return f"{ending.reason}; everything before offset {durable_offset} was durable once"
+    if not ending.records_behind:
+        return ""
+    newest = ending.records_behind[-1]
+    if durable_offset is None:
+        return f"{ending.reason}, yet the file at {newest} holds records"
+    if newest - (ending.offset - ending.offset % file_bytes) > file_bytes:
+        return f"{ending.reason}, yet the file at {newest} holds records, and was begun only when this one was durable"
+    return ""
+
+
+class Recovery:
+    """One recovery of an opened log."""
+
+    def __init__(self, queue: MappedFileQueue, *, check_crc: bool, delay_levels: DelayLevels) -> None:
+        self._queue = queue
+        self._check_crc = check_crc
+        self._delay_levels = delay_levels
+        self._last_timestamp = 0
+
+    def clean_start(self) -> int:
+        """Where to read from after a clean stop: the third last file that holds anything."""
+        files = list(self._queue.files())
+        while len(files) > 1 and files[-1].is_blank():
+            files.pop()
+        return files[-CLEAN_FILES:][0].base if files else 0
+
+    def start_by_timestamp(self, timestamp_ms: int) -> int:
+        """Where to read from after a crash, when everything stored up to ``timestamp_ms`` is durable and dispatched.
+
+        The newest file whose first record is that old; the oldest file if none is.
+        """
+        files = self._queue.files()
+        for file in reversed(files):
+            first = self._first_record(file)
+            if first is not None and 0 < first.store_timestamp <= timestamp_ms:
+                return file.base
+        return files[0].base if files else 0
+
+    def _first_record(self, file: StoreFile) -> RecordHead | None:
+        size, _ = BLANK.unpack(file.peek(0, BLANK.size))
+        if not 0 < size <= file.size:
+            return None
+        heads = scan_records(file.peek(0, size), file.base, check_crc=False).heads
+        return heads[0] if heads else None
+
+    def run(self, start: int, durable_offset: int | None, on_heads: HeadsSink | None) -> RecoveryReport:
+        """Read from ``start`` (where a file or record begins), hand over what is good, cut what follows it.
+
+        Raises ``CorruptLogError`` if that must not be cut, with nothing changed; ``DiskError``.
+        """
+        files = self._queue.files()
+        offset, reason, records = start, "", 0
+        ended: StoreFile | None = None
+        for file in files:
+            if file.base + file.size <= start:
+                continue
+            offset, reason, found = self._read_file(file, max(start, file.base), on_heads)
+            records += found
+            if reason:
+                ended = file
+                break
+        if ended is not None:
+            reason = self._decide(ended, offset, reason, durable_offset)
+        self._queue.truncate(offset, keep_first=bool(files) and files[0].base > 0)
+        for file in self._queue.files()[-CLEAN_FILES:]:
+            file.sync()  # a process that was killed leaves them written, not durable
+        self._queue.set_end(offset)
+        return RecoveryReport(start, offset, records, self._last_timestamp, reason)
+
+    def _read_file(self, file: StoreFile, start: int, on_heads: HeadsSink | None) -> tuple[int, str, int]:
+        """Read one file: where it ends, why not at its end (empty if there), and how many records there are."""
+        offset, records, wanted = start, 0, CHUNK_BYTES
+        file_end = file.base + file.size
+        while offset + BLANK.size <= file_end:
+            data = file.peek(offset - file.base, wanted)
+            outcome = scan_records(data, offset, check_crc=self._check_crc, delay_levels=self._delay_levels)
+            if outcome.heads:
+                self._last_timestamp = max(self._last_timestamp, outcome.heads[-1].store_timestamp)
+                if on_heads is not None:
+                    on_heads(outcome.heads)
+            records += len(outcome.heads)
+            offset += outcome.consumed
+            if outcome.end == "blank":
+                if outcome.needed == file_end - offset:
+                    return file_end, "", records
+                return offset, f"{outcome.reason}, which is not what is left of the file", records
+            if outcome.end == "damaged" or outcome.needed > file_end - offset:
+                return offset, outcome.reason, records
+            wanted = max(CHUNK_BYTES, outcome.needed)
+        return (file_end, "", records) if offset == file_end else (offset, "too little room for a record", records)
+
+    def _decide(self, file: StoreFile, offset: int, reason: str, durable_offset: int | None) -> str:
+        """The reason for a cut; empty if there is nothing but zeros to cut. Raises ``CorruptLogError``."""
+        later = tuple(one.base for one in self._queue.files() if one.base > file.base and not one.is_blank())
+        ending = Ending(offset, reason, file.is_blank(offset - file.base), later)
+        refusal = judge(ending, file_bytes=file.size, durable_offset=durable_offset)
+        if refusal:
+            raise CorruptLogError(file.path, offset - file.base, refusal, _ADVICE)
+        return "" if ending.blank_behind and not later else reason

@@ -1,0 +1,427 @@
+"""The commit log that a quorum keeps: every message is the body of one entry of a ``dledger`` log.
+
+Positions and offsets. A *record offset* (in results, consume queues, message ids) is where a record begins, 48 bytes
+behind the start of its entry. ``min_offset``, ``max_offset`` and what ``scan`` takes and gives are *entry positions*:
+the end of a record is where the next entry (or a blank) begins, so both kinds are ordered together, and every kept
+record's offset lies in ``[min_offset + 48, max_offset)``. ``scan`` takes record offsets, too.
+
+What may be read ends at the committed position. What is not yet committed may still be replaced.
+
+Queue offsets are given out under the node's lock, in the same hold in which the entries are written, and only in the
+term for which the table was made (``open_term``):
+
+1. A leader of term 3 gives out offset 7 and loses leadership before the entry is committed; another one replaces it.
+2. The node is elected in term 5 before anybody has heard of the end of term 3.
+3. A put that waited through all this would get offset 8 from term 3's table, and one of two messages would be lost.
+
+So a put in a term that is not open is refused, and nothing of it applied. A refused batch takes no offsets, and a batch
+is written wholly or not at all, so offsets have neither gaps nor repeats.
+
+Locks: the node's, then ``_put_lock``, which guards the table, the open term and the newest timestamp.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from dledger.clock import Clock, SystemClock
+from dledger.config import ENTRY_HEADER_BYTES, ServerConfig
+from dledger.errors import (
+    ConfigError,
+    CorruptLogError,
+    DLedgerError,
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    InvalidRequestError,
+    LeaderHint,
+    LeaderNotReadyError,
+    ResponseCode,
+    ShutdownError,
+)
+from dledger.rpc.ports import CommitEvent, NodeEvent
+from dledger.server import DLedgerServer
+from dledger.types import AppendedBatch, Body, Magic, Position, Term
+from rocketstore.commit_log.port import PutDone
+from rocketstore.commit_log.put import QueueOffsets, prepare, refused
+from rocketstore.config import MessageStoreConfig
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import Message
+from rocketstore.message.record import (
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+    encode_record,
+    encode_record_buffer,
+    store_timestamp_at,
+)
+from rocketstore.message.scan import scan_entries
+from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, ScannedRecords, Stored
+
+_OFFSET: Final = Struct(">q")
+_HEAD: Final = Struct(">ii")
+_FIRST_SCAN_BYTES: Final = 64 * 1024
+_ADVICE: Final = "Stop the node and start it with --repair: it fetches the log again from the other members"
+
+_STATUSES: Final = {
+    ResponseCode.NOT_LEADER: PutMessageStatus.SERVICE_NOT_AVAILABLE,
+    ResponseCode.INCONSISTENT_LEADER: PutMessageStatus.SERVICE_NOT_AVAILABLE,
+    ResponseCode.LEADER_NOT_READY: PutMessageStatus.SERVICE_NOT_AVAILABLE,
+    ResponseCode.DISK_FULL: PutMessageStatus.SERVICE_NOT_AVAILABLE,
+    ResponseCode.LEADER_TRANSFERRING: PutMessageStatus.OS_PAGECACHE_BUSY,
+    ResponseCode.LEADER_PENDING_FULL: PutMessageStatus.OS_PAGECACHE_BUSY,
+    ResponseCode.WAIT_QUORUM_ACK_TIMEOUT: PutMessageStatus.OS_PAGECACHE_BUSY,
+}
+
+
+def for_broker(config: ServerConfig) -> ServerConfig:
+    """The node's configuration with what a log of messages needs: no other writer, and NOOPs that are records."""
+    message = Message(TERM_START_TOPIC, b"")
+    replication = replace(config.replication, noop_body=encode_record(message), noop_compatible=True)
+    return replace(config, replication=replication, client_appends=False)
+
+
+def status_of(error: DLedgerError) -> PutMessageStatus:
+    """RocketMQ's status for an error of the log: an unknown outcome is never one that producers take as sent."""
+    stopping = isinstance(error, ShutdownError) or error.code is ResponseCode.ILLEGAL_MEMBER_STATE
+    if stopping and error.outcome == "not_applied":
+        return PutMessageStatus.SERVICE_NOT_AVAILABLE
+    if isinstance(error, InvalidRequestError):
+        return PutMessageStatus.MESSAGE_ILLEGAL
+    return _STATUSES.get(error.code, PutMessageStatus.UNKNOWN_ERROR)
+
+
+class ReplicatedCommitLog:
+    """Implements ``rocketstore.commit_log.port.CommitLog`` over a ``DLedgerServer``, which it starts and stops.
+
+    The server must be configured by ``for_broker`` and not started yet. Raises ``ConfigError`` otherwise.
+    ``address_of`` turns the log's hint at the leader into what a refused put's ``leader`` says.
+    """
+
+    def __init__(
+        self,
+        server: DLedgerServer,
+        config: MessageStoreConfig,
+        *,
+        clock: Clock | None = None,
+        address_of: Callable[[LeaderHint], str] = lambda hint: hint.address,
+    ) -> None:
+        node = server.config
+        if node.client_appends or not node.replication.noop_compatible:
+            raise ConfigError(["a broker's log must hold messages only: configure its node by for_broker()"])
+        self._server = server
+        self._log = server.log
+        self._clock = clock or SystemClock()
+        self._address_of = address_of
+        self._delay_levels = DelayLevels.parse(config.message_delay_level)
+        self._record_bytes_max = node.store.entry_bytes_limit - ENTRY_HEADER_BYTES
+        self._segment_bytes = node.store.segment_bytes
+        self._put_lock = threading.Lock()  # guards the fields up to the blank line; taken inside the node's lock
+        self._offsets = QueueOffsets()
+        self._open_term: Term | None = None
+        self._newest_ms = 0
+        self._locked_since_ms: int | None = None
+
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._earliest = (-1, -1)  # a begin position and the first message's time after it
+        server.add_batch_hook(self._place_records)
+        server.subscribe(self._on_event)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        *,
+        clean_stop: bool,
+        from_timestamp_ms: int | None = None,
+        durable_offset: int | None = None,
+    ) -> None:
+        """Nothing: the server has opened and recovered the log, which keeps its own evidence of how it stopped."""
+
+    def start(self) -> None:
+        """Take part in the group. Raises ``ConfigError``: a port is taken."""
+        self._server.start()
+
+    def shutdown(self) -> None:
+        """Hand leadership over, flush and close. Idempotent."""
+        self._server.stop()
+
+    def listen(self, advanced: Callable[[], None]) -> None:
+        """See ``CommitLog.listen``."""
+        self._listeners = (*self._listeners, advanced)
+
+    def _on_event(self, event: NodeEvent) -> None:
+        if isinstance(event, CommitEvent):
+            for listener in self._listeners:
+                listener()
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def is_replicated(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def min_offset(self) -> int:
+        """The position of the first kept entry; ``max_offset`` if there is none."""
+        return int(self._log.begin.position)
+
+    @property
+    def max_offset(self) -> int:
+        """The committed position."""
+        return int(self._log.committed_position)
+
+    @property
+    def end_offset(self) -> int:
+        """The end of the log on this node, committed or not."""
+        return int(self._log.end_position)
+
+    def next_file_offset(self, offset: int) -> int:
+        """The start of the next segment."""
+        return offset - offset % self._segment_bytes + self._segment_bytes
+
+    def directories(self) -> Sequence[str]:
+        """Where the segments are."""
+        return [str(path) for path in self._log.data_directories]
+
+    def flush(self) -> int:
+        """See ``CommitLog.flush``. Raises ``DiskError``."""
+        self._log.flush()
+        return int(self._log.flushed_position)
+
+    def remaining_to_flush(self) -> int:
+        """Bytes written and not yet durable on this node."""
+        return max(0, self._log.end_position - self._log.flushed_position)
+
+    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:  # noqa: ARG002  # as the port has it
+        """Nothing, 0: the log's own cleaner removes what is expired here and no longer needed by a follower."""
+        return 0
+
+    @property
+    def put_lock_ms(self) -> int:
+        """See ``CommitLog.put_lock_ms``."""
+        since = self._locked_since_ms
+        return 0 if since is None else max(0, self._clock.monotonic_ms() - since)
+
+    # -- queue offsets -------------------------------------------------------------------------------------------
+
+    @property
+    def queue_offsets(self) -> dict[tuple[str, int], int]:
+        """See ``CommitLog.queue_offsets``."""
+        return self._offsets.table
+
+    def set_queue_offsets(self, offsets: dict[tuple[str, int], int]) -> None:
+        """See ``CommitLog.set_queue_offsets``; puts use it only once ``open_term`` has said for which term it is."""
+        with self._put_lock:
+            self._offsets.replace(offsets)
+
+    def open_term(self, term: Term) -> None:
+        """Take puts as leader of ``term``: the table counts everything in the log that came before."""
+        with self._put_lock:
+            self._open_term = term
+
+    def close_term(self) -> None:
+        """Refuse puts until the next ``open_term``."""
+        with self._put_lock:
+            self._open_term = None
+
+    # -- puts ----------------------------------------------------------------------------------------------------
+
+    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:  # noqa: ARG002
+        """See ``CommitLog.submit``. ``wait`` changes nothing: only a quorum makes a message stored (RocketMQ)."""
+        if not messages:
+            done([])
+            return
+        if len(set(map(id, messages))) < len(messages):  # each needs a place of its own to be noted in
+            messages = [replace(message) for message in messages]
+        records: list[bytearray] = []
+        for message in messages:
+            try:
+                prepare(message, self._delay_levels)
+                record = encode_record_buffer(message)
+            except InvalidRequestError as error:
+                done(_illegal(messages, len(records), str(error)))
+                return
+            if len(record) > self._record_bytes_max:
+                reason = f"a record of {len(record)} bytes is too large: at most {self._record_bytes_max} fit an entry"
+                done(_illegal(messages, len(records), reason))
+                return
+            records.append(record)
+        put = _Put(self, messages, records, done)
+        self._server.submit_prepared(put, put.finish)
+
+    def give_out(self, put: _Put, term: Term) -> DLedgerError | None:
+        """Write queue offsets and store timestamps into the records, under the node's lock; takes the put lock.
+
+        ``settle`` follows unless this refuses. Nothing of the table has changed until then.
+        """
+        self._put_lock.acquire()
+        self._locked_since_ms = self._clock.monotonic_ms()
+        if term != self._open_term:
+            self._release()
+            return LeaderNotReadyError(f"the new leader of term {term} still takes stock: repeat shortly")
+        now_ms = self._newest_ms = max(self._newest_ms, self._clock.wall_ms())
+        put.following = self._offsets.assign(put.messages)
+        put.store_timestamp = now_ms
+        pack, add = _OFFSET.pack_into, put.queue_offsets.append
+        for message, record in zip(put.messages, put.records, strict=True):
+            message.store_timestamp = now_ms
+            offset = message.queue_offset
+            pack(record, QUEUE_OFFSET_AT, offset)
+            pack(record, store_timestamp_at(message.sys_flag), now_ms)
+            add(offset)
+        return None
+
+    def settle(self, put: _Put) -> None:
+        """The put was written (then its offsets are taken) or refused; releases the put lock."""
+        if put.positions:
+            self._offsets.keep(put.following)
+        self._release()
+
+    def _release(self) -> None:
+        self._locked_since_ms = None
+        self._put_lock.release()
+
+    def _place_records(self, positions: Sequence[int], bodies: Sequence[Body]) -> Sequence[Body]:
+        """The append hook: every record learns where it is, and a NOOP, which nobody submitted, when it was stored."""
+        placed: list[Body] = []
+        add, pack = placed.append, _OFFSET.pack_into
+        for position, body in zip(positions, bodies, strict=True):
+            if type(body) is bytearray:
+                record = body
+            else:
+                record = bytearray(body)
+                pack(record, STORE_TIMESTAMP_AT, self._clock.wall_ms())
+            pack(record, PHYSICAL_OFFSET_AT, position + ENTRY_HEADER_BYTES)
+            add(record)
+        return placed
+
+    def result_of(self, error: DLedgerError) -> tuple[PutMessageStatus, str]:
+        """The status of a put that was not confirmed, and who leads, if known."""
+        return status_of(error), "" if error.leader is None else self._address_of(error.leader)
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """See ``CommitLog.read``; what is not committed is not there."""
+        record = self._log.copy_committed(offset, size)
+        if record is None or len(record) < _HEAD.size or _HEAD.unpack_from(record)[0] != size:
+            return None
+        return record
+
+    def read_record(self, offset: int) -> bytes | None:
+        """See ``CommitLog.read_record``. ``offset`` may come from anybody, so it must be that of a committed message:
+
+        bytes within a body that look like a record are none, nor is what may still be replaced.
+        """
+        if offset < ENTRY_HEADER_BYTES:
+            return None
+        try:
+            entry = self._log.read_at(Position(offset - ENTRY_HEADER_BYTES))
+        except (IndexOutOfRangeError, IndexBeforeBeginError):
+            return None
+        if entry.magic is not Magic.NORMAL or entry.index > self._log.committed_index:
+            return None
+        return entry.body
+
+    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
+        """See ``CommitLog.scan``: ``offset`` is an entry's, a blank's or a record's."""
+        try:
+            found = self._log.read_committed(Position(self._entry_position(offset)), bytes_max)
+        except IndexOutOfRangeError as error:
+            raise self._corrupt(offset, str(error)) from error
+        outcome = scan_entries(found.data, found.position, check_crc=False, delay_levels=self._delay_levels)
+        if outcome.end == "damaged" or (found.data and not outcome.consumed):
+            raise self._corrupt(found.position + outcome.consumed, outcome.reason)
+        return ScannedRecords(outcome.heads, found.position + outcome.consumed)
+
+    def _entry_position(self, offset: int) -> int:
+        """Where the entry begins whose record begins at ``offset``; any other ``offset`` as it is.
+
+        An entry's second field is its size, a blank's its length; both are positive, which a record's magic is not.
+        """
+        head = self._log.copy_committed(offset, _HEAD.size)
+        is_record = head is not None and _HEAD.unpack(head)[1] in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
+        return offset - ENTRY_HEADER_BYTES if is_record else offset
+
+    def _corrupt(self, position: int, reason: str) -> CorruptLogError:
+        base = position - position % self._segment_bytes
+        paths = [directory / f"{base:020d}" for directory in self._log.data_directories]
+        path = next((one for one in paths if one.exists()), paths[0] if paths else Path(f"{base:020d}"))
+        return CorruptLogError(path, position - base, reason, _ADVICE)
+
+    def earliest_message_time(self) -> int:
+        """See ``CommitLog.earliest_message_time``: the first message's, whatever NOOPs come before it."""
+        begin = self.min_offset
+        if self._earliest[0] != begin:
+            position, scanned = begin, self.scan(begin, _FIRST_SCAN_BYTES)
+            while not scanned.heads and scanned.next_offset != position:
+                position = scanned.next_offset
+                scanned = self.scan(position, _FIRST_SCAN_BYTES)
+            if not scanned.heads:
+                return -1
+            self._earliest = (begin, scanned.heads[0].store_timestamp)
+        return self._earliest[1]
+
+
+class _Put:
+    """One batch on its way: a ``PreparedAppend`` and what its results will say."""
+
+    def __init__(
+        self, log: ReplicatedCommitLog, messages: Sequence[Message], records: list[bytearray], done: PutDone
+    ) -> None:
+        self._log = log
+        self._done = done
+        self.messages = messages
+        self.records = records
+        self.following: dict[tuple[str, int], int] = {}
+        """The next offset of each queue after this batch."""
+        self.queue_offsets: list[int] = []
+        self.store_timestamp = 0
+        self.positions: Sequence[int] = ()
+        """Of the entries; empty as long as nothing was written."""
+
+    def bodies(self, term: Term) -> Sequence[Body] | DLedgerError:
+        """See ``PreparedAppend.bodies``."""
+        return self._log.give_out(self, term) or self.records
+
+    def placed(self, batch: AppendedBatch | None) -> None:
+        """See ``PreparedAppend.placed``."""
+        if batch is not None:
+            self.positions = batch.positions
+        self._log.settle(self)
+
+    def finish(self, result: AppendedBatch | DLedgerError) -> None:
+        """Tell the submitter; without any lock."""
+        if isinstance(result, AppendedBatch):
+            ok = PutMessageStatus.PUT_OK
+            self._done([PutResult(ok, stored) for stored in self._stored()])
+            return
+        status, leader = self._log.result_of(result)
+        reason, outcome = str(result), result.outcome
+        places = self._stored() if self.positions else [None] * len(self.messages)
+        self._done([PutResult(status, place, outcome, reason, leader) for place in places])
+
+    def _stored(self) -> list[Stored]:
+        """Where the messages are, also noted in them; from our own notes: a message may be under way a second time."""
+        found: list[Stored] = []
+        add, timestamp = found.append, self.store_timestamp
+        places = zip(self.messages, self.records, self.positions, self.queue_offsets, strict=True)
+        for message, record, position, queue_offset in places:
+            message.offset = offset = position + ENTRY_HEADER_BYTES
+            add(Stored(offset, len(record), message.queue_id, queue_offset, timestamp))
+        return found
+
+
+def _illegal(messages: Sequence[Message], at: int, reason: str) -> list[PutResult]:
+    """The results of a batch whose message ``at`` cannot be stored: none of it is."""
+    results = [refused(PutMessageStatus.MESSAGE_ILLEGAL, f"message {at} of the batch: {reason}")] * len(messages)
+    results[at] = refused(PutMessageStatus.MESSAGE_ILLEGAL, reason)
+    return results

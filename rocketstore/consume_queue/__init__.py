@@ -1,0 +1,1 @@
+"""Where the messages of each queue lie in the commit log."""

@@ -1,0 +1,374 @@
+"""One consume queue: message i is unit i, 20 bytes at byte i * 20 of a row of files, as RocketMQ has it.
+
+Places without a message hold the *filler*: before the first unit of a queue that begins inside a file, where RocketMQ
+puts them too, and where queue offsets are missing in the log, where RocketMQ would let all later messages slip to wrong
+offsets. A filler is no message: searches pass over it, and it says nothing about how far the log is dispatched.
+
+Units are appended in log order by one thread; a unit whose record ends at or before ``max_physical_offset`` is there
+already. Any thread reads; a unit is readable once it is written whole. ``_lock`` keeps appends, truncations and removal
+apart; old files may be removed at any time. Files are read with ``pread``: a bad sector is then an error, and who reads
+old units does not stop the other threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import CorruptLogError, DiskError
+from dledger.store.fs import FileSystem
+from dledger.store.mmap_file_list import Placement
+from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
+from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, UNIT_BYTES, pack_units, parse_units
+from rocketstore.mapped.file import StoreFile
+from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.types import QueueUnit, RecordHead
+
+_log = logging.getLogger(__name__)
+_SCANNED_FILES: Final = 3
+_GAP_FILES_MAX: Final = 16
+"""A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
+_STEP_UNITS: Final = 1024
+_queue_offset: Final = operator.itemgetter(6)
+
+
+class ConsumeQueue:
+    """One queue of a topic. Offsets are queue offsets (unit numbers) unless they are called physical."""
+
+    def __init__(self, topic: str, queue_id: int, directory: Path, file_bytes: int, fs: FileSystem) -> None:
+        """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes."""
+        self.topic = topic
+        self.queue_id = queue_id
+        self.directory = directory
+        self._fs = fs
+        self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes)
+        self._lock = threading.Lock()
+        self._begin = 0
+        """Units before this one are fillers, or their records are gone."""
+        self._max_physical_offset = -1
+        self._destroyed = False
+        self._removed: list[str] = []
+        self._unsynced_parents = False
+
+    # Where it begins and ends
+
+    @property
+    def units_per_file(self) -> int:
+        """How many units a file holds."""
+        return self._files.file_bytes // UNIT_BYTES
+
+    @property
+    def min_offset(self) -> int:
+        """The first message's offset; ``max_offset`` if there is none."""
+        return min(max(self._begin, self._files.min_offset // UNIT_BYTES), self.max_offset)
+
+    @property
+    def max_offset(self) -> int:
+        """The next message's offset; 0 in a queue that never had one."""
+        return self._files.max_offset // UNIT_BYTES
+
+    @property
+    def max_physical_offset(self) -> int:
+        """The end of the last record that has a unit; -1 if none has."""
+        return self._max_physical_offset
+
+    @property
+    def file_count(self) -> int:
+        """How many files there are."""
+        return len(self._files.files())
+
+    def next_file(self, offset: int) -> int:
+        """The first unit of the file after the one ``offset`` lies in (RocketMQ's ``rollNextFile``)."""
+        return offset + self.units_per_file - offset % self.units_per_file
+
+    # Opening
+
+    def load(self) -> None:
+        """Open the files; what cannot belong to the queue is removed (``recover`` tells). Raises ``DiskError``."""
+        try:
+            self._removed = prepare_directory(self._fs, self.directory, self._files.file_bytes)
+        except OSError as error:
+            raise DiskError(f"opening {self.directory} failed: {error}") from error
+        self._files.load()
+
+    def recover(self) -> QueueRecovery:
+        """Find the end, from the third last file on, and cut what is not good; once, after ``load``.
+
+        Raises ``DiskError``.
+        """
+        files = self._files.files()
+        first = max(0, len(files) - _SCANNED_FILES)
+        end, physical = self._scan(files[first:])
+        if physical < 0 and first:  # only fillers there
+            end, physical = self._scan(files)
+        cut = any(not file.is_blank(max(end - file.base, 0)) for file in files if file.base + file.size > end)
+        repairs, self._removed = self._removed, []
+        if cut:
+            repairs.append(f"{self.directory} was cut at unit {end // UNIT_BYTES}: what followed was damaged")
+        self._end_at(end, damaged=cut)
+        self._max_physical_offset = physical
+        for file in files[first:]:
+            file.flushed = 0  # only the process may have ended: what was read may still have to become durable
+        self._files.flushed_where = min(self._files.flushed_where, files[first].base if files else 0)
+        self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if files else 0)
+        return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
+
+    def _scan(self, files: Sequence[StoreFile]) -> tuple[int, int]:
+        end, physical = 0, -1
+        for file in files:
+            found = scan_file(file, physical)
+            end, physical = file.base + found.good_bytes, found.max_physical_offset
+            if found.good_bytes < file.size:
+                break
+        return end, physical
+
+    def _end_at(self, end: int, *, damaged: bool) -> None:
+        """Drop everything from byte ``end`` on. A begun queue keeps a file, so that offsets are not given out again."""
+        files = self._files.files()
+        if damaged or any(file.base > end for file in files):
+            self._files.truncate(end)
+        elif files:
+            self._files.set_end(end)
+        if end and not self._files.files():
+            self._files.last_file(end)
+
+    # Appending
+
+    def append(self, heads: Sequence[RecordHead]) -> bool:
+        """Append the units of this queue's records, in log order; those already there are skipped.
+
+        False: the queue was removed meanwhile. Raises ``DiskFullError`` and ``DiskError``; then a part may be there,
+        and the same call may be repeated. Raises ``CorruptLogError`` if queue offsets jump beyond belief.
+        """
+        with self._lock:
+            if self._destroyed:
+                return False
+            known = self._max_physical_offset
+            if heads and heads[0].offset + heads[0].size <= known:
+                heads = [head for head in heads if head.offset + head.size > known]
+            for first, run in _runs(heads):
+                self._append_run(first, run)
+        return True
+
+    def _append_run(self, first: int, heads: Sequence[RecordHead]) -> None:
+        """Append consecutive units."""
+        fresh = not self._files.files()
+        expected = first - first % self.units_per_file if fresh else self.max_offset
+        if first < expected:
+            _log.warning("%s: queue offset %d comes twice; expected %d", self.directory, first, expected)
+            heads, first = heads[expected - first :], expected
+            if not heads:
+                return
+        if first - expected > _GAP_FILES_MAX * self.units_per_file:
+            reason = f"after queue offset {expected - 1} comes {first}, of the record at {heads[0].offset}"
+            raise CorruptLogError(self.directory, expected, reason, "Remove this directory; the queue is built again.")
+        if fresh:
+            self._begin = first
+            self._make_directory()
+        elif first > expected:
+            _log.warning("%s: queue offsets %d to %d are missing", self.directory, expected, first - 1)
+        self._write(first * UNIT_BYTES, FILLER_BYTES * (first - expected))
+        data, done = pack_units(heads), 0
+        while done < len(data):
+            done += self._write_some(first * UNIT_BYTES, data, done)
+            last = heads[done // UNIT_BYTES - 1]
+            self._max_physical_offset = last[2] + last[3]
+
+    def _write(self, start: int, data: bytes) -> None:
+        done = 0
+        while done < len(data):
+            done += self._write_some(start, data, done)
+
+    def _write_some(self, start: int, data: bytes, done: int) -> int:
+        """Write what fits into the last file, a new one if it is full; the first of all holds byte ``start``."""
+        file = self._files.last_file(start)
+        if file is None:
+            raise DiskError(f"{self.directory} has no file to append to")
+        part = data[done : done + file.size - file.wrote]
+        self._files.append_to(file, part)
+        return len(part)
+
+    def _make_directory(self) -> None:
+        try:
+            self._fs.make_dir(self.directory.parent)
+            self._fs.make_dir(self.directory)
+        except OSError as error:
+            raise DiskError(f"creating {self.directory} failed: {error}") from error
+        self._unsynced_parents = True
+
+    def flush(self, least_pages: int) -> bool:
+        """Make units durable (0 pages: all of them); True if there was nothing to do.
+
+        Raises ``DiskError``; then the queue takes no more units, and what is durable is not known.
+        """
+        idle = True
+        while not self._files.flush(least_pages):
+            idle = False
+        if self._unsynced_parents and not idle:
+            self._unsynced_parents = False
+            try:
+                self._fs.sync_dir(self.directory.parent)
+                self._fs.sync_dir(self.directory.parent.parent)
+            except OSError as error:
+                raise self._files.poisoned("flushing directories", error) from error
+        return idle
+
+    # Reading
+
+    def unit(self, offset: int) -> QueueUnit | None:
+        """The unit of the message at ``offset``; None if there is no message. Raises ``DiskError``."""
+        found = self.units(offset, 1)
+        return found[0] if found and found[0] != FILLER else None
+
+    def units(self, offset: int, count: int) -> list[QueueUnit]:
+        """Up to ``count`` units from ``offset`` on, never beyond a file's end; empty before ``min_offset``.
+
+        Unit k of the answer belongs to queue offset ``offset + k``, so that fillers are among them: skip those that
+        equal ``FILLER``. Raises ``DiskError``.
+        """
+        return self._read(offset, count) if offset >= self.min_offset else []
+
+    def _read(self, offset: int, count: int) -> list[QueueUnit]:
+        position = offset * UNIT_BYTES
+        file = self._files.find(position)
+        if file is None:
+            return []
+        at = position - file.base
+        size = min(count * UNIT_BYTES, file.readable - at)
+        if size <= 0:
+            return []
+        return list(parse_units(file.read(at, size, cold=True) or b""))
+
+    def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
+        """The offset of the message stored at ``time_ms``, of several the first; else of the nearest, ties: the older.
+
+        ``store_time_of(physical offset, size)`` gives a record's store time or a negative number if the record is gone;
+        such messages are passed over. 0 if there is none at all. All files are searched: a file's time of last change,
+        which RocketMQ begins with, says little after a copy or a repair. Raises ``DiskError``.
+        """
+        begin, end = self.min_offset, self.max_offset
+        right = self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))
+        after = self._stored_at(right, store_time_of) if right < end else -1
+        if after == time_ms:
+            return right
+        left = self._last_real(begin, right)
+        before = self._stored_at(left, store_time_of) if left >= 0 else -1
+        if before < 0:
+            return right if after >= 0 else 0
+        return left if after < 0 or time_ms - before <= after - time_ms else right
+
+    def _stored_at(self, offset: int, store_time_of: Callable[[int, int], int]) -> int:
+        unit = self.unit(offset)
+        return -1 if unit is None else store_time_of(unit.offset, unit.size)
+
+    # Removing
+
+    def correct_min_offset(self, physical: int) -> int:
+        """Begin with the first message whose record is at or after ``physical``; returns ``min_offset``.
+
+        Raises ``DiskError``.
+        """
+        end = self.max_offset
+        begin = self._search(max(self._files.min_offset // UNIT_BYTES, 0), end, lambda unit: unit.offset >= physical)
+        self._begin = begin
+        return self.min_offset
+
+    def delete_expired(self, physical: int) -> int:
+        """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
+
+        Raises ``DiskError``.
+        """
+        count = 0
+        for file in self._files.files()[:-1]:
+            if last_record_offset(file, file.size) >= physical or not self._files.delete_first(file):
+                break
+            count += 1
+        return count
+
+    def truncate(self, physical: int) -> None:
+        """Remove the units of records that end after ``physical``, durably. Raises ``DiskError``."""
+        with self._lock:
+            files = self._files.files()
+            if self._max_physical_offset <= physical or not files:
+                return
+            low = files[0].base // UNIT_BYTES
+            end = self._search(low, self.max_offset, lambda unit: unit.offset + unit.size > physical)
+            self._end_at(end * UNIT_BYTES, damaged=True)
+            self._begin = min(self._begin, end)
+            last = self._last_real(low, end)
+            unit = self._read(last, 1)[0] if last >= 0 else None
+            self._max_physical_offset = unit.offset + unit.size if unit else -1
+
+    def destroy(self) -> None:
+        """Remove the queue's files and directory. Raises ``DiskError``."""
+        with self._lock:
+            self._destroyed = True
+            self._files.destroy()
+            with suppress(OSError):  # not empty: somebody put something there
+                self.directory.rmdir()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._files.close()
+
+    # Searching
+
+    def _search(self, low: int, high: int, reached: Callable[[QueueUnit], bool]) -> int:
+        """The first message in ``[low, high)`` for which ``reached``, which never turns false again; else ``high``."""
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            at, unit = next(self._reals(middle, high), (high, FILLER))
+            if at < high and not reached(unit):
+                low = at + 1
+            else:
+                high = middle
+        return min(self._first_real(low), end) if low < end else end
+
+    def _reals(self, low: int, high: int) -> Iterator[tuple[int, QueueUnit]]:
+        """Messages in ``[low, high)``."""
+        step = 1
+        while low < high:
+            units = self._read(low, min(step, high - low))
+            if not units:
+                return
+            for number, unit in enumerate(units, low):
+                if unit != FILLER:
+                    yield number, unit
+            low += len(units)
+            step = _STEP_UNITS
+
+    def _first_real(self, low: int) -> int:
+        end = self.max_offset
+        return next(self._reals(low, end), (end, FILLER))[0]
+
+    def _last_real(self, low: int, high: int) -> int:
+        """The last message in ``[low, high)``; -1 if there is none."""
+        step = 1
+        while low < high:
+            start = max(low, high - step, (high - 1) // self.units_per_file * self.units_per_file)
+            for number, unit in reversed(list(enumerate(self._read(start, high - start), start))):
+                if unit != FILLER:
+                    return number
+            high, step = start, _STEP_UNITS
+        return -1
+
+
+def _runs(heads: Sequence[RecordHead]) -> Iterator[tuple[int, Sequence[RecordHead]]]:
+    """Split records into runs of consecutive queue offsets; those without a place in a queue are left out."""
+    if not heads:
+        return
+    first, offsets = heads[0].queue_offset, list(map(_queue_offset, heads))
+    if first >= 0 and offsets == list(range(first, first + len(heads))):  # as it always is but for transactions
+        yield first, heads
+        return
+    placed = [head for head in heads if head.queue_offset >= 0]
+    for _, group in itertools.groupby(enumerate(placed), lambda pair: pair[1].queue_offset - pair[0]):
+        run = [head for _, head in group]
+        yield run[0].queue_offset, run

@@ -1,0 +1,108 @@
+"""What a crash or damage left of a queue's files, and how much of it is good.
+
+Consume queues are derived from the log: what does not check out is cut, and the caller is told from where the log must
+be dispatched again. Nothing here changes a unit that checks out.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dledger.store.format import parse_segment_name
+from dledger.store.fs import FileSystem
+from rocketstore.consume_queue.units import UNIT_BYTES, unit_columns
+from rocketstore.mapped.file import StoreFile
+
+_log = logging.getLogger(__name__)
+_CHUNK_BYTES: Final = UNIT_BYTES * (1 << 15)
+
+
+class QueueRecovery(NamedTuple):
+    """What recovery found; of one queue or, put together, of all.
+
+    ``max_physical_offset``: the end of the furthest record that has a unit, -1 if none. ``replay_from``: queues were
+    damaged; records from this physical offset on (-1: all) must be appended again. None: nothing is known to be
+    missing, which after a crash does not say that nothing is. ``repairs`` says what was cut, for people.
+    """
+
+    max_physical_offset: int
+    replay_from: int | None
+    repairs: tuple[str, ...]
+
+
+class FileScan(NamedTuple):
+    """How far a file's units are good, in bytes, and the end of the last record they name."""
+
+    good_bytes: int
+    max_physical_offset: int
+
+
+def prepare_directory(fs: FileSystem, directory: Path, file_bytes: int) -> list[str]:
+    """Remove files that cannot belong to the queue, so that the rest is a row of files; says what was removed.
+
+    Only the last one may be short; it is cut to whole units. Raises ``OSError``.
+    """
+    if not directory.is_dir():
+        return []
+    found = [(base, path) for path in directory.iterdir() if (base := parse_segment_name(path.name)) is not None]
+    found.sort()
+    good = 0
+    for base, path in found:
+        size = path.stat().st_size
+        if base != found[0][0] + good * file_bytes or base % file_bytes or size > file_bytes:
+            break
+        good += 1
+        if size < file_bytes:
+            _blank_partial_unit(fs, path, size)
+            break
+    repairs = [
+        f"{path} was removed: a file before it is missing or short, or its size is wrong" for _, path in found[good:]
+    ]
+    for _, path in reversed(found[good:]):
+        fs.unlink(path)
+    if repairs:
+        fs.sync_dir(directory)
+    return repairs
+
+
+def _blank_partial_unit(fs: FileSystem, path: Path, size: int) -> None:
+    """A unit cut short must not look whole once zeros follow it."""
+    if size % UNIT_BYTES:
+        fd = fs.open(path)
+        try:
+            fs.write(fd, bytes(size % UNIT_BYTES), size - size % UNIT_BYTES)
+        finally:
+            fs.close(fd)
+
+
+def scan_file(file: StoreFile, max_physical_offset: int) -> FileScan:
+    """Read units while they are good: written, and each record after the one before. Raises ``DiskError``.
+
+    Fillers are good, but name no record.
+    """
+    for start in range(0, file.size, _CHUNK_BYTES):
+        data = file.read(start, min(_CHUNK_BYTES, file.size - start), cold=True) or b""
+        offsets, sizes, fillers = unit_columns(data)
+        ends = np.where(fillers, max_physical_offset, offsets + sizes)
+        before = np.maximum.accumulate(np.concatenate(([max_physical_offset], ends)))
+        bad = np.flatnonzero((sizes <= 0) | (offsets < 0) | (~fillers & (offsets < before[:-1])))
+        count = int(bad[0]) if len(bad) else len(sizes)
+        max_physical_offset = int(before[count])
+        if count < len(sizes):
+            return FileScan(start + count * UNIT_BYTES, max_physical_offset)
+    return FileScan(file.size, max_physical_offset)
+
+
+def last_record_offset(file: StoreFile, end_bytes: int) -> int:
+    """The offset of the last record that a file's first ``end_bytes`` name; -1 if they are fillers only."""
+    for end in range(end_bytes, 0, -_CHUNK_BYTES):
+        start = max(0, end - _CHUNK_BYTES)
+        offsets, _, fillers = unit_columns(file.read(start, end - start, cold=True) or b"")
+        real = np.flatnonzero(~fillers)
+        if len(real):
+            return int(offsets[real[-1]])
+    return -1

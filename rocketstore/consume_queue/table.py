@@ -1,0 +1,203 @@
+"""All consume queues of a store: ``<directory>/<topic>/<queue id>/<files>``.
+
+One thread appends, in log order, thousands of records at a time: they are grouped by queue, and each queue gets one
+write. Any thread looks queues up. ``_lock`` guards additions to and removals from ``_queues``; lookups need none.
+
+A directory whose name is no topic or no queue number is left alone: it is not ours. A record whose topic is no name for
+a directory gets no queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import DiskError, InvalidRequestError
+from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
+from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.repair import QueueRecovery
+from rocketstore.consume_queue.units import UNIT_BYTES
+from rocketstore.types import RecordHead
+
+_log = logging.getLogger(__name__)
+_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+_QUEUE_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+_QUEUE_ID_MAX: Final = (1 << 31) - 1
+_REFUSED_MAX: Final = 1000
+
+
+class ConsumeQueueTable:
+    """The queues below ``directory``, with files of ``file_bytes``, rounded up to whole units."""
+
+    def __init__(self, directory: Path, file_bytes: int, fs: FileSystem | None = None) -> None:
+        self.directory = directory
+        self.file_bytes = -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
+        self._fs = fs or RealFileSystem()
+        self._lock = threading.Lock()
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._refused_topics: set[str] = set()
+
+    # Opening
+
+    def load(self) -> None:
+        """Open the queues that are there. What was removed on the way, ``recover`` reports. Raises ``DiskError``."""
+        try:
+            make_dirs_durably(self._fs, self.directory)
+            found = list(self._list())
+        except OSError as error:
+            raise DiskError(f"listing {self.directory} failed: {error}") from error
+        for topic, queue_id in found:
+            queue = self._make(topic, queue_id)
+            queue.load()
+            self._queues[topic, queue_id] = queue
+
+    def _list(self) -> Iterator[tuple[str, int]]:
+        for topic in sorted(self.directory.iterdir()):
+            if not topic.is_dir() or not _TOPIC.fullmatch(topic.name):
+                _log.warning("%s is no topic's directory; it is ignored", topic)
+                continue
+            for queue in sorted(topic.iterdir()):
+                if queue.is_dir() and _is_queue_id(queue.name):
+                    yield topic.name, int(queue.name)
+                else:
+                    _log.warning("%s is no queue's directory; it is ignored", queue)
+
+    def recover(self) -> QueueRecovery:
+        """Find the end of every queue and cut what is damaged; see ``QueueRecovery``. Raises ``DiskError``."""
+        found = [queue.recover() for queue in self.all()]
+        repairs = tuple(repair for one in found for repair in one.repairs)
+        for repair in repairs:
+            _log.warning("%s", repair)
+        return QueueRecovery(
+            max((one.max_physical_offset for one in found), default=-1),
+            min((one.replay_from for one in found if one.replay_from is not None), default=None),
+            repairs,
+        )
+
+    # Looking
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, if it exists."""
+        return self._queues.get((topic, queue_id))
+
+    def all(self) -> list[ConsumeQueue]:
+        """All queues."""
+        with self._lock:
+            return list(self._queues.values())
+
+    def next_offsets(self) -> dict[tuple[str, int], int]:
+        """The queue offset that the next message of each queue gets."""
+        return {(queue.topic, queue.queue_id): queue.max_offset for queue in self.all()}
+
+    @property
+    def max_physical_offset(self) -> int:
+        """The end of the furthest record that has a unit; -1 if none has."""
+        return max((queue.max_physical_offset for queue in self.all()), default=-1)
+
+    @property
+    def min_of_max_physical(self) -> int:
+        """The least of the queues' ends: a replay from here on misses no unit; -1 if there is no queue."""
+        return min((queue.max_physical_offset for queue in self.all()), default=-1)
+
+    # Changing
+
+    def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made if need be; its files come with its first unit.
+
+        Raises ``InvalidRequestError`` if a name cannot be that of a topic or queue.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is not None:
+            return queue
+        if not _TOPIC.fullmatch(topic) or not 0 <= queue_id <= _QUEUE_ID_MAX:
+            raise InvalidRequestError(f"{topic!r}, queue {queue_id}, cannot name a consume queue")
+        with self._lock:
+            return self._queues.setdefault((topic, queue_id), self._make(topic, queue_id))
+
+    def append(self, heads: Sequence[RecordHead]) -> None:
+        """Append the units of records, which are in log order; those already there are skipped.
+
+        Raises ``DiskFullError`` and ``DiskError``; then a part may be there, and the same call may be repeated. Raises
+        ``CorruptLogError`` if queue offsets jump beyond belief.
+        """
+        groups: defaultdict[tuple[str, int], list[RecordHead]] = defaultdict(list)
+        for head in heads:
+            groups[head[:2]].append(head)
+        queues = self._queues
+        for key, group in groups.items():
+            queue = queues.get(key) or self._queue_for(group)
+            while queue is not None and not queue.append(group):  # its topic is being deleted
+                with self._lock:  # until it is
+                    pass
+                queue = self._queue_for(group)
+
+    def _queue_for(self, group: list[RecordHead]) -> ConsumeQueue | None:
+        """The queue for records of one queue; None if they have no place in one."""
+        topic, queue_id = group[0].topic, group[0].queue_id
+        if all(head.queue_offset < 0 for head in group):
+            return None
+        try:
+            return self.find_or_create(topic, queue_id)
+        except InvalidRequestError as error:
+            if topic not in self._refused_topics and len(self._refused_topics) < _REFUSED_MAX:
+                self._refused_topics.add(topic)
+                _log.warning("the record at %d gets no consume queue: %s", group[0].offset, error)
+            return None
+
+    def flush(self, least_pages: int = 0) -> None:
+        """Make durable the queues of which that many pages wait (0: whatever waits).
+
+        Raises ``DiskError``; the queue concerned then takes no more units.
+        """
+        for queue in self.all():
+            queue.flush(least_pages)
+
+    def truncate(self, physical: int) -> None:
+        """Remove the units of records that end after ``physical``, durably. Raises ``DiskError``."""
+        for queue in self.all():
+            queue.truncate(physical)
+
+    def correct_min_offsets(self, physical: int) -> None:
+        """Let every queue begin with its first message at or after ``physical``. Raises ``DiskError``."""
+        for queue in self.all():
+            queue.correct_min_offset(physical)
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic's queues and their files. Raises ``DiskError``."""
+        self._destroy([queue for queue in self.all() if queue.topic == topic])
+
+    def destroy_all(self) -> None:
+        """Remove all queues. Raises ``DiskError``."""
+        self._destroy(self.all())
+
+    def close(self) -> None:
+        """Let go of all files. Flush before."""
+        for queue in self.all():
+            queue.close()
+
+    def _destroy(self, queues: Sequence[ConsumeQueue]) -> None:
+        for queue in queues:
+            with self._lock:  # a new queue of this name must not use the files before they are gone
+                try:
+                    queue.destroy()
+                finally:
+                    self._queues.pop((queue.topic, queue.queue_id), None)
+        for directory in sorted({queue.directory.parent for queue in queues}):
+            with suppress(OSError):  # not empty: a queue was created meanwhile
+                directory.rmdir()
+        if queues:
+            with suppress(FileNotFoundError):
+                self._fs.sync_dir(self.directory)
+
+    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        return ConsumeQueue(topic, queue_id, self.directory / topic / str(queue_id), self.file_bytes, self._fs)
+
+
+def _is_queue_id(name: str) -> bool:
+    return bool(_QUEUE_ID.fullmatch(name)) and int(name) <= _QUEUE_ID_MAX

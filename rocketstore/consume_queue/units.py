@@ -1,0 +1,42 @@
+"""The bytes of consume queue units: ``[physical offset i64][record size i32][tags code i64]``, big-endian."""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import starmap
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketstore.types import QueueUnit, RecordHead
+
+UNIT_BYTES: Final = 20
+FILLER: Final = QueueUnit(0, 0x7FFF_FFFF, 0)
+"""A place without a message."""
+_UNIT: Final = struct.Struct(">qiq")
+FILLER_BYTES: Final = _UNIT.pack(*FILLER)
+_UNITS: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+_of_head: Final = operator.itemgetter(2, 3, 4)
+
+
+def pack_units(heads: Sequence[RecordHead]) -> bytes:
+    """The units of records, in this order."""
+    return b"".join(starmap(_UNIT.pack, map(_of_head, heads)))
+
+
+def parse_units(data: bytes) -> Iterator[QueueUnit]:
+    """Units, fillers too, up to the first place that was never written; ``data`` may end inside a unit."""
+    for fields in _UNIT.iter_unpack(data[: len(data) // UNIT_BYTES * UNIT_BYTES]):
+        if fields[1] <= 0 or fields[0] < 0:
+            return
+        yield QueueUnit._make(fields)
+
+
+def unit_columns(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Offsets and sizes of the whole units in ``data``, and which of them are fillers."""
+    units = np.frombuffer(data, _UNITS, len(data) // UNIT_BYTES)
+    offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
+    return offsets, sizes, (offsets == FILLER.offset) & (sizes == FILLER.size) & (units["tags"] == FILLER.tags_code)

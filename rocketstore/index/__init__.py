@@ -1,0 +1,1 @@
+"""Which records carry a key: RocketMQ's hash index files."""

@@ -1,0 +1,291 @@
+"""The key index: all index files of a store, from records to keys and back.
+
+Records are indexed in log order, each exactly once: what lies at or before ``indexed_to`` is skipped, so that a replay
+may begin anywhere before it. A record's keys never lie in two files (unless they are more than a file takes), so
+that this also holds for the last record of a full file.
+
+The index is derived from the log. What does not check out is removed together with everything after it, and ``load``
+says from where to index again. An ``append`` that failed may be repeated with the same records.
+
+Threads: one appends, truncates and loads; one flushes; one deletes; any number query. ``_files`` is replaced as a
+whole, under ``_lock``; a removed file stays readable for those who have it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dledger.clock import Clock, SystemClock
+from dledger.errors import CorruptLogError, DiskError, DiskFullError
+from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem, make_dirs_durably
+from rocketstore.index.file import IndexFile, IndexShape
+from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
+from rocketstore.types import RecordHead
+
+_log = logging.getLogger(__name__)
+_NAME: Final = re.compile(r"[0-9]{17}")
+HITS_MAX: Final = 64
+"""RocketMQ's ``maxMsgsNumBatch``."""
+
+
+class IndexHits(NamedTuple):
+    """Physical offsets of records that may have the key, newest first; end of the index in milliseconds and offset."""
+
+    offsets: list[int]
+    last_update_ms: int
+    last_offset: int
+
+
+class IndexLoad(NamedTuple):
+    """What ``load`` found.
+
+    ``indexed_to`` is the last indexed record's offset or -1. ``replay_from`` is the offset of a record from which on
+    records must be appended again (-1: from the log's beginning), or None if nothing is known to be missing.
+    ``removed`` files were damaged, or newer than what is known to be durable.
+    """
+
+    indexed_to: int
+    replay_from: int | None
+    removed: tuple[Path, ...]
+
+
+class IndexService:
+    """The index files of one directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        slots: int,
+        entries: int,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        hits_max: int = HITS_MAX,
+    ) -> None:
+        self.directory = directory
+        self.shape = IndexShape(slots, entries)
+        self._fs = fs or RealFileSystem()
+        self._clock = clock or SystemClock()
+        self._hits_max = hits_max
+        self._lock = threading.Lock()
+        self._files: tuple[IndexFile, ...] = ()
+        self._indexed_to = -1
+        self._topics = TopicHashes()
+        self._failure = ""
+
+    @property
+    def indexed_to(self) -> int:
+        """Physical offset of the last indexed record; -1 if there is none. Records without keys do not count."""
+        return self._indexed_to
+
+    @property
+    def end_timestamp(self) -> int:
+        """Store time of the newest indexed record, or 0."""
+        files = self._files
+        return files[-1].header.end_ms if files else 0
+
+    @property
+    def files(self) -> tuple[IndexFile, ...]:
+        """All files, oldest first."""
+        return self._files
+
+    def load(self, *, clean_stop: bool, index_timestamp_ms: int) -> IndexLoad:
+        """Open the files. After an unclean stop those with records newer than ``index_timestamp_ms`` are removed.
+
+        Raises ``DiskError``.
+        """
+        try:
+            make_dirs_durably(self._fs, self.directory)
+            paths = self._list()
+            files = self._open(paths, None if clean_stop else index_timestamp_ms)
+            removed = tuple(paths[len(files) :])
+            for path in reversed(removed):
+                self._fs.unlink(path)
+            if removed:
+                self._fs.sync_dir(self.directory)
+        except OSError as error:
+            raise self._error("opening", error) from error
+        self._files = tuple(files)
+        self._indexed_to = self._end()
+        missing = removed or (files and not clean_stop)
+        return IndexLoad(self._indexed_to, self._indexed_to if missing else None, removed)
+
+    def append(self, heads: Sequence[RecordHead]) -> None:
+        """Index records, which are in log order; those already indexed and those rolled back are skipped.
+
+        Raises ``DiskFullError`` and ``DiskError``; then a part may have been indexed.
+        """
+        if heads and heads[0].offset <= self._indexed_to:
+            heads = [head for head in heads if head.offset > self._indexed_to]
+        keys, owners = key_hashes(heads, self._topics)
+        if not len(keys):
+            return
+        offsets = np.array([head[2] for head in heads], np.int64)[owners]
+        store_ms = np.array([head[5] for head in heads], np.int64)[owners]
+        with self._lock:  # a truncation or removal of files waits
+            try:
+                self._put(keys, offsets, store_ms)
+            except OSError as error:
+                raise self._error("writing to", error) from error
+
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> IndexHits:
+        """Records that may have this key and were stored in ``[begin_ms, end_ms]``, newest first.
+
+        Different keys may share a hash, and times are exact to a second only: check the records. Raises ``DiskError``.
+        """
+        limit = min(max_num, self._hits_max)
+        hash_ = key_hash(topic, key)
+        files = self._files
+        found: list[int] = []
+        try:
+            for file in reversed(files):
+                if len(found) >= limit:
+                    break
+                if not file.is_empty and file.covers(begin_ms, end_ms):
+                    found += file.select(hash_, limit - len(found), begin_ms, end_ms)
+        except OSError as error:
+            raise self._error("reading", error) from error
+        return IndexHits(found, files[-1].header.end_ms if files else 0, max(self._indexed_to, 0))
+
+    def truncate(self, physical: int) -> None:
+        """Forget records at or after ``physical``, durably. Raises ``DiskError``."""
+        with self._lock:
+            try:
+                files = list(self._files)
+                while files and (files[-1].is_empty or files[-1].header.begin_offset >= physical):
+                    self._fs.unlink(files.pop().path)
+                self._files = tuple(files)
+                self._fs.sync_dir(self.directory)
+                if files and files[-1].header.end_offset >= physical:
+                    files[-1].truncate(physical)
+            except OSError as error:
+                raise self._error("truncating", error) from error
+            self._indexed_to = self._end()
+
+    def delete_expired(self, physical: int) -> int:
+        """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
+
+        Raises ``DiskError``.
+        """
+        count = 0
+        with self._lock:
+            while len(self._files) > 1 and self._files[0].header.end_offset < physical:
+                try:
+                    self._fs.unlink(self._files[0].path)
+                except OSError as error:
+                    raise self._error("removing", error) from error
+                self._files = self._files[1:]
+                count += 1
+        return count
+
+    def flush(self) -> int:
+        """Make durable what is indexed; returns the store time up to which it is (the checkpoint's index time).
+
+        Raises ``DiskError``, then and ever after: a disk that failed once may have dropped what it said it kept.
+        """
+        if self._failure:
+            raise DiskError(self._failure)
+        files, end_ms = self._files, self.end_timestamp
+        for file in files:
+            if file.dirty:
+                try:
+                    file.sync()
+                except OSError as error:
+                    self._failure = f"flushing {file.path} failed: {error}; the index must be built again"
+                    raise DiskError(self._failure) from error
+            if file is not self._files[-1]:
+                file.seal()
+        return end_ms
+
+    def destroy(self) -> None:
+        """Remove all files. Raises ``DiskError``."""
+        with self._lock:
+            files, self._files = self._files, ()
+            self._indexed_to = -1
+            try:
+                for file in reversed(files):
+                    self._fs.unlink(file.path)
+            except OSError as error:
+                raise self._error("removing", error) from error
+
+    def _list(self) -> list[Path]:
+        """Index files in order; left-overs are removed, what is not ours is left alone."""
+        found = []
+        for path in sorted(self.directory.iterdir()):
+            if _NAME.fullmatch(path.name) and path.is_file():
+                found.append(path)
+            elif path.name.endswith(TMP_SUFFIX):
+                self._fs.unlink(path)
+            else:
+                _log.warning("%s is no index file; it is ignored", path)
+        return found
+
+    def _open(self, paths: list[Path], durable_ms: int | None) -> list[IndexFile]:
+        """The files up to the first that cannot be used; ``durable_ms``: there was a crash, this much is durable."""
+        files: list[IndexFile] = []
+        for path in paths:
+            if path.stat().st_size != self.shape.file_bytes:
+                _log.warning("%s is not %d bytes long; it is removed", path, self.shape.file_bytes)
+                break
+            with suppress(CorruptLogError):
+                file = IndexFile(self._fs, path, self.shape)
+                if self._usable(file, files, durable_ms):
+                    files.append(file)
+                    continue
+            _log.warning("%s is damaged or newer than the checkpoint; it is removed and built again", path)
+            break
+        if durable_ms is not None and files and not files[-1].repair_tail():
+            _log.warning("%s is damaged at its end; it is removed and built again", files.pop().path)
+        return files
+
+    def _usable(self, file: IndexFile, before: list[IndexFile], durable_ms: int | None) -> bool:
+        if durable_ms is not None and file.header.end_ms > durable_ms:
+            return False
+        previous = next((one for one in reversed(before) if not one.is_empty), None)
+        return file.is_empty or previous is None or file.header.begin_offset >= previous.header.end_offset
+
+    def _end(self) -> int:
+        return next((file.header.end_offset for file in reversed(self._files) if not file.is_empty), -1)
+
+    def _put(self, keys: NDArray[np.int32], offsets: NDArray[np.int64], store_ms: NDArray[np.int64]) -> None:
+        start = 0
+        while start < len(keys):
+            file = self._files[-1] if self._files else self._roll()
+            end = start + file.room
+            if end < len(keys):  # a record's keys stay together
+                end = int(np.searchsorted(offsets, offsets[end]))
+                if end <= start:
+                    if not file.is_empty:
+                        self._roll()
+                        continue
+                    end = start + file.room
+            end = min(end, len(keys))
+            file.put_all(keys[start:end], offsets[start:end], store_ms[start:end])
+            self._indexed_to = file.header.end_offset
+            start = end
+
+    def _roll(self) -> IndexFile:
+        """Begin the next file, named by the time, but always after the last one."""
+        name = int(datetime.fromtimestamp(self._clock.wall_ms() / 1000).strftime("%Y%m%d%H%M%S%f")[:17])  # noqa: DTZ006
+        last = self._files[-1] if self._files else None
+        if last is not None:
+            name = max(name, int(last.path.name) + 1)
+        path = self.directory / f"{name:017d}"
+        file = IndexFile.create(self._fs, path, self.shape, last.header if last else None)
+        self._files = (*self._files, file)
+        return file
+
+    def _error(self, what: str, error: OSError) -> DiskError | DiskFullError:
+        if error.errno == errno.ENOSPC:
+            return DiskFullError(f"{what} the index in {self.directory} failed: no space left on the device")
+        return DiskError(f"{what} the index in {self.directory} failed: {error}")

@@ -1,0 +1,232 @@
+"""One file of a mapped queue: how far it is written, committed and flushed.
+
+The bytes are ``dledger.store.mmap_file.MappedFile``'s: written with ``pwrite``, read out of a read-only mapping that
+lives as long as someone holds the file, so that reading a file that was just deleted is harmless. There is no
+reference count to release and no file that hangs because somebody still reads it.
+
+Positions are relative to the file's start and only grow, but for a truncation: flushed <= readable <= wrote <= size.
+With a buffer of the transient pool, appends go to memory first and ``commit`` copies them into the file; readers see
+only what is committed. One thread appends at a time, one flushes, one commits; anyone reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import DiskError, DiskFullError
+from dledger.store.fs import TMP_SUFFIX, FileSystem, create_durably
+from dledger.store.mmap_file import MappedFile
+
+PAGE_BYTES: Final = 4096
+_COMMIT_CHUNK_BYTES: Final = 4 * 1024 * 1024
+
+
+class StoreFile:
+    """``size`` bytes of a queue from absolute offset ``base`` on."""
+
+    __slots__ = (
+        "_buffer", "_file", "_give_back", "base", "committed", "doomed", "first_in_queue", "flushed", "path", "size",
+        "store_timestamp", "wrote",
+    )  # fmt: skip
+
+    def __init__(self, fs: FileSystem, path: Path, base: int, size: int, *, writable: bool = True) -> None:
+        """Map an existing file of ``size`` bytes that holds nothing yet. Raises ``OSError``."""
+        self._file = MappedFile(fs, path, base, size, writable=writable)
+        self._file.warmed = size  # nobody writes zeros ahead of appends here, so they need no lock
+        self._buffer: mmap.mmap | None = None
+        self._give_back: Callable[[mmap.mmap], None] | None = None
+        self.path = path
+        self.base = base
+        self.size = size
+        self.wrote = 0
+        self.committed = 0
+        self.flushed = 0
+        self.store_timestamp = 0
+        """Of the last message appended; 0 if not known."""
+        self.first_in_queue = False
+        """Whether the queue had no file when this one was created."""
+        self.doomed = False
+        """Whether deleting it was tried and failed."""
+
+    @property
+    def readable(self) -> int:
+        """The end of what readers see and flushes reach."""
+        return self.wrote if self._buffer is None else self.committed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every byte is taken."""
+        return self.wrote == self.size
+
+    @property
+    def writable(self) -> bool:
+        """Whether it lies in a directory that may be changed."""
+        return self._file.writable
+
+    @property
+    def buffered(self) -> bool:
+        """Whether appends go to a buffer of the transient pool."""
+        return self._buffer is not None
+
+    @property
+    def last_modified_ms(self) -> int:
+        """When the file was last changed, in ms since 1970; 0 if it is deleted."""
+        try:
+            return self.path.stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return 0
+
+    def attach_buffer(self, buffer: mmap.mmap, give_back: Callable[[mmap.mmap], None]) -> None:
+        """Append through ``buffer`` (``size`` bytes) until the file is full; then ``give_back`` gets it."""
+        self._give_back = give_back
+        self._buffer = buffer
+
+    def append(self, data: bytes | bytearray) -> bool:
+        """Append ``data``; False, and nothing done, if it does not fit. Raises ``DiskError``, ``DiskFullError``.
+
+        After ``DiskFullError`` nothing of ``data`` is there; after ``DiskError`` the file must not be appended to.
+        """
+        start = self.wrote
+        end = start + len(data)
+        if end > self.size:
+            return False
+        if self._buffer is not None:
+            self._buffer[start:end] = data
+        else:
+            try:
+                self._file.write(start, data)
+            except OSError as error:
+                raise self._failed(start, error) from error
+        self.wrote = end
+        return True
+
+    def fill(self, data: bytes | bytearray) -> bool:
+        """Append ``data`` and zeros up to the file's end; False if ``data`` does not fit. Raises as ``append``."""
+        if self._buffer is not None and self.wrote + len(data) <= self.size:
+            data = data + bytes(self.size - self.wrote - len(data))  # a buffer was used before
+        if not self.append(data):
+            return False
+        self.wrote = self.size
+        return True
+
+    def _failed(self, start: int, error: OSError) -> DiskError | DiskFullError:
+        """What to raise after a write from ``start`` on failed; on a full disk what was written in part is wiped."""
+        if error.errno != errno.ENOSPC:
+            return DiskError(f"writing {self.path} at offset {start} failed: {error}")
+        try:
+            self._file.zero(start, self._file.non_zero_end(start))
+        except OSError as wiping:
+            return DiskError(f"wiping a partly written record at offset {start} of {self.path} failed: {wiping}")
+        return DiskFullError(f"no space left for {self.path}: nothing was appended")
+
+    def read(self, offset: int, size: int, *, cold: bool = False) -> bytes | None:
+        """A copy of ``size`` bytes from ``offset`` on; None if they are not all readable.
+
+        ``cold``: they are probably not in memory, so read them in a way that lets other threads run meanwhile. Raises
+        ``DiskError`` then.
+        """
+        if offset < 0 or size < 0 or offset + size > self.readable:
+            return None
+        return self._file.read_cold(offset, size) if cold else self._file.read(offset, size)
+
+    def peek(self, offset: int, size: int) -> bytes:
+        """Bytes of the file itself, whatever the positions say: for recovery."""
+        return self._file.read(offset, min(size, self.size - offset))
+
+    def flush_due(self, least_pages: int) -> bool:
+        """Whether a flush is worth it: the file is full, or enough pages (0: any byte) are not durable."""
+        return _due(self.flushed, self.readable, self.size, least_pages)
+
+    def flush(self) -> None:
+        """Make what is readable durable. Raises ``OSError``; then ``flushed`` stays as it is."""
+        reached = self.readable
+        self._file.sync()
+        self.flushed = reached
+
+    def commit(self, least_pages: int) -> bool:
+        """Copy what the buffer holds into the file, if that is worth it; whether anything moved. Raises ``OSError``.
+
+        A full and committed file lets go of its buffer. Without a buffer there is nothing to do.
+        """
+        buffer, start, end = self._buffer, self.committed, self.wrote
+        if buffer is None or not _due(start, end, self.size, least_pages):
+            return False
+        for at in range(start, end, _COMMIT_CHUNK_BYTES):
+            stop = min(at + _COMMIT_CHUNK_BYTES, end)
+            self._file.write(at, buffer[at:stop])
+            self.committed = stop
+        if self.committed == self.size:
+            self.detach_buffer()
+        return True
+
+    def detach_buffer(self) -> None:
+        """Give the buffer back; what is not committed is lost."""
+        buffer, give_back = self._buffer, self._give_back
+        if buffer is not None and give_back is not None:
+            self.wrote = self.committed
+            self._buffer = self._give_back = None
+            give_back(buffer)
+
+    def set_end(self, position: int) -> None:
+        """Take ``position`` as written, committed and flushed: what recovery found."""
+        self.wrote = self.committed = self.flushed = position
+
+    def cut(self, position: int) -> None:
+        """Zero everything from ``position`` on, durably, so that it cannot come back. Raises ``OSError``."""
+        end = self._file.non_zero_end(position)
+        if self.writable:
+            self._file.zero(position, end)
+            self._file.sync()
+        self.set_end(position)
+
+    def sync(self) -> None:
+        """Make the file durable without a word about positions. Raises ``OSError``."""
+        self._file.sync()
+
+    def is_blank(self, position: int = 0) -> bool:
+        """Whether only zeros follow from ``position`` on."""
+        return self._file.non_zero_end(position) == position
+
+    def warm(self) -> None:
+        """Write zeros over the whole new file, so that appends find their pages in memory. Raises ``OSError``."""
+        self._file.warmed = 0
+        while self._file.warm(0, self.size):
+            pass
+        self._file.warmed = self.size
+
+
+def _due(done: int, reached: int, size: int, least_pages: int) -> bool:
+    if reached == size and done < size:
+        return True
+    if least_pages > 0:
+        return reached // PAGE_BYTES - done // PAGE_BYTES >= least_pages
+    return reached > done
+
+
+def create_file(fs: FileSystem, path: Path, base: int, size: int) -> StoreFile:
+    """Create a file of real blocks so that a crash leaves all or nothing of it. Raises ``OSError``."""
+    create_durably(fs, path, lambda fd: fs.allocate(fd, size))
+    return StoreFile(fs, path, base, size)
+
+
+def create_sparse_file(fs: FileSystem, path: Path, base: int, size: int) -> StoreFile:
+    """Create a file that takes disk space only as it is written, and sync nothing. Raises ``OSError``.
+
+    For what is derived and many: ten thousand consume queues must not take sixty gigabytes, nor a sync each.
+    """
+    temporary = path.with_name(path.name + TMP_SUFFIX)
+    try:
+        fd = fs.create(temporary)
+        try:
+            fs.write(fd, b"\0", size - 1)
+        finally:
+            fs.close(fd)
+        fs.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return StoreFile(fs, path, base, size)

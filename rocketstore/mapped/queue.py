@@ -1,0 +1,433 @@
+"""Mapped files in a row: one sequence of bytes from the first file's start to the last file's end.
+
+Used by the plain commit log (files made ahead by the allocation service) and by consume queues (made when needed).
+
+The list of files is replaced as a whole, never changed, so that lookups need no lock. ``_shape_lock`` guards its
+replacement, ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock`` one commit. One thread appends
+at a time: the caller's lock.
+
+Two rules where RocketMQ only logs. A flush that fails moves nothing and poisons the queue: the kernel may have dropped
+the pages, so no later flush can vouch for them. A file of the wrong size does not make all others unusable: what a
+crash leaves at the end is completed or removed; only damage before the end is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
+from dledger.store.format import segment_name
+from dledger.store.fs import FileSystem
+from dledger.store.mmap_file_list import Found, FoundFile, Placement, list_segments
+from rocketstore.mapped.file import StoreFile, create_sparse_file
+
+DELETED_MAX: Final = 10
+"""Files that one call for expired files removes: unlinking gigabytes takes long."""
+_RESTORE: Final = "Restore it from a copy, or move it and all files after it away to go on with what is before it"
+
+
+class FileMaker(Protocol):
+    """Where a queue gets new files from."""
+
+    def create(self, path: Path, next_path: Path, base: int, size: int) -> StoreFile:
+        """The file at ``path``; ``next_path`` will be wanted after it. Raises ``OSError``, ``DLedgerError``."""
+
+    def forget(self) -> None:
+        """Remove what was made ahead and not taken."""
+
+
+class MappedFileQueue:
+    """Files of ``file_bytes`` each. Offsets are absolute; a file's name is the offset of its first byte."""
+
+    def __init__(
+        self, fs: FileSystem, placement: Placement, file_bytes: int, *, allocation: FileMaker | None = None
+    ) -> None:
+        self.file_bytes = file_bytes
+        self.placement = placement
+        self.flushed_where = 0
+        """Up to here everything is durable."""
+        self.committed_where = 0
+        """Up to here everything has left the buffers of the transient pool."""
+        self.store_timestamp = 0
+        """Every message up to this store timestamp is durable; 0 if not known."""
+        self.poison = ""
+        """Why nothing can be written any more; empty while all is well."""
+        self._fs = fs
+        self._allocation = allocation
+        self._shape_lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+        self._files: tuple[StoreFile, ...] = ()
+        self._reserved: StoreFile | None = None
+        """Created and not yet in use. Appending thread only."""
+        self._unsynced_dirs: set[Path] = set()
+
+    # Looking
+
+    def files(self) -> Sequence[StoreFile]:
+        """All files, oldest first."""
+        return self._files
+
+    @property
+    def min_offset(self) -> int:
+        """The first file's start; -1 if there is none."""
+        files = self._files
+        return files[0].base if files else -1
+
+    @property
+    def max_offset(self) -> int:
+        """The end of what is readable; 0 if there is no file."""
+        files = self._files
+        return files[-1].base + files[-1].readable if files else 0
+
+    @property
+    def max_wrote(self) -> int:
+        """The end of what is written, perhaps only to a buffer; 0 if there is no file."""
+        files = self._files
+        return files[-1].base + files[-1].wrote if files else 0
+
+    def find(self, offset: int, *, first_if_missing: bool = False) -> StoreFile | None:
+        """The file that ``offset`` lies in."""
+        files = self._files
+        if not files:
+            return None
+        number = offset // self.file_bytes - files[0].base // self.file_bytes
+        if 0 <= number < len(files):
+            return files[number]
+        return files[0] if first_if_missing else None
+
+    def read(self, offset: int, size: int, *, cold: bool = False) -> bytes | None:
+        """``size`` bytes from ``offset`` on, all in one file; None if they are not all readable.
+
+        ``cold``: see ``StoreFile.read``. Raises ``DiskError`` then.
+        """
+        file = self.find(offset)
+        return None if file is None else file.read(offset - file.base, size, cold=cold)
+
+    def file_by_time(self, time_ms: int) -> StoreFile | None:
+        """The first file last changed at ``time_ms`` or later, else the last one; None if there is none."""
+        files = self._files
+        return next((file for file in files if file.last_modified_ms >= time_ms), files[-1] if files else None)
+
+    def not_contiguous(self) -> list[int]:
+        """The offsets at which a file should begin and another one does: empty unless there is a bug."""
+        files = self._files
+        return [
+            one.base + self.file_bytes
+            for one, following in itertools.pairwise(files)
+            if one.base + self.file_bytes != following.base
+        ]
+
+    # Opening
+
+    def load(self) -> None:
+        """Map the files that are there, all taken as full: recovery sets the end.
+
+        A crash while a file was created may leave it short, and files made ahead are blank: short files at the end
+        that hold nothing are removed, a short last one that holds something is filled up with zeros. Raises
+        ``CorruptLogError`` for any other file of the wrong size and for a missing one, ``DiskError``.
+        """
+        directories = [path for path in (*self.placement.writable, *self.placement.read_only) if path.is_dir()]
+        try:
+            found = list_segments(dict.fromkeys(directories), self.file_bytes)
+            for path in found.temporary:
+                if path.parent not in self.placement.read_only:
+                    self._fs.unlink(path)
+            segments = self._settle_sizes(_without_doubles(found))
+            files = tuple(self._open(one) for one in segments)
+        except OSError as error:
+            raise DiskError(f"opening {', '.join(map(str, directories))} failed: {error}") from error
+        for file in files:
+            file.set_end(file.size)
+        self._files = files
+        self.flushed_where = self.committed_where = self.max_offset
+
+    def _settle_sizes(self, segments: list[FoundFile]) -> list[FoundFile]:
+        kept = list(segments)
+        while kept and kept[-1].size < self.file_bytes and not kept[-1].path.read_bytes().strip(b"\0"):
+            self._fs.unlink(kept.pop().path)
+        if kept and kept[-1].size < self.file_bytes:
+            self._fill_up(kept[-1].path)
+        for number, one in enumerate(kept):
+            if one.base != kept[0].base + number * self.file_bytes:
+                missing = segment_name(kept[0].base + number * self.file_bytes)
+                raise CorruptLogError(one.path.parent / missing, 0, "the file is missing", _RESTORE)
+            if one.size != self.file_bytes and (one.size > self.file_bytes or number < len(kept) - 1):
+                reason = f"the file has {one.size} bytes instead of {self.file_bytes}"
+                raise CorruptLogError(one.path, min(one.size, self.file_bytes), reason, _RESTORE)
+        return kept
+
+    def _fill_up(self, path: Path) -> None:
+        fd = self._fs.open(path)
+        try:
+            self._fs.write(fd, b"\0", self.file_bytes - 1)
+            self._fs.sync(fd)
+        finally:
+            self._fs.close(fd)
+
+    def _open(self, found: FoundFile) -> StoreFile:
+        writable = found.path.parent not in self.placement.read_only
+        return StoreFile(self._fs, found.path, found.base, self.file_bytes, writable=writable)
+
+    def set_end(self, offset: int) -> None:
+        """Take everything before ``offset`` as there and durable; no file may begin after it. For recovery."""
+        for file in self._files:
+            file.set_end(min(max(offset - file.base, 0), file.size))
+        self.flushed_where = self.committed_where = offset
+
+    def truncate(self, offset: int, *, keep_first: bool = False) -> None:
+        """Remove everything from ``offset`` on, durably: later files deleted, the rest of its file zeroed.
+
+        ``keep_first``: not the first file, which then stays to say where the queue begins. Raises ``DiskError``; then
+        the queue takes no more writes.
+        """
+        self._check_usable()
+        files_min = 1 if keep_first else 0
+        with self._flush_lock, self._shape_lock:
+            try:
+                while len(self._files) > files_min and self._files[-1].base >= offset:
+                    self._remove(self._files[-1])
+                if self._files and self._files[-1].base + self._files[-1].wrote > offset:
+                    self._files[-1].cut(offset - self._files[-1].base)
+            except OSError as error:
+                raise self.poisoned("truncating", error) from error
+            self.flushed_where = min(self.flushed_where, offset)
+            self.committed_where = min(self.committed_where, offset)
+
+    def _remove(self, file: StoreFile) -> None:
+        """Delete a file at either end, durably before the next: a crash must not leave a gap. Raises ``OSError``."""
+        file.detach_buffer()
+        if file.writable:
+            self._fs.unlink(file.path)
+            self._fs.sync_dir(file.path.parent)
+        self._files = tuple(one for one in self._files if one is not file)
+
+    # Writing
+
+    def last_file(self, start_offset: int = 0, *, create: bool = True) -> StoreFile | None:
+        """The file to append to: the last one, or a new one after it if it is full.
+
+        The first file of all is the one that ``start_offset`` lies in. Without ``create``: the last file or None.
+        Raises ``DiskFullError``, ``DiskError`` when it cannot be created; that does not harm the queue.
+        """
+        files = self._files
+        if files and not (create and files[-1].is_full):
+            return files[-1]
+        if not create:
+            return None
+        file, self._reserved = self._reserved, None
+        if file is None:
+            file = self._create(files[-1].base + self.file_bytes if files else self.base_of(start_offset))
+        with self._shape_lock:
+            file.first_in_queue = not self._files
+            if not self._files:
+                self.flushed_where = max(self.flushed_where, file.base)
+                self.committed_where = max(self.committed_where, file.base)
+            self._files = (*self._files, file)
+        return file
+
+    def reserve_next(self) -> None:
+        """Create the file after the last one now, to be taken into use when the last one is full.
+
+        So that a full disk is noticed before the rest of the last file is given up. Raises as ``last_file``.
+        """
+        if self._files and self._reserved is None:
+            self._reserved = self._create(self._files[-1].base + self.file_bytes)
+
+    def base_of(self, offset: int) -> int:
+        """Where the file begins that ``offset`` lies in."""
+        return offset - offset % self.file_bytes
+
+    def _create(self, base: int) -> StoreFile:
+        self._check_usable()
+        size, path = self.file_bytes, self._path_for(base)
+        try:
+            if self._allocation is None:
+                file = create_sparse_file(self._fs, path, base, size)
+                self._unsynced_dirs.add(path.parent)
+            else:
+                file = self._allocation.create(path, self._path_for(base + size), base, size)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(f"no space left to create {path}") from error
+            raise DiskError(f"creating {path} failed: {error}") from error
+        return file
+
+    def _path_for(self, base: int) -> Path:
+        return self.placement.directory_for(base // self.file_bytes) / segment_name(base)
+
+    def append(self, data: bytes) -> int:
+        """Append ``data`` and give its offset. To go on to the next file in time is the caller's business.
+
+        Raises ``InvalidRequestError`` if it does not fit into what is left of the last file, ``DiskFullError`` and
+        nothing is changed, ``DiskError`` and the queue takes no more writes.
+        """
+        file = self.last_file()
+        if file is None or len(data) > file.size - file.wrote:
+            raise InvalidRequestError(f"{len(data)} bytes do not fit into the rest of a file of {self.file_bytes}")
+        offset = file.base + file.wrote
+        self.append_to(file, data)
+        return offset
+
+    def append_to(self, file: StoreFile, data: bytes | bytearray, *, fill: bool = False) -> bool:
+        """Append to the last ``file``; False if ``data`` does not fit. Raises as ``append``.
+
+        ``fill``: the file is full afterwards, whatever room there was left; zeros follow ``data``.
+        """
+        if self.poison:
+            self._check_usable()
+        try:
+            return file.fill(data) if fill else file.append(data)
+        except DiskError as error:
+            self.poison = self.poison or str(error)
+            raise
+
+    def poisoned(self, what: str, error: OSError) -> DiskError:
+        """Take no more writes because ``what`` failed; gives the error to raise."""
+        directory = self.placement.writable[0] if self.placement.writable else ""
+        self.poison = self.poison or f"{what} in {directory} failed: {error}"
+        return DiskError(self.poison)
+
+    def _check_usable(self) -> None:
+        if self.poison:
+            raise DiskError(f"no more writes until a restart: {self.poison}")
+
+    # Durability
+
+    def flush(self, least_pages: int) -> bool:
+        """Make one file durable, the one that ``flushed_where`` lies in; True if nothing moved.
+
+        A file is flushed when it is full, when ``least_pages`` pages wait, or, with 0, when any byte does. Raises
+        ``DiskError`` if it fails: nothing is known to be durable then, and the queue takes no more writes.
+        """
+        with self._flush_lock:
+            self._check_usable()
+            files = self._files
+            if files and self.flushed_where < files[0].base:
+                self.flushed_where = files[0].base  # what lay before was deleted
+            file = self.find(self.flushed_where)
+            if file is None or not file.flush_due(least_pages):
+                return True
+            timestamp, wrote, before = file.store_timestamp, file.wrote, self.flushed_where
+            try:
+                file.flush()
+                while self._unsynced_dirs:
+                    directory = self._unsynced_dirs.pop()
+                    self._fs.sync_dir(directory)
+            except OSError as error:
+                raise self.poisoned("flushing", error) from error
+            if file.flushed >= wrote:  # else the message with that time is still in a buffer
+                self.store_timestamp = max(self.store_timestamp, timestamp)
+            self.flushed_where = file.base + file.flushed
+            return self.flushed_where == before
+
+    def commit(self, least_pages: int) -> bool:
+        """Copy one file's buffer into it, that of the file ``committed_where`` lies in; True if nothing moved.
+
+        Raises ``DiskError`` if it fails, and the queue takes no more writes.
+        """
+        with self._commit_lock:
+            self._check_usable()
+            files = self._files
+            if files and self.committed_where < files[0].base:
+                self.committed_where = files[0].base
+            file = self.find(self.committed_where)
+            if file is None:
+                return True
+            before = self.committed_where
+            try:
+                file.commit(least_pages)
+            except OSError as error:
+                raise self.poisoned("committing", error) from error
+            self.committed_where = file.base + file.readable
+            return self.committed_where == before
+
+    # Deleting
+
+    def delete_expired_by_time(
+        self, age_ms_max: int, *, now_ms: int, gap_ms: int = 0, immediately: bool = False
+    ) -> int:
+        """Delete the oldest files not changed for ``age_ms_max`` (or whatever their age, ``immediately``).
+
+        Never the last file; at most ``DELETED_MAX``, pausing ``gap_ms`` between two; stops at the first one that is
+        younger or cannot be deleted. Gives how many are gone.
+        """
+        deleted = 0
+        for file in self._files[:-1][:DELETED_MAX]:
+            if not (immediately or file.last_modified_ms + age_ms_max <= now_ms):
+                break
+            if deleted and gap_ms:
+                time.sleep(gap_ms / 1000)
+            if not self.delete_first(file):
+                break
+            deleted += 1
+        return deleted
+
+    def delete_expired_by_offset(self, offset_min: int, unit_bytes: int) -> int:
+        """Delete the oldest files whose last unit begins with a big-endian offset below ``offset_min``.
+
+        Never the last file. Gives how many are gone.
+        """
+        deleted = 0
+        for file in self._files[:-1]:
+            last = file.read(file.size - unit_bytes, 8)
+            if last is None or int.from_bytes(last, "big", signed=True) >= offset_min or not self.delete_first(file):
+                break
+            deleted += 1
+        return deleted
+
+    def retry_delete_first(self) -> bool:
+        """Delete the first file if that was tried before and failed; whether it is gone now."""
+        first = next(iter(self._files), None)
+        return first is not None and first.doomed and self.delete_first(first)
+
+    def delete_first(self, file: StoreFile) -> bool:
+        """Delete ``file`` if it is the first and not the last; whether it is gone. A failed try is remembered."""
+        with self._shape_lock:
+            if not self._files or self._files[0] is not file or len(self._files) == 1:
+                return False
+            try:
+                self._remove(file)
+            except OSError:
+                file.doomed = True
+                return False
+            return True
+
+    def destroy(self) -> None:
+        """Delete all files, newest first. Raises ``DiskError``."""
+        with self._flush_lock, self._shape_lock:
+            try:
+                while self._files:
+                    self._remove(self._files[-1])
+            except OSError as error:
+                raise self.poisoned("deleting", error) from error
+            self.flushed_where = self.committed_where = 0
+
+    def close(self) -> None:
+        """Let go of all files; those still being read stay open until then."""
+        if self._allocation is not None:
+            self._allocation.forget()
+        if self._reserved is not None:
+            self._remove_quietly(self._reserved)
+        with self._flush_lock, self._shape_lock:
+            for file in self._files:
+                file.detach_buffer()
+            self._files, self._reserved = (), None
+
+    def _remove_quietly(self, file: StoreFile) -> None:
+        """Delete a blank file; one that stays does no harm."""
+        file.detach_buffer()
+        with contextlib.suppress(OSError):
+            self._fs.unlink(file.path)
+
+
+def _without_doubles(found: Found) -> list[FoundFile]:
+    """One file per base; of two, the first."""
+    return list({one.base: one for one in reversed(found.segments)}.values())[::-1]

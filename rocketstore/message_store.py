@@ -1,0 +1,527 @@
+"""The message store: a commit log, the consume queues and the index built from it, and all that keeps them together.
+
+Life: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. Puts are taken in between, by a master.
+
+Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.dispatch``), *flush* (queues and index to the disk,
+then the checkpoint), *clean* (retention), *stats* (a sample a second), and the log's own. None of them ends quietly:
+what stops one closes the store to puts and is named in ``failure`` and in the reason that puts are refused with.
+
+**What is durable when.** A put is answered as the log says (after its flush, after a quorum's, or at once); queues and
+index may lag behind the log on the disk, because they are built again from the checkpoint's ``replay_from`` on. The
+checkpoint is written only after queues and index were flushed beyond it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from dledger.clock import Clock, SystemClock
+from dledger.errors import DiskError, DiskFullError, DLedgerError, ShutdownError
+from dledger.runtime.supervisor import Supervisor
+from dledger.store.fs import FileSystem, RealFileSystem
+from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, Checkpoint, CheckpointFile
+from rocketstore.cleaning import Cleaner
+from rocketstore.commit_log.port import CommitLog, PutDone
+from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.directory import StoreDirectory
+from rocketstore.dispatch import ArrivalListener, DispatchService
+from rocketstore.flags import Obstacle, PutGate
+from rocketstore.index.service import IndexService
+from rocketstore.message.checks import check_message
+from rocketstore.message.message import Message
+from rocketstore.periodic import Periodic
+from rocketstore.reads import RecordFilter, StoreReader, TagFilter
+from rocketstore.recovery import RecoveryPlan, queue_units, recover
+from rocketstore.stats import StoreStats
+from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult
+
+DRAIN_TIMEOUT_S: Final = 5.0
+"""How long ``shutdown`` lets dispatch catch up."""
+STOP_TIMEOUT_S: Final = 10.0
+"""How long ``shutdown`` waits for one of its threads."""
+_PUT_SLACK_S: Final = 5.0
+_BUSY_MS_MAX: Final = 10_000_000
+_SAMPLE_INTERVAL_MS: Final = 1000
+_PUT_OK: Final = PutMessageStatus.PUT_OK
+
+_T = TypeVar("_T")
+_log = logging.getLogger("rocketstore")
+
+
+class MessageStore:
+    """One store over one log. Thread-safe; ``load``, ``start`` and ``shutdown`` are one owner's."""
+
+    def __init__(
+        self,
+        config: MessageStoreConfig,
+        log: CommitLog,
+        *,
+        clock: Clock | None = None,
+        fs: FileSystem | None = None,
+    ) -> None:
+        """``log`` is loaded, started and shut down by the store. A store over a replicated log begins as a slave."""
+        self.config: Final = config
+        self.log: Final = log
+        self._clock = clock or SystemClock()
+        self._fs = fs or RealFileSystem()
+        self.stats: Final = StoreStats(self._clock)
+        self._gate = PutGate(BrokerRole.SLAVE if log.is_replicated else config.broker_role)
+        self._busy_ms = config.os_page_cache_busy_timeout_mills
+        self._queues = ConsumeQueueTable(config.consume_queue_dir, config.consume_queue_file_bytes, self._fs)
+        self._index = (
+            IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
+            if config.message_index_enable
+            else None
+        )
+        self._dispatch = DispatchService(
+            log,
+            [self._queues] if self._index is None else [self._queues, self._index],
+            on_batch=self.stats.dispatched,
+            on_failure=self._dispatch_failed,
+        )
+        self._reader = StoreReader(log, self._queues.find, self._index, config)
+        self._cleaner = Cleaner(
+            log,
+            [_QueueFiles(self._queues)] if self._index is None else [_QueueFiles(self._queues), self._index],
+            config,
+            self._fs,
+            self._clock,
+            may_delete=self._may_delete,
+            on_disk_full=self._disk_full,
+        )
+        threads = Supervisor(self._failed)
+        every = partial(Periodic, clock=self._clock, supervisor=threads)
+        self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
+        self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
+        self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
+        self._flush_lock = threading.Lock()  # one thorough flush at a time; guards the checkpoint file
+        self._checkpoint: CheckpointFile | None = None
+        self._last_thorough_ms = self._clock.monotonic_ms()
+        self._directory: StoreDirectory | None = None
+        self._loaded = False
+        self._running = False
+        self.failure: BaseException | None = None
+        """What stopped a part of the store, if something did."""
+        log.listen(self._dispatch.wake)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def load(self) -> RecoveryPlan:
+        """Open the directory, recover, and dispatch what queues and index lack; says what had to be done.
+
+        Raises ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``, ``DiskFullError``, ``ConfigError``; then
+        ``shutdown`` lets the directory go.
+        """
+        self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._fs)
+        clean_stop = directory.stopped_cleanly
+        directory.mark_running()
+        self._checkpoint = CheckpointFile(self._fs, self.config.store_path_root_dir / CHECKPOINT_FILE)
+        checkpoint = self._checkpoint.read()
+        self._queues.load()
+        self._queues.recover()
+        known = checkpoint.replay_from != UNKNOWN
+        self.log.load(
+            clean_stop=clean_stop,
+            from_timestamp_ms=checkpoint.replay_time(with_index=False) if known else None,
+            durable_offset=checkpoint.replay_from if known else None,
+        )
+        decided = recover(
+            self.log,
+            self._queues,
+            self._index,
+            checkpoint,
+            clean_stop=clean_stop,
+            index_safe=self.config.message_index_safe,
+        )
+        self._dispatch.begin_at(decided.replay_from)
+        self._dispatch.last_store_ms = checkpoint.logics_ms
+        self._dispatch.catch_up()
+        self._cleaner.follow()
+        if not self.log.is_replicated:
+            self.rebuild_queue_offsets()
+        self._loaded = True
+        return decided
+
+    def start(self) -> None:
+        """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
+        self.log.start()
+        self._dispatch.start()
+        for worker in (self._flusher, self._sampler, self._clean_worker):
+            worker.start()
+        self._running = True
+        self._gate.open(Obstacle.NOT_RUNNING)
+
+    def shutdown(self) -> None:
+        """Refuse puts, dispatch what is there, flush everything, close. Idempotent.
+
+        Every part is flushed and closed whatever happens to the others. Only if nothing went wrong and dispatch was
+        done in time, the next start takes this for a clean stop. Raises the first error at the end.
+        """
+        self._gate.close(Obstacle.NOT_RUNNING)
+        self._running = False
+        directory, self._directory = self._directory, None
+        if directory is None:
+            return
+        errors = _Errors()
+        for worker in (self._clean_worker, self._sampler, self._flusher):
+            if not worker.stop(STOP_TIMEOUT_S):
+                _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
+        if self._loaded:
+            errors.attempt(self.log.flush)
+        drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
+        if self._loaded:
+            self._flush_all(errors)
+        errors.attempt(self.log.shutdown)
+        errors.attempt(self._queues.close)
+        errors.attempt(lambda: self._settle(directory, drained=drained, failed=errors.first is not None))
+        directory.release()
+        if errors.first is not None:
+            raise errors.first
+
+    def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
+        complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
+        if complete and not failed and self.failure is None:
+            directory.mark_clean()
+        else:
+            _log.warning("the store did not stop cleanly; the next start builds queues and index from the checkpoint")
+
+    # -- role ----------------------------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> BrokerRole:
+        """Masters take puts."""
+        return self._gate.role
+
+    def become_master(self, role: BrokerRole) -> None:
+        """Take puts from now on. In a replicated log only after ``wait_dispatched`` and ``rebuild_queue_offsets``."""
+        self._gate.become(role)
+
+    def become_slave(self) -> None:
+        """Refuse puts from now on."""
+        self._gate.become(BrokerRole.SLAVE)
+
+    def allow_writing(self, *, allowed: bool) -> None:
+        """Close the store to puts for maintenance, or open it again."""
+        if allowed:
+            self._gate.open(Obstacle.MAINTENANCE)
+        else:
+            self._gate.close(Obstacle.MAINTENANCE)
+
+    @property
+    def refusal(self) -> PutResult | None:
+        """What puts are refused with just now; None if they are taken."""
+        return self._gate.refusal
+
+    def rebuild_queue_offsets(self) -> None:
+        """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up."""
+        begin = self.log.min_offset
+        self._queues.correct_min_offsets(begin)
+        self.log.set_queue_offsets(self._queues.next_offsets())
+
+    # -- puts ----------------------------------------------------------------------------------------------------
+
+    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
+        """Store messages; ``done`` gets one result for each (see ``PutDone``).
+
+        All are refused if the store takes none now or if one of them is not allowed. ``wait``: see the port.
+        """
+        refusal = self._gate.refusal
+        if refusal is None:
+            held_ms = self.log.put_lock_ms
+            if self._busy_ms < held_ms < _BUSY_MS_MAX:
+                refusal = _busy(held_ms)
+            else:
+                config = self.config
+                for message in messages:
+                    refusal = check_message(message, config)
+                    if refusal is not None:
+                        break
+        if refusal is not None:
+            results = (refusal,) * len(messages)
+            self.stats.put_done(results, 0)
+            done(results)
+            return
+        began_s = time.monotonic()
+        stats = self.stats
+
+        def answered(results: Sequence[PutResult]) -> None:
+            stats.put_done(results, int((time.monotonic() - began_s) * 1000))
+            if results and results[0].status is not _PUT_OK:
+                self._put_failed(results)
+            done(results)
+
+        self.log.submit(messages, answered, wait=wait)
+
+    def put(self, message: Message) -> PutResult:
+        """Store a message and wait until it is; ``UNKNOWN_ERROR`` of unknown outcome if nothing answers in time."""
+        return self.put_many((message,))[0]
+
+    def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+        """Store messages and wait, as ``put`` does; one result for each."""
+        waiter = _Waiter()
+        self.submit(messages, waiter.done)
+        config = self.config
+        results = waiter.wait(max(config.sync_flush_timeout, config.slave_timeout) / 1000 + _PUT_SLACK_S)
+        return list(results) if results is not None else [_NO_ANSWER] * len(messages)
+
+    def _put_failed(self, results: Sequence[PutResult]) -> None:
+        if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
+            self._clean_worker.request()  # perhaps there is something to delete
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+
+    def get(  # noqa: PLR0913  # RocketMQ's getMessage
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int,
+        max_bytes: int = 0,
+        matches_tags: TagFilter | None = None,
+        matches_record: RecordFilter | None = None,
+        group: str = "",  # noqa: ARG002  # who asks; for accounting by the caller
+    ) -> GetResult:
+        """Messages of a queue from ``offset`` on, at most ``max_count`` and the settings' limits, at least one.
+
+        Filters: the tags code first, then the record. On a slave an offset outside the queue is left as it is (unless
+        ``offset_check_in_slave``). Raises ``ShutdownError``, ``CorruptLogError``.
+        """
+        self._check_running()
+        began_s = time.monotonic()
+        result = self._reader.get(
+            topic,
+            queue_id,
+            offset,
+            max_count=max_count,
+            max_bytes=max_bytes,
+            matches_tags=matches_tags,
+            matches_record=matches_record,
+            correct_offset=self._gate.role is not BrokerRole.SLAVE or self.config.offset_check_in_slave,
+        )
+        found = len(result.records) if result.status is GetMessageStatus.FOUND else 0
+        self.stats.got(found, int((time.monotonic() - began_s) * 1000))
+        return result
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record that starts at physical ``offset``; None if none does. Raises ``ShutdownError``."""
+        self._check_running()
+        return self._reader.read_record(offset)
+
+    def query(
+        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+    ) -> list[bytes]:
+        """The newest messages of ``topic`` with ``key`` stored within the time given, in log order; see ``reads``."""
+        self._check_running()
+        return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique=unique)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """First offset of a queue; -1 if it is unknown."""
+        queue = self._queues.find(topic, queue_id)
+        return queue.min_offset if queue is not None else -1
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Next offset of a queue; 0 if it is unknown."""
+        queue = self._queues.find(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the message stored nearest to a time; 0 if the queue is unknown."""
+        return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """When a message was stored; -1 if it is not there."""
+        return self._reader.store_time(topic, queue_id, queue_offset)
+
+    def earliest_message_time(self) -> int:
+        """When the first kept message was stored; -1 if there is none."""
+        return self.log.earliest_message_time()
+
+    def queues(self) -> list[tuple[str, int]]:
+        """All queues: topic and id."""
+        return [(queue.topic, queue.queue_id) for queue in self._queues.all()]
+
+    # -- dispatch, upkeep ----------------------------------------------------------------------------------------
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """How much of the log is not yet in queues and index."""
+        return self._dispatch.behind_bytes()
+
+    @property
+    def dispatch_position(self) -> int:
+        """Up to where the log is in queues and index."""
+        return self._dispatch.position
+
+    def wait_dispatched(self, timeout: float) -> bool:
+        """Wait until all that the log holds now is in queues and index; False if not within ``timeout`` seconds."""
+        return self._dispatch.wait_dispatched(timeout)
+
+    def add_arrival_listener(self, listener: ArrivalListener) -> None:
+        """Call ``listener``, on the dispatch thread, for every message that queues and index have; it must be fast."""
+        self._dispatch.add_listener(listener)
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
+
+        Its queues' numbering goes on where it was, as long as this store runs.
+        """
+        self._queues.delete_topic(topic)
+        errors = _Errors()
+        self._flush_all(errors)
+        if errors.first is not None:
+            raise errors.first
+
+    def request_clean(self) -> None:
+        """Delete expired files now and in the next rounds, whatever the hour."""
+        self._cleaner.request()
+        self._clean_worker.request()
+
+    def flush(self) -> None:
+        """Make everything durable and write the checkpoint. Raises ``DiskError``."""
+        errors = _Errors()
+        self._flush_all(errors)
+        if errors.first is not None:
+            raise errors.first
+
+    def runtime_info(self) -> dict[str, str]:
+        """RocketMQ's runtime keys and values."""
+        ratios = self._cleaner.ratios()
+        return self.stats.runtime_info() | {
+            "commitLogDiskRatio": str(ratios.log / 100),
+            "consumeQueueDiskRatio": str(ratios.queues / 100),
+            "commitLogMinOffset": str(self.log.min_offset),
+            "commitLogMaxOffset": str(self.log.max_offset),
+            "dispatchBehindBytes": str(self.dispatch_behind_bytes),
+            "remainHowManyDataToFlush": str(self.log.remaining_to_flush()),
+            "pageCacheLockTimeMills": str(self.log.put_lock_ms),
+            "earliestMessageTimeStamp": str(self.earliest_message_time()),
+            "brokerRole": str(self.role),
+            "putRefusedBecause": refusal.reason if (refusal := self._gate.refusal) is not None else "",
+            "storeFailure": "" if self.failure is None else str(self.failure),
+        }
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _flush_round(self) -> None:
+        """Some pages now and then, everything once a minute. A failed flush is final: the store takes no more puts."""
+        now_ms = self._clock.monotonic_ms()
+        try:
+            if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
+                self._last_thorough_ms = now_ms
+                self.flush()
+            else:
+                self._queues.flush(self.config.flush_consume_queue_least_pages)
+        except DiskFullError as error:
+            _log.warning("the checkpoint waits for room on the disk: %s", error)
+
+    def _flush_all(self, errors: _Errors) -> None:
+        with self._flush_lock:
+            checkpoint = self._checkpoint
+            if checkpoint is None:
+                return
+            failed = errors.first
+            position, last_ms, units, indexed_to = self._dispatch.standstill(self._mark)
+            errors.attempt(self.log.flush)
+            errors.attempt(lambda: self._queues.flush(0))
+            index = self._index
+            index_ms = errors.attempt(index.flush) if index is not None else last_ms
+            if errors.first is failed and index_ms is not None:
+                marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to)
+                errors.attempt(lambda: checkpoint.write(marked))
+
+    def _mark(self) -> tuple[int, int, int, int]:
+        dispatch = self._dispatch
+        indexed_to = UNKNOWN if self._index is None else self._index.indexed_to
+        return dispatch.position, dispatch.last_store_ms, queue_units(self._queues), indexed_to
+
+    def _clean_round(self) -> None:
+        try:
+            self._cleaner.clean()
+        except DiskError as error:
+            _log.warning("cleaning failed, it is tried again later: %s", error)
+
+    def _may_delete(self) -> bool:
+        return self._dispatch.failure is None and self.dispatch_behind_bytes < self.config.mapped_file_size_commit_log
+
+    def _disk_full(self, full: bool) -> None:
+        if full and self._gate.close(Obstacle.DISK_FULL):
+            _log.error("the disk is full: no more messages are taken")
+        elif not full and self._gate.open(Obstacle.DISK_FULL):
+            _log.info("there is room on the disk again")
+
+    def _dispatch_failed(self, error: BaseException) -> None:
+        self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._gate.close(Obstacle.QUEUE_ERROR, str(error))
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise ShutdownError("the store is not running")
+
+
+class _QueueFiles:
+    """The queues as cleaning sees them."""
+
+    def __init__(self, queues: ConsumeQueueTable) -> None:
+        self._queues = queues
+
+    def delete_expired(self, min_physical_offset: int, /) -> int:
+        """Let every queue begin with its first kept message."""
+        removed = sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
+        self._queues.correct_min_offsets(min_physical_offset)
+        return removed
+
+
+class _Errors:
+    """Runs steps that must all be tried, and keeps the first error."""
+
+    def __init__(self) -> None:
+        self.first: DLedgerError | OSError | None = None
+
+    def attempt(self, step: Callable[[], _T]) -> _T | None:
+        """What ``step`` gives, or None if it failed."""
+        try:
+            return step()
+        except (DLedgerError, OSError) as error:
+            _log.error("a part of the store failed: %s", error, exc_info=error)
+            self.first = self.first or error
+            return None
+
+
+class _Waiter:
+    """Waits for the results of one put."""
+
+    def __init__(self) -> None:
+        self._results: Sequence[PutResult] | None = None
+        self._answered = threading.Lock()
+        self._answered.acquire()
+
+    def done(self, results: Sequence[PutResult]) -> None:
+        self._results = results
+        self._answered.release()
+
+    def wait(self, timeout_s: float) -> Sequence[PutResult] | None:
+        if self._results is None:
+            self._answered.acquire(timeout=timeout_s)
+        return self._results
+
+
+_NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
+
+
+def _busy(held_ms: int) -> PutResult:
+    return PutResult(
+        PutMessageStatus.OS_PAGECACHE_BUSY,
+        outcome="not_applied",
+        reason=f"the put before has been writing for {held_ms} ms",
+    )

@@ -1,0 +1,368 @@
+"""Reading messages: from a queue, by key, by physical offset, by time.
+
+Where RocketMQ would skip or guess, this does not:
+
+- A queue may know more than may be read: a restarted member of a replicated log has units behind the commit position.
+  Such a unit ends the read, it is not skipped as if its record were gone.
+- A unit whose record lies inside the log but is no such record is damage: an error, not the next message.
+- An index knows only hashes, so what it finds is compared with the key that was asked for.
+- A physical offset that comes from a client is believed only if a record starts there that says so itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+
+from dledger.errors import CorruptLogError
+from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.units import FILLER
+from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
+from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
+from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
+
+_FILLER_SIZE: Final = FILLER.size
+UNITS_PER_GET_MIN: Final = 800
+"""How many units a get looks at, at most, for messages that pass its filter (or ``max_count``, if that is more)."""
+QUERY_ROUNDS_MAX: Final = 3
+_INDEX_STEP_MS: Final = 1000
+_UNIT_BYTES: Final = 20
+_MEMORY_BYTES_FALLBACK: Final = 24 << 30
+_HEAD: Final = Struct(">iI20xq")  # length, magic, 5 fields, physical offset
+_SYS_FLAG: Final = Struct(">i")
+_SYS_FLAG_AT: Final = 36
+_TIME: Final = Struct(">q")
+_TIME_AT: Final = 56
+_V6_SHIFT: Final = 12
+_MAGICS: Final = frozenset({MESSAGE_MAGIC & 0xFFFFFFFF, MESSAGE_MAGIC_V2 & 0xFFFFFFFF})
+_ADVICE: Final = "Keep the files. Delete the consume queue's directory and start again to have it built from the log"
+
+TagFilter = Callable[[int], bool]
+RecordFilter = Callable[[bytes], bool]
+
+
+class ReadableLog(Protocol):
+    """What reads need of the commit log."""
+
+    @property
+    def min_offset(self) -> int:
+        """Where it begins."""
+
+    @property
+    def max_offset(self) -> int:
+        """Where what may be read ends."""
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """A record."""
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record that starts there."""
+
+    def next_file_offset(self, offset: int) -> int:
+        """Where the next file begins."""
+
+
+class ReadableQueue(Protocol):
+    """What reads need of a consume queue."""
+
+    @property
+    def min_offset(self) -> int:
+        """First queue offset."""
+
+    @property
+    def max_offset(self) -> int:
+        """Next queue offset."""
+
+    def unit(self, offset: int, /) -> QueueUnit | None:
+        """One unit."""
+
+    def units(self, offset: int, count: int, /) -> Sequence[QueueUnit]:
+        """Units from ``offset`` on, up to a file's end."""
+
+    def offset_by_time(self, timestamp_ms: int, store_time_of: Callable[[int, int], int], /) -> int:
+        """The queue offset nearest to a store time."""
+
+
+class KeyHits(Protocol):
+    """What the index found."""
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Physical offsets, newest first; some may be of other keys."""
+
+
+class KeyIndex(Protocol):
+    """What reads need of the index."""
+
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> KeyHits:
+        """Where messages with this key may be."""
+
+
+class GetLimits(NamedTuple):
+    """How much one get may give, whether its messages are probably in memory or not."""
+
+    messages: int
+    size_bytes: int
+
+
+class StoreReader:
+    """Reads of one store; stateless, any number of threads."""
+
+    def __init__(
+        self,
+        log: ReadableLog,
+        find_queue: Callable[[str, int], ReadableQueue | None],
+        index: KeyIndex | None,
+        config: MessageStoreConfig,
+        *,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self._log = log
+        self._find_queue = find_queue
+        self._index = index
+        self._config = config
+        self._units_per_file = config.consume_queue_file_bytes // _UNIT_BYTES
+        memory = _physical_memory() if memory_bytes is None else memory_bytes
+        self._memory_bytes_max = memory * config.access_message_in_memory_max_ratio // 100
+        self._in_memory = GetLimits(
+            config.max_transfer_count_on_message_in_memory, config.max_transfer_bytes_on_message_in_memory
+        )
+        self._in_disk = GetLimits(
+            config.max_transfer_count_on_message_in_disk, config.max_transfer_bytes_on_message_in_disk
+        )
+
+    def get(  # noqa: PLR0913  # RocketMQ's getMessage
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int,
+        max_bytes: int,
+        matches_tags: TagFilter | None,
+        matches_record: RecordFilter | None,
+        correct_offset: bool,
+    ) -> GetResult:
+        """Messages of a queue from ``offset`` on (RocketMQ's getMessage; its statuses and next offsets).
+
+        ``correct_offset`` False: an offset outside the queue is not put right, the caller shall ask another node.
+        Raises ``CorruptLogError``.
+        """
+        queue = self._find_queue(topic, queue_id)
+        if queue is None:
+            return GetResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0 if correct_offset else offset, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        outside = _outside(offset, low, high)
+        if outside is not None:
+            status, proper = outside
+            return GetResult(status, proper if correct_offset else offset, low, high)
+        read = _Get(self, queue, offset, max_count, max_bytes, matches_tags, matches_record)
+        status, next_offset = read.run(max(UNITS_PER_GET_MIN, max_count))
+        suggest_slave = read.last_offset >= 0 and self._log.max_offset - read.last_offset > self._memory_bytes_max
+        return GetResult(status, next_offset, low, high, tuple(read.records), suggest_slave)
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record at a physical offset that anybody may have made up; None unless one really starts there."""
+        if not self._log.min_offset <= offset < self._log.max_offset:
+            return None
+        record = self._log.read_record(offset)
+        return record if record is not None and is_record_at(record, offset) else None
+
+    def query(
+        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+    ) -> list[bytes]:
+        """The newest ``max_num`` messages with ``key`` stored within ``[begin_ms, end_ms]``, in log order.
+
+        ``unique``: the key is a producer's unique id; then at most ``default_query_max_num``.
+        """
+        if self._index is None or not key:
+            return []
+        wanted = min(self._config.default_query_max_num if unique else max_num, self._config.max_msgs_num_batch)
+        seen: set[int] = set()
+        found: dict[int, bytes] = {}
+        until_ms = end_ms
+        for _ in range(QUERY_ROUNDS_MAX):
+            # The index keeps whole seconds, rounded down: what it places before begin_ms may lie behind it.
+            hits = self._index.query(topic, key, self._config.max_msgs_num_batch, begin_ms - _INDEX_STEP_MS, until_ms)
+            fresh = [offset for offset in hits.offsets if offset not in seen]
+            seen.update(fresh)
+            oldest_ms = until_ms
+            for offset in fresh:
+                record = self.read_record(offset)
+                if record is None:
+                    continue
+                message = decode_record(record, check_crc=False)
+                oldest_ms = min(oldest_ms, message.store_timestamp)
+                if begin_ms <= message.store_timestamp <= end_ms and _has_key(message, topic, key, unique=unique):
+                    found[offset] = record
+            if len(found) >= wanted or len(hits.offsets) < self._config.max_msgs_num_batch or not fresh:
+                break
+            until_ms = oldest_ms
+        return [found[offset] for offset in sorted(found)[-wanted:]]
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the message stored nearest to ``timestamp_ms``; 0 if the queue is unknown."""
+        queue = self._find_queue(topic, queue_id)
+        return queue.offset_by_time(timestamp_ms, self.record_time) if queue is not None else 0
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the message at a queue offset was stored; -1 if it is not there."""
+        queue = self._find_queue(topic, queue_id)
+        unit = queue.unit(offset) if queue is not None else None
+        return -1 if unit is None or unit.size == _FILLER_SIZE else self.record_time(unit.offset, unit.size)
+
+    def record_time(self, offset: int, size: int) -> int:
+        """Store timestamp of a record; -1 if it is gone."""
+        if offset < self._log.min_offset:
+            return -1
+        record = self._log.read(offset, size)
+        return -1 if record is None else store_timestamp(record)
+
+    def limits(self, offset: int) -> GetLimits:
+        """What a get may give if it stands at physical ``offset``."""
+        cold = self._log.max_offset - offset > self._memory_bytes_max
+        return self._in_disk if cold else self._in_memory
+
+    def record_of(self, unit: QueueUnit) -> bytes | GetMessageStatus:
+        """A unit's record, or why there is none. Raises ``CorruptLogError``."""
+        log = self._log
+        record = log.read(unit.offset, unit.size)
+        if record is not None and _HEAD.unpack_from(record)[0] == unit.size and is_record_at(record, unit.offset):
+            return record
+        if unit.offset < log.min_offset:
+            return GetMessageStatus.MESSAGE_WAS_REMOVING
+        if unit.offset + unit.size > log.max_offset:
+            return GetMessageStatus.OFFSET_OVERFLOW_ONE
+        reason = (
+            f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
+        )
+        raise CorruptLogError(Path(self._config.consume_queue_dir), unit.offset, reason, _ADVICE)
+
+    def next_file_offset(self, offset: int) -> int:
+        """Where the log's next file begins."""
+        return self._log.next_file_offset(offset)
+
+    def next_queue_file(self, queue_offset: int) -> int:
+        """The first queue offset of the next file of a queue."""
+        return queue_offset + self._units_per_file - queue_offset % self._units_per_file
+
+
+class _Get:
+    """One get on its way along a queue."""
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        queue: ReadableQueue,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        matches_tags: TagFilter | None,
+        matches_record: RecordFilter | None,
+    ) -> None:
+        self._reader = reader
+        self._queue = queue
+        self._at = offset
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._matches_tags = matches_tags
+        self._matches_record = matches_record
+        self._bytes = 0
+        self._skip_below = 0
+        self._outcome = GetMessageStatus.NO_MATCHED_MESSAGE
+        self.records: list[bytes] = []
+        self.last_offset = -1
+        """Physical offset of the last unit looked at."""
+
+    def run(self, units_max: int) -> tuple[GetMessageStatus, int]:
+        """Look at ``units_max`` units at most; gives the status and the next offset."""
+        last = min(self._at + units_max, self._queue.max_offset)
+        begin = self._at
+        while self._at < last:
+            units = self._queue.units(self._at, min(last - self._at, max(self._max_count, 32)))
+            if not units:
+                if self._at == begin:
+                    return GetMessageStatus.OFFSET_FOUND_NULL, self._reader.next_queue_file(begin)
+                break
+            if not self._take(units):
+                break
+        return (GetMessageStatus.FOUND if self.records else self._outcome), self._at
+
+    def _take(self, units: Sequence[QueueUnit]) -> bool:
+        """Go through units; False: the get ends before the unit at ``_at``."""
+        for unit in units:
+            if unit.size != _FILLER_SIZE and unit.offset >= self._skip_below:
+                if self._full(unit):
+                    return False
+                self.last_offset = unit.offset
+                if (self._matches_tags is None or self._matches_tags(unit.tags_code)) and not self._add(unit):
+                    return False
+            self._at += 1
+        return True
+
+    def _add(self, unit: QueueUnit) -> bool:
+        record = self._reader.record_of(unit)
+        if isinstance(record, bytes):
+            if self._matches_record is None or self._matches_record(record):
+                self.records.append(record)
+                self._bytes += unit.size
+            return True
+        self._outcome = record
+        if record is GetMessageStatus.MESSAGE_WAS_REMOVING:
+            self._skip_below = self._reader.next_file_offset(unit.offset)
+            return True
+        return False
+
+    def _full(self, unit: QueueUnit) -> bool:
+        count = len(self.records)
+        if not count:
+            return self._max_count <= 0
+        limits = self._reader.limits(unit.offset)
+        size_bytes = self._bytes + unit.size
+        return (
+            count >= self._max_count
+            or count >= limits.messages
+            or size_bytes > limits.size_bytes
+            or (0 < self._max_bytes < size_bytes)
+        )
+
+
+def _outside(offset: int, low: int, high: int) -> tuple[GetMessageStatus, int] | None:
+    if high == 0:
+        return GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0
+    if offset < low:
+        return GetMessageStatus.OFFSET_TOO_SMALL, low
+    if offset == high:
+        return GetMessageStatus.OFFSET_OVERFLOW_ONE, offset
+    if offset > high:
+        return GetMessageStatus.OFFSET_OVERFLOW_BADLY, high
+    return None
+
+
+def is_record_at(record: bytes, offset: int) -> bool:
+    """Whether these bytes begin with a message that was stored at physical ``offset``."""
+    if len(record) < _HEAD.size:
+        return False
+    length, magic, stored_at = _HEAD.unpack_from(record)
+    return length == len(record) and magic in _MAGICS and stored_at == offset
+
+
+def store_timestamp(record: bytes) -> int:
+    """When a record was stored (ms since 1970), without decoding it."""
+    shift = _V6_SHIFT if _SYS_FLAG.unpack_from(record, _SYS_FLAG_AT)[0] & SYS_FLAG_BORN_HOST_V6 else 0
+    stored_ms: int = _TIME.unpack_from(record, _TIME_AT + shift)[0]
+    return stored_ms
+
+
+def _has_key(message: Message, topic: str, key: str, *, unique: bool) -> bool:
+    return message.topic == topic and (message.unique_key == key or (not unique and key in message.keys))
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return _MEMORY_BYTES_FALLBACK

@@ -1,0 +1,198 @@
+"""What a store counts: puts, gets, how long they took, and rates over the last 10, 60 and 600 seconds.
+
+Puts are counted when they are answered: failed is whatever is no ``PUT_OK`` or a soft time-out, so also a quorum that
+did not answer (RocketMQ counts that as success, because the message was appended). What arrived per topic is counted
+at dispatch, in bulk, hence on slaves too, and only what is really in the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dledger.clock import Clock
+from rocketstore.types import PutMessageStatus, PutResult, RecordHead
+
+LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+"""Upper bounds of the put latency histogram; one more bucket holds what took longer."""
+_BUCKET_NAMES: Final = (
+    "[<=0ms]", "[0~10ms]", "[10~50ms]", "[50~100ms]", "[100~200ms]", "[200~500ms]", "[500ms~1s]", "[1~2s]", "[2~3s]",
+    "[3~4s]", "[4~5s]", "[5~10s]", "[10s~]",
+)  # fmt: skip
+WINDOWS_S: Final = (10, 60, 600)
+_SAMPLES_MAX: Final = WINDOWS_S[-1] + 1
+_PUT_OK: Final = PutMessageStatus.PUT_OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at_ms: int
+    puts: int
+    found: int
+    missed: int
+    transferred: int
+
+
+_Value = Callable[[_Sample], int]
+_Rate = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTotals:
+    """What arrived in a topic since the store started."""
+
+    messages: int
+    size_bytes: int
+
+
+class StoreStats:
+    """Counters of one store. Thread-safe. ``sample`` is called once a second by the store's housekeeping."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # guards all counters
+        self._started_ms = clock.monotonic_ms()
+        self.boot_ms: Final = clock.wall_ms()
+        self.puts = 0
+        """Messages stored."""
+        self.failed_puts = 0
+        self.put_ms_max = 0
+        self.gets_found = 0
+        """Gets that gave messages."""
+        self.gets_missed = 0
+        self.transferred = 0
+        """Messages given to gets."""
+        self.get_ms_max = 0
+        self.dispatch_ms_max = 0
+        self._latency = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        self._topic_messages: Counter[str] = Counter()
+        self._topic_bytes: Counter[str] = Counter()
+        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES_MAX)
+        self.sample()
+
+    def put_done(self, results: Sequence[PutResult], took_ms: int) -> None:
+        """Count an answered put."""
+        count = len(results)
+        if count == 1:
+            failed = 0 if results[0].status is _PUT_OK or results[0].ok else 1
+        else:
+            failed = sum(not result.ok for result in results)
+        bucket = bisect_left(LATENCY_BOUNDS_MS, took_ms)
+        with self._lock:
+            self.puts += count - failed
+            self.failed_puts += failed
+            self._latency[bucket] += count
+            if took_ms > self.put_ms_max:
+                self.put_ms_max = took_ms
+
+    def got(self, messages: int, took_ms: int) -> None:
+        """Count a get that gave ``messages``."""
+        with self._lock:
+            if messages:
+                self.gets_found += 1
+                self.transferred += messages
+            else:
+                self.gets_missed += 1
+            self.get_ms_max = max(self.get_ms_max, took_ms)
+
+    def dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
+        """Count what arrived in the log."""
+        messages = Counter([head.topic for head in heads])
+        sizes: Counter[str] = Counter()
+        if len(messages) == 1:
+            sizes[heads[0].topic] = sum([head.size for head in heads])
+        else:
+            for head in heads:
+                sizes[head.topic] += head.size
+        with self._lock:
+            self._topic_messages.update(messages)
+            self._topic_bytes.update(sizes)
+            self.dispatch_ms_max = max(self.dispatch_ms_max, took_ms)
+
+    def sample(self) -> None:
+        """Note the counters, for the rates."""
+        with self._lock:
+            self._samples.append(
+                _Sample(self._clock.monotonic_ms(), self.puts, self.gets_found, self.gets_missed, self.transferred)
+            )
+
+    def topics(self) -> dict[str, TopicTotals]:
+        """What arrived per topic."""
+        with self._lock:
+            return {
+                topic: TopicTotals(count, self._topic_bytes[topic]) for topic, count in self._topic_messages.items()
+            }
+
+    def put_tps(self, window_s: int = 10) -> float:
+        """Messages stored per second over about the last ``window_s`` seconds."""
+        return self._rate(window_s, lambda sample: sample.puts)
+
+    def get_tps(self, window_s: int = 10) -> float:
+        """Gets per second, found or not."""
+        return self._rate(window_s, lambda sample: sample.found + sample.missed)
+
+    def found_tps(self, window_s: int = 10) -> float:
+        """Gets per second that gave messages."""
+        return self._rate(window_s, lambda sample: sample.found)
+
+    def missed_tps(self, window_s: int = 10) -> float:
+        """Gets per second that gave none."""
+        return self._rate(window_s, lambda sample: sample.missed)
+
+    def transferred_tps(self, window_s: int = 10) -> float:
+        """Messages given to gets per second."""
+        return self._rate(window_s, lambda sample: sample.transferred)
+
+    def latency_text(self) -> str:
+        """The put latency histogram as RocketMQ prints it."""
+        with self._lock:
+            counts = list(self._latency)
+        return " ".join(f"{name}:{count}" for name, count in zip(_BUCKET_NAMES, counts, strict=True))
+
+    def latency(self) -> tuple[int, ...]:
+        """The put latency histogram: counts per bucket of ``LATENCY_BOUNDS_MS``, and of what took longer."""
+        with self._lock:
+            return tuple(self._latency)
+
+    def runtime_info(self) -> dict[str, str]:
+        """RocketMQ's keys and its formats."""
+        with self._lock:
+            puts, size = self.puts, sum(self._topic_bytes.values())
+            arrived = sum(self._topic_messages.values())
+        return {
+            "bootTimestamp": str(self.boot_ms),
+            "runtime": _duration(self._clock.monotonic_ms() - self._started_ms),
+            "putMessageEntireTimeMax": str(self.put_ms_max),
+            "putMessageTimesTotal": str(puts),
+            "putMessageFailedTimes": str(self.failed_puts),
+            "putMessageSizeTotal": str(size),
+            "putMessageDistributeTime": self.latency_text(),
+            "putMessageAverageSize": str(size / arrived if arrived else 0.0),
+            "dispatchMaxBuffer": str(self.dispatch_ms_max),
+            "getMessageEntireTimeMax": str(self.get_ms_max),
+            "putTps": self._rates(self.put_tps),
+            "getFoundTps": self._rates(self.found_tps),
+            "getMissTps": self._rates(self.missed_tps),
+            "getTotalTps": self._rates(self.get_tps),
+            "getTransferedTps": self._rates(self.transferred_tps),
+        }
+
+    def _rates(self, rate: _Rate) -> str:
+        return " ".join(f"{rate(window_s):.2f}" for window_s in WINDOWS_S)
+
+    def _rate(self, window_s: int, value: _Value) -> float:
+        with self._lock:
+            newest = self._samples[-1]
+            oldest = self._samples[max(0, len(self._samples) - 1 - window_s)]
+        took_ms = newest.at_ms - oldest.at_ms
+        return (value(newest) - value(oldest)) * 1000 / took_ms if took_ms > 0 else 0.0
+
+
+def _duration(ms: int) -> str:
+    seconds = ms // 1000
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"

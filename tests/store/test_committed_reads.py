@@ -1,0 +1,108 @@
+"""Reading raw committed bytes: what a dispatcher of the log's records lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import IndexOutOfRangeError
+from dledger.store.file_store import FileStore
+from dledger.types import Boundary, LogIndex, Position, Term
+from tests.store.support import SEGMENT_BYTES, fill, open_store, small_config
+
+RECORD_BYTES = 248
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FileStore]:
+    """60 entries of 248 bytes over four segments, 16 in each."""
+    store = open_store(small_config(tmp_path))
+    fill(store, 60, size=RECORD_BYTES - 48)
+    yield store
+    store.close()
+
+
+def test_nothing_is_committed_until_it_is_said(store: FileStore) -> None:
+    """The committed position is the end of the committed entry's record, or where the log begins."""
+    assert store.committed_position == 0
+    assert store.read_committed(Position(0), 1 << 20).data == b""
+    store.set_committed(LogIndex(2))
+
+    assert store.committed_position == 3 * RECORD_BYTES
+    assert len(store.read_committed(Position(0), 1 << 20).data) == 3 * RECORD_BYTES
+
+
+def test_walking_the_log_gives_every_committed_record_once(store: FileStore) -> None:
+    """Across segments, whose blanks are skipped, and whatever the limit."""
+    store.set_committed(LogIndex(49))
+    expected = [store.read(LogIndex(index)).position for index in range(50)]
+
+    for max_bytes in (1, 1000, 1 << 20):
+        position, seen = 0, list[int]()
+        while (found := store.read_committed(Position(position), max_bytes)).data:
+            whole = [at for at in range(0, len(found.data) - RECORD_BYTES + 1, RECORD_BYTES) if found.data[at + 3] == 1]
+            assert whole, "at least one whole record"
+            seen += [found.position + at for at in whole]
+            position = found.position + len(whole) * RECORD_BYTES
+        assert seen == expected
+        assert position == store.committed_position
+
+
+def test_positions_below_the_begin_mean_the_begin(tmp_path: Path) -> None:
+    """Retention has taken what was before; a dispatcher that comes late begins with what is kept."""
+    store = open_store(small_config(tmp_path))
+    store.reset(Boundary(LogIndex(9), Term(1), Position(2 * SEGMENT_BYTES + 100), 7))
+    assert store.committed_position == 2 * SEGMENT_BYTES + 100
+    store.append_as_leader(Term(1), [b"x"])
+    store.set_committed(LogIndex(10))
+
+    found = store.read_committed(Position(0), 1 << 20)
+
+    assert (found.position, len(found.data)) == (2 * SEGMENT_BYTES + 100, 49)
+    assert store.copy_committed(0, 8) is None
+    store.close()
+
+
+def test_what_is_no_entrys_position_is_refused(store: FileStore) -> None:
+    """Every header says where it stands."""
+    store.set_committed(LogIndex(49))
+    with pytest.raises(IndexOutOfRangeError, match="no entry starts at position 60"):
+        store.read_committed(Position(60), 1 << 20)
+
+
+def test_beyond_the_committed_position_there_is_nothing(store: FileStore) -> None:
+    """Also where a dispatcher is ahead of what a restarted node knows to be committed."""
+    store.set_committed(LogIndex(2))
+    for position in (3 * RECORD_BYTES, 4 * RECORD_BYTES, 1 << 30):
+        found = store.read_committed(Position(position), 1 << 20)
+        assert (found.position, found.data) == (position, b"")
+
+
+def test_copies_are_exact_committed_and_of_one_segment(store: FileStore) -> None:
+    """None for anything else, never a part."""
+    store.set_committed(LogIndex(49))
+    assert store.copy_committed(48, 200) == store.read(LogIndex(0)).body
+    end = store.committed_position
+
+    assert store.copy_committed(end - 10, 10) is not None
+    assert store.copy_committed(end - 10, 11) is None
+    assert store.copy_committed(-1, 4) is None
+    assert store.copy_committed(0, -1) is None
+    assert store.copy_committed(SEGMENT_BYTES - 4, 8) is None
+
+
+def test_the_committed_position_is_known_again_after_a_restart(store: FileStore, tmp_path: Path) -> None:
+    """As far as the checkpoint recorded it."""
+    store.set_committed(LogIndex(20))
+    store.flush()
+    position = store.committed_position
+    assert store.flushed_position == store.end_position
+    store.close()
+
+    again = open_store(small_config(tmp_path))
+
+    assert again.committed_position == position
+    assert [path.name for path in again.data_directories] == ["data"]
+    again.close()
