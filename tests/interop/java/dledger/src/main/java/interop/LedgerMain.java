@@ -153,6 +153,8 @@ public final class LedgerMain {
         config.setMappedFileSizeForEntryData(SEGMENT_BYTES);
         config.setMappedFileSizeForEntryIndex(INDEX_FILE_BYTES);
         config.setDiskSpaceRatioToCheckExpired(0.95f);
+        config.setEnableFastAdvanceCommitIndex(true); // without it there are no NOOPs
+        config.setHeartBeatTimeIntervalMs(200);
         config.init();
         return config;
     }

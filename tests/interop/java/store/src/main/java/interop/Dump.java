@@ -26,6 +26,9 @@ import org.apache.rocketmq.store.SelectMappedBufferResult;
 final class Dump {
     private static final HexFormat HEX = HexFormat.of();
 
+    /** What a Python node writes when it is elected; a message only in form. */
+    private static final String TERM_START_TOPIC = "RMQ_SYS_TERM_START";
+
     private final DefaultMessageStore store;
     private final boolean replicated;
     private final List<String> lines = new ArrayList<>();
@@ -41,8 +44,7 @@ final class Dump {
 
     List<String> lines() {
         add("store", Map.of(
-            "minOffset", store.getMinPhyOffset(), "maxOffset", store.getMaxPhyOffset(),
-            "earliestTime", store.getEarliestMessageTime()));
+            "minOffset", store.getMinPhyOffset(), "maxOffset", store.getMaxPhyOffset()));
         records();
         queues();
         queries();
@@ -68,7 +70,7 @@ final class Dump {
                     if (request.getMsgSize() == 0) {
                         break;
                     }
-                    record(request);
+                    record(request, offset + read + (replicated ? 48 : 0)); // behind an entry's header
                     read += request.getBufferSize() == -1 ? request.getMsgSize() : request.getBufferSize();
                 }
             } finally {
@@ -78,8 +80,8 @@ final class Dump {
         }
     }
 
-    private void record(DispatchRequest request) {
-        MessageExt message = store.lookMessageByOffset(request.getCommitLogOffset());
+    private void record(DispatchRequest request, long offset) {
+        MessageExt message = store.lookMessageByOffset(offset);
         Map<String, Object> fields = fields(message);
         fields.put("tagsCode", request.getTagsCode());
         fields.put("indexed", request.getSysFlag() != 0xC);
@@ -131,12 +133,15 @@ final class Dump {
                 ByteBuffer buffer = selected.getByteBuffer();
                 units.add(new long[] {buffer.getLong(), buffer.getInt(), buffer.getLong()});
                 selected.release();
+                if (topic.equals(TERM_START_TOPIC)) {
+                    continue; // its records do not say where they are
+                }
                 long time = store.getMessageStoreTimeStamp(topic, queueId, offset);
                 for (long asked : new long[] {time - 1, time, time + 1}) {
                     offsetsOfTimes.add(new long[] {asked, store.getOffsetInQueueByTime(topic, queueId, asked)});
                 }
             }
-            List<List<Object>> got = got(topic, queueId, min, max);
+            List<List<Object>> got = topic.equals(TERM_START_TOPIC) ? List.of() : got(topic, queueId, min, max);
             add("queue", Map.of(
                 "topic", topic, "queueId", queueId, "min", min, "max", max, "units", units, "got", got,
                 "offsetsOfTimes", offsetsOfTimes));
