@@ -168,7 +168,8 @@ def _queues_from(facts: Facts) -> tuple[int, str]:
         return facts.queues.max_physical, "the last stop was clean, and RocketMQ's"
     if facts.clean_stop:
         return facts.log_min, "there are no consume queues"
-    return facts.file_by_time, "the last stop was not clean, and there is no checkpoint of this store"
+    start = min(facts.file_by_time, max(facts.queues.max_physical, facts.log_min))  # no gap behind what the queues have
+    return start, "the last stop was not clean, and there is no checkpoint of this store"
 
 
 def _index_from(facts: Facts) -> int | None:
