@@ -17,8 +17,9 @@ from dledger.client import DLedgerClient
 from dledger.errors import AppendsNotServedError, ConfigError, DirectoryLockedError
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.server import BrokerServer
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.settings import BrokerConfig, load_broker_settings
+from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
