@@ -21,6 +21,7 @@ from dledger.store.checkpoint import (
 from dledger.store.fs import FileSystem, make_dirs_durably
 from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.store.identity import DirectoryLock, Identity, check_identity, read_identity, write_identity
+from dledger.store.java_files import is_java_checkpoint, newest_hard_state
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
@@ -133,7 +134,7 @@ class _Opener:
         layout, config = self._layout, self._config
         data = list_segments([*layout.data, *layout.read_only], config.segment_bytes)
         index = list_segments([layout.index], config.index_segment_bytes)
-        imported = self._settle_identity(has_segments=bool(data.segments))
+        self._settle_identity(has_segments=bool(data.segments))
         checkpoint = read_checkpoint(layout.checkpoint)
         files = self._files()
         misshapen = self._adopt(files, data, index, checkpoint)
@@ -149,20 +150,30 @@ class _Opener:
         recovered = self._mark_in_use(checkpoint, end)
         last = _entry_at(files, recovered)
         hard_state = FileHardState(self._fs, layout.directory)
-        if imported and hard_state.load().term < last.term:
-            hard_state.save(HardState(term=last.term))
+        if config.import_unchecked:
+            known = hard_state.load()
+            newest = newest_hard_state(known, layout.directory, last.term)
+            if newest != known:
+                hard_state.save(newest)
         report = self._report(outcome, decision, checkpoint, end)
         foreign = (*data.foreign, *index.foreign)
         file = CheckpointFile(self._fs, layout.checkpoint)
         return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign)
 
-    def _settle_identity(self, *, has_segments: bool) -> bool:
-        """Check the identity, or give one to a new directory; returns whether a foreign log is being imported."""
+    def _settle_identity(self, *, has_segments: bool) -> None:
+        """Check the identity, or give one to a new directory. A log of the Java line begins with a new checkpoint."""
         directory = self._layout.directory
         found = read_identity(directory)
         if found is not None:
             check_identity(directory, found, self._identity)
-            return False
+            if is_java_checkpoint(self._layout.checkpoint):
+                if not self._config.import_unchecked:
+                    raise IdentityError(
+                        f"{directory} has been used by the Java line since: open it with import_unchecked, as what "
+                        f"Java appended has no CRCs"
+                    )
+                create_checkpoint(self._fs, self._layout.checkpoint, Checkpoint())
+            return
         if has_segments and not self._config.import_unchecked:
             raise IdentityError(
                 f"{directory} holds segments but no identity: restore the file {directory / 'identity'}, or open a log "
@@ -172,7 +183,6 @@ class _Opener:
         create_hard_state(self._fs, directory, HardState())
         create_checkpoint(self._fs, self._layout.checkpoint, Checkpoint())
         write_identity(self._fs, directory, self._identity)
-        return has_segments
 
     def _files(self) -> LogFiles:
         config = self._config
