@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,9 @@ class LocalNode:
 class LocalGroup:
     """Starts all nodes on entry and ends all on exit. Not thread-safe, except ``kill``."""
 
+    _companion = 0
+    """What a node adds to its peer port to get another port that must be free."""
+
     def __init__(
         self,
         directory: Path,
@@ -75,10 +78,11 @@ class LocalGroup:
         self._detached = detached
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
         directory.mkdir(parents=True, exist_ok=True)
-        ports = free_ports(2 * size)
+        client_ports = free_ports(size)
+        peer_ports = free_ports(size, companion=self._companion, taken=client_ports)
         self.nodes = {
             NodeId(f"n{number}"): LocalNode(
-                NodeId(f"n{number}"), ports[2 * number], ports[2 * number + 1], directory / f"n{number}.log"
+                NodeId(f"n{number}"), peer_ports[number], client_ports[number], directory / f"n{number}.log"
             )
             for number in range(size)
         }
@@ -235,11 +239,22 @@ class LocalGroup:
     def command(self, node: NodeId) -> list[str]:
         """The command line of a node."""
         here = self.nodes[node]
-        members = ";".join(f"{one.node_id}-{HOST}:{one.peer_port}" for one in self.nodes.values())
-        words = [sys.executable, "-m", "cluster.cli", "serve", "-g", self.name, "-i", node, "-p", members]
+        words = [sys.executable, "-m", "cluster.cli", "serve", "-g", self.name, "-i", node]
+        words += ["-p", self.members_of(node)]
         words += ["-s", str(self.directory), "--client-port", str(here.client_port)]
         for name, text in self._settings.items():
             words += ["--set", f"{name}={text}"]
+        return self._ending_with_us(words)
+
+    def members_of(self, node: NodeId) -> str:
+        """The member list as ``node`` is given it."""
+        return ";".join(f"{one.node_id}-{self.peer_address(node, one)}" for one in self.nodes.values())
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:  # noqa: ARG002  # some nodes go detours
+        """Where ``node`` finds ``other``'s peer port."""
+        return f"{HOST}:{other.peer_port}"
+
+    def _ending_with_us(self, words: list[str]) -> list[str]:
         return words if self._detached else [*words, "--until-stdin-closes"]
 
     def _spawn(self, node: NodeId, extra: Sequence[str] = ()) -> int:
@@ -293,25 +308,35 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) 
         never.wait(_POLL_S)
 
 
-def free_ports(count: int) -> list[int]:
-    """Distinct TCP ports that nobody listens on now.
+def free_ports(count: int, *, companion: int = 0, taken: Collection[int] = ()) -> list[int]:
+    """Distinct TCP ports that nobody listens on now, none of ``taken``; the port ``companion`` higher is free, too.
 
     They lie below the range from which the kernel takes the ports of outgoing connections: inside it, a client that
     reconnects to a killed node can be given that node's very port, and the node could not be restarted.
     """
-    low, high = 10_000, _ephemeral_start()
+    low = 10_000
+    high = max(_ephemeral_start() - companion, low + 1000)
     found: list[int] = []
+    used = set(taken)
     for port in random.SystemRandom().sample(range(low, high), min(high - low, 100 * count)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
+        wanted = {port, port + companion}
+        if wanted & used or not all(map(_is_free, wanted)):
+            continue
+        used |= wanted
         found.append(port)
         if len(found) == count:
             return found
     raise LocalGroupError(f"no {count} free ports between {low} and {high}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def _ephemeral_start() -> int:

@@ -10,10 +10,10 @@ from typing import Protocol, TypeVar
 import pytest
 
 from tests.integration import namespaces
-from tests.integration.harness import Group, ProxiedGroup
+from tests.integration.harness import Group, ProxiedGroup, WatchedGroup
 from tests.integration.namespaces import NamespacedGroup
 
-AnyGroup = TypeVar("AnyGroup", bound=Group)
+AnyGroup = TypeVar("AnyGroup", bound=WatchedGroup)
 LOG_LINES_SHOWN = 40
 
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ class Adopt(Protocol):
 @pytest.fixture
 def adopt(request: pytest.FixtureRequest) -> Iterator[Adopt]:
     """Whatever is adopted is killed after the test; its nodes must not have failed unless they were allowed to."""
-    groups: list[Group] = []
+    groups: list[WatchedGroup] = []
 
     def take(group: AnyGroup) -> AnyGroup:
         groups.append(group)

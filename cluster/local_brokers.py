@@ -1,0 +1,148 @@
+"""Real ``dledger broker -c FILE`` processes on loopback: one broker, or a group of which one is the master.
+
+For the benchmarks and the integration tests. The conf files are in RocketMQ's own words, as its three-node example has
+them; everything else is as in ``cluster.local_group``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cluster.local_group import HOST, LEADER_TIMEOUT_S, LocalGroup, wait_until
+from dledger.config import CLIENT_PORT_OFFSET
+from dledger.errors import DLedgerError
+from dledger.types import NodeId
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from rocketstore.client import Admin, BrokerStatus, Consumer, Producer
+    from rocketstore.client.consumer import ConsumerSettings
+
+ASK_TIMEOUT_S: Final = 1.0
+_FLUSH: Final = {"sync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
+
+
+class LocalBrokers(LocalGroup):
+    """Starts all brokers on entry and ends all on exit. A node's ``client_port`` is its ``listenPort``.
+
+    ``settings`` are further lines of every conf file. ``plain``: one broker without DLedger; then what ``LocalGroup``
+    asks of the log (``statuses``, ``leader``, ``client``) is not there.
+    """
+
+    _companion = CLIENT_PORT_OFFSET
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        size: int = 3,
+        plain: bool = False,
+        flush: str = "sync",
+        name: str = "RaftNode00",
+        settings: Mapping[str, str] | None = None,
+        detached: bool = False,
+    ) -> None:
+        if plain and size != 1:
+            raise ValueError(f"a plain broker is alone, not one of {size}")
+        lines = {"flushDiskType": _FLUSH[flush], **(settings or {})}
+        super().__init__(directory, size=size, name=name, settings=lines, detached=detached)
+        self.plain = plain
+        self._settings = lines  # without what ``serve`` is told
+
+    # --- who is the master -------------------------------------------------------------------------------------------
+
+    def master(self, timeout_s: float = LEADER_TIMEOUT_S, *, other_than: NodeId | None = None) -> NodeId:
+        """Wait until a broker takes puts, and name it; of several, the one of the newest term."""
+        found: list[NodeId] = []
+
+        def someone_is() -> bool:
+            masters = {
+                node: status
+                for node, status in self.broker_statuses().items()
+                if status.is_master and node != other_than
+            }
+            found[:] = sorted(masters, key=lambda node: masters[node].term)[-1:]
+            return bool(found)
+
+        wait_until(someone_is, timeout_s, "no broker became master")
+        return found[0]
+
+    def broker_statuses(self) -> dict[NodeId, BrokerStatus]:
+        """What each running broker says of itself; those that do not answer are left out."""
+        answers: dict[NodeId, BrokerStatus] = {}
+        for node in self.nodes.values():
+            if not self.is_running(node.node_id):
+                continue
+            with self.admin(ASK_TIMEOUT_S, node=node.node_id) as admin:
+                try:
+                    answers[node.node_id] = admin.status(node.client_address)
+                except DLedgerError:
+                    continue
+        return answers
+
+    # --- clients, to be closed by the caller -------------------------------------------------------------------------
+
+    def producer(self, timeout_s: float = 5.0, *, allow_duplicates: bool = False) -> Producer:
+        """A producer that knows all brokers."""
+        from rocketstore.client import Producer
+
+        return Producer(self.addresses, timeout_s=timeout_s, allow_duplicates=allow_duplicates)
+
+    def consumer(self, group: str, topic: str, **options: Unpack[ConsumerSettings]) -> Consumer:
+        """A consumer that knows all brokers. ``options`` are ``ConsumerOptions``'s; without ``start``: from the first
+        message on.
+        """
+        from rocketstore.client import Consumer
+
+        options.setdefault("start", "first")
+        return Consumer(self.addresses, group=group, topic=topic, **options)
+
+    def admin(self, timeout_s: float = 5.0, *, node: NodeId | None = None) -> Admin:
+        """An administrator that knows all brokers, or at first only one (it learns of the others)."""
+        from rocketstore.client import Admin
+
+        return Admin(self.addresses if node is None else [self.nodes[node].client_address], timeout_s=timeout_s)
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def root_dir(self, node: NodeId) -> Path:
+        """The broker's ``storePathRootDir``: consume queues, index, and the small files."""
+        return self.directory / node
+
+    def store_dir(self, node: NodeId) -> Path:
+        """The log's own directory, in a group; see ``LocalGroup.store_dir``."""
+        return self.root_dir(node) / f"dledger-{node}"
+
+    def conf_file(self, node: NodeId) -> Path:
+        """The broker's conf file; written anew before every start."""
+        return self.directory / f"broker-{node}.conf"
+
+    def conf_lines(self, node: NodeId) -> dict[str, str]:
+        """What the conf file says."""
+        root = self.root_dir(node)
+        lines = {
+            "brokerClusterName": "RaftCluster",
+            "brokerName": self.name,
+            "listenPort": str(self.nodes[node].client_port),
+            "namesrvAddr": f"{HOST}:9876",
+            "storePathRootDir": str(root),
+            "storePathCommitLog": str(root / "commitlog"),
+        }
+        if not self.plain:
+            lines |= {
+                "enableDLegerCommitLog": "true",
+                "dLegerGroup": self.name,
+                "dLegerPeers": self.members_of(node),
+                "dLegerSelfId": node,
+            }
+        return {**lines, "sendMessageThreadPoolNums": "16", **self._settings}
+
+    def command(self, node: NodeId) -> list[str]:
+        """The command line of a broker, after writing its conf file."""
+        file = self.conf_file(node)
+        file.write_text("".join(f"{name}={text}\n" for name, text in self.conf_lines(node).items()))
+        return self._ending_with_us([sys.executable, "-m", "cluster.cli", "broker", "-c", str(file)])
