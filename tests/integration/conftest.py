@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import pytest
 
 from tests.integration import namespaces
+from tests.integration.broker_harness import BrokerGroup
 from tests.integration.harness import Group, ProxiedGroup, WatchedGroup
 from tests.integration.namespaces import NamespacedGroup
 
@@ -97,4 +98,19 @@ def namespaced(adopt: Adopt, tmp_path: Path) -> NamespacedGroup:
     made = adopt(namespaces.NamespacedGroup(tmp_path / "group"))
     made.start_all()
     made.leader()
+    return made
+
+
+@pytest.fixture
+def make_brokers(adopt: Adopt, tmp_path: Path) -> Callable[..., BrokerGroup]:
+    """Make a group of brokers, which is not started yet; the arguments are ``BrokerGroup``'s."""
+    return lambda **options: adopt(BrokerGroup(tmp_path / "brokers", **options))
+
+
+@pytest.fixture
+def brokers(make_brokers: Callable[..., BrokerGroup]) -> BrokerGroup:
+    """Three brokers that run, have a master, and know the topic of the load."""
+    made = make_brokers()
+    made.start_all()
+    made.create_topic()
     return made
