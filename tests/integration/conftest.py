@@ -10,10 +10,11 @@ from typing import Protocol, TypeVar
 import pytest
 
 from tests.integration import namespaces
-from tests.integration.harness import Group, ProxiedGroup
+from tests.integration.broker_harness import BrokerGroup
+from tests.integration.harness import Group, ProxiedGroup, WatchedGroup
 from tests.integration.namespaces import NamespacedGroup
 
-AnyGroup = TypeVar("AnyGroup", bound=Group)
+AnyGroup = TypeVar("AnyGroup", bound=WatchedGroup)
 LOG_LINES_SHOWN = 40
 
 HERE = Path(__file__).parent
@@ -46,7 +47,7 @@ class Adopt(Protocol):
 @pytest.fixture
 def adopt(request: pytest.FixtureRequest) -> Iterator[Adopt]:
     """Whatever is adopted is killed after the test; its nodes must not have failed unless they were allowed to."""
-    groups: list[Group] = []
+    groups: list[WatchedGroup] = []
 
     def take(group: AnyGroup) -> AnyGroup:
         groups.append(group)
@@ -97,4 +98,19 @@ def namespaced(adopt: Adopt, tmp_path: Path) -> NamespacedGroup:
     made = adopt(namespaces.NamespacedGroup(tmp_path / "group"))
     made.start_all()
     made.leader()
+    return made
+
+
+@pytest.fixture
+def make_brokers(adopt: Adopt, tmp_path: Path) -> Callable[..., BrokerGroup]:
+    """Make a group of brokers, which is not started yet; the arguments are ``BrokerGroup``'s."""
+    return lambda **options: adopt(BrokerGroup(tmp_path / "brokers", **options))
+
+
+@pytest.fixture
+def brokers(make_brokers: Callable[..., BrokerGroup]) -> BrokerGroup:
+    """Three brokers that run, have a master, and know the topic of the load."""
+    made = make_brokers()
+    made.start_all()
+    made.create_topic()
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -23,39 +23,11 @@ APPEND_BATCH: Final = 100
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 
 
-class Group(LocalGroup):
-    """A local group with small segments, whose nodes' command lines and member lists a test may change."""
+class WatchedGroup(LocalGroup):
+    """Any local group of a test: what its nodes are asked, and what is looked at when the test is over."""
 
-    def __init__(
-        self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None, name: str = "default"
-    ) -> None:
-        super().__init__(directory, size=size, name=name, settings={**SMALL_SEGMENTS, **(settings or {})})
-        self.history = History()
-        self._batches = 0
-        self.prefixes: dict[NodeId, list[str]] = {}
-        """Words before a node's command line: a tracer, a network namespace."""
-        self.overrides: dict[NodeId, dict[str, str]] = {}
-        """Flags of one node that replace the group's, for example ``{"-g": "other"}``."""
-        self.allowed_to_fail: set[NodeId] = set()
-        """Nodes whose logs may hold a fatal error or a traceback."""
-
-    def command(self, node: NodeId) -> list[str]:
-        """As ``LocalGroup.command``, with the node's own prefix, members and flags."""
-        words = super().command(node)
-        words[words.index("-p") + 1] = self.members_of(node)
-        for flag, value in self.overrides.get(node, {}).items():
-            words[words.index(flag) + 1] = value
-        return [*self.prefixes.get(node, []), *words]
-
-    def members_of(self, node: NodeId) -> str:
-        """The member list as ``node`` is given it."""
-        return ";".join(f"{one.node_id}-{self.peer_address(node, one)}" for one in self.nodes.values())
-
-    def peer_address(self, node: NodeId, other: LocalNode) -> str:
-        """Where ``node`` finds ``other``'s peer port."""
-        return f"{HOST}:{other.peer_port}"
-
-    # -- what a test asks ----------------------------------------------------------------------------------------
+    allowed_to_fail: Collection[NodeId] = ()
+    """Nodes whose logs may hold a fatal error or a traceback."""
 
     def status(self, node: NodeId) -> NodeStatus | None:
         """What one node says of itself, None if it does not answer."""
@@ -69,47 +41,9 @@ class Group(LocalGroup):
         """All others."""
         return [node for node in self.nodes if node != leader]
 
-    def workload(self, *, pipelines: int = 1, value_bytes: int = 64) -> Workload:
-        """A background load on all nodes, recorded in this group's history; at most one per group."""
-        return Workload(self.addresses, self.history, group=self.name, pipelines=pipelines, value_bytes=value_bytes)
-
-    def append(self, count: int, *, size: int = 100) -> None:
-        """Append ``count`` entries, all of which must be acknowledged."""
-        with closing(self.client(timeout_s=15.0)) as client:
-            for _ in range(0, count, APPEND_BATCH):
-                self._batches += 1
-                values = [b"batch-%d/%d " % (self._batches, n) + b"." * size for n in range(min(count, APPEND_BATCH))]
-                began = time.monotonic()
-                results = client.append_many(values)
-                ended = time.monotonic()
-                for value, result in zip(values, results, strict=True):
-                    self.history.record(AppendOp(value, began, ended, Outcome.ACKED, result.index))
-
     def wait_for(self, condition: Callable[[dict[NodeId, NodeStatus]], bool], what: str, timeout_s: float = 20) -> None:
         """Wait until the statuses of the nodes that answer satisfy ``condition``."""
         wait_until(lambda: condition(self.statuses()), what, timeout_s)
-
-    def verify(self) -> dict[int, bytes | None]:
-        """The verdict: all nodes converge, are byte-identical, and one log explains the history; gives that log."""
-        statuses = self.wait_converged(30.0)
-        begin = max(one.begin_index for one in statuses.values())
-        position = max(one.begin_position for one in statuses.values())
-        digests = {
-            node: digest_of(self.data_dir(node), position, status.end_position) for node, status in statuses.items()
-        }
-        assert len(set(digests.values())) == 1, f"the replicas differ: {digests}"
-        logs = {}
-        with closing(self.client(timeout_s=10.0)) as client:
-            for node, status in statuses.items():
-                address = self.nodes[node].client_address
-                logs[node] = read_log(client, begin, status.committed_index, address)
-        first = next(iter(logs.values()))
-        assert all(log == first for log in logs.values()), "the nodes answer reads differently"
-        self.history.dump(self.directory / "history.jsonl")
-        if begin == 0:
-            complaints = check(self.history.appends, self.history.reads, first)
-            assert not complaints, "the history is not linearizable:\n" + "\n".join(complaints)
-        return first
 
     def data_dir(self, node: NodeId) -> Path:
         """Where the node's segments are."""
@@ -134,6 +68,72 @@ class Group(LocalGroup):
             if node not in self.allowed_to_fail and any(words in text for words in FATAL_WORDS):
                 found.append(f"{node} reports a failure:\n" + "\n".join(text.splitlines()[-60:]))
         return found
+
+    def digests(self) -> dict[NodeId, str]:
+        """Of each node's log, once all have converged and hold the same entries; each must begin at the same one."""
+        statuses = self.wait_converged(30.0)
+        position = max(one.begin_position for one in statuses.values())
+        return {node: digest_of(self.data_dir(node), position, one.end_position) for node, one in statuses.items()}
+
+
+class Group(WatchedGroup):
+    """A local group with small segments, whose nodes' command lines and member lists a test may change."""
+
+    def __init__(
+        self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None, name: str = "default"
+    ) -> None:
+        super().__init__(directory, size=size, name=name, settings={**SMALL_SEGMENTS, **(settings or {})})
+        self.history = History()
+        self._batches = 0
+        self.prefixes: dict[NodeId, list[str]] = {}
+        """Words before a node's command line: a tracer, a network namespace."""
+        self.overrides: dict[NodeId, dict[str, str]] = {}
+        """Flags of one node that replace the group's, for example ``{"-g": "other"}``."""
+        self.allowed_to_fail: set[NodeId] = set()
+
+    def command(self, node: NodeId) -> list[str]:
+        """As ``LocalGroup.command``, with the node's own prefix, members and flags."""
+        words = super().command(node)
+        for flag, value in self.overrides.get(node, {}).items():
+            words[words.index(flag) + 1] = value
+        return [*self.prefixes.get(node, []), *words]
+
+    # -- what a test asks ----------------------------------------------------------------------------------------
+
+    def workload(self, *, pipelines: int = 1, value_bytes: int = 64) -> Workload:
+        """A background load on all nodes, recorded in this group's history; at most one per group."""
+        return Workload(self.addresses, self.history, group=self.name, pipelines=pipelines, value_bytes=value_bytes)
+
+    def append(self, count: int, *, size: int = 100) -> None:
+        """Append ``count`` entries, all of which must be acknowledged."""
+        with closing(self.client(timeout_s=15.0)) as client:
+            for _ in range(0, count, APPEND_BATCH):
+                self._batches += 1
+                values = [b"batch-%d/%d " % (self._batches, n) + b"." * size for n in range(min(count, APPEND_BATCH))]
+                began = time.monotonic()
+                results = client.append_many(values)
+                ended = time.monotonic()
+                for value, result in zip(values, results, strict=True):
+                    self.history.record(AppendOp(value, began, ended, Outcome.ACKED, result.index))
+
+    def verify(self) -> dict[int, bytes | None]:
+        """The verdict: all nodes converge, are byte-identical, and one log explains the history; gives that log."""
+        digests = self.digests()
+        assert len(set(digests.values())) == 1, f"the replicas differ: {digests}"
+        statuses = self.statuses()
+        begin = max(one.begin_index for one in statuses.values())
+        logs = {}
+        with closing(self.client(timeout_s=10.0)) as client:
+            for node, status in statuses.items():
+                address = self.nodes[node].client_address
+                logs[node] = read_log(client, begin, status.committed_index, address)
+        first = next(iter(logs.values()))
+        assert all(log == first for log in logs.values()), "the nodes answer reads differently"
+        self.history.dump(self.directory / "history.jsonl")
+        if begin == 0:
+            complaints = check(self.history.appends, self.history.reads, first)
+            assert not complaints, "the history is not linearizable:\n" + "\n".join(complaints)
+        return first
 
 
 class ProxiedGroup(Group):

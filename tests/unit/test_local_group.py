@@ -184,3 +184,12 @@ def test_free_ports_are_distinct_and_not_the_kernels_to_give_away() -> None:
 
     assert len(set(ports)) == 20
     assert all(1024 < port < max(low, 11_000) for port in ports)
+
+
+def test_ports_with_companions_overlap_with_nothing() -> None:
+    """A port and the one so much higher belong together."""
+    taken = free_ports(5)
+
+    ports = free_ports(20, companion=7, taken=taken)
+
+    assert len({*taken, *ports, *(port + 7 for port in ports)}) == 45

@@ -1,0 +1,165 @@
+"""Groups of real brokers for the tests, and what every test asks of them in the end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from click.testing import CliRunner
+
+from cluster.cli import main
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import HOST, LocalNode
+from dledger.types import NodeId
+from rocketstore.client import TopicInfo
+from rocketstore.client.connection import PULL, BrokerConnection
+from rocketstore.client.received import split_records
+from rocketstore.pb import broker_pb2 as pb
+from tests.integration.harness import WatchedGroup
+from tests.support.broker_history import BrokerHistory
+from tests.support.broker_load import TOPIC, BrokerLoad
+from tests.support.tcp_proxy import ProxyNetwork
+from tests.support.waiting import wait_until
+
+QUEUES: Final = 4
+SMALL_FILES: Final = {
+    "mappedFileSizeCommitLog": str(1 << 20),
+    "mappedFileSizeConsumeQueue": "4000",  # 200 units: queues have several files
+    "maxHashSlotNum": "500",
+    "maxIndexNum": "2000",
+}
+
+
+class BrokerGroup(WatchedGroup, LocalBrokers):
+    """Brokers with small files. ``verify`` stops them all."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        size: int = 3,
+        plain: bool = False,
+        flush: str = "sync",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        LocalBrokers.__init__(
+            self, directory, size=size, plain=plain, flush=flush, settings={**SMALL_FILES, **(settings or {})}
+        )
+        self.history = BrokerHistory()
+        self.allowed_to_fail: set[NodeId] = set()
+
+    def load(self, *, consumers: int = 2, pace_s: float = 0.004) -> BrokerLoad:
+        """A background load on all brokers, recorded in this group's history; one after the other."""
+        return BrokerLoad(self.addresses, self.history, consumers=consumers, pace_s=pace_s)
+
+    def create_topic(self, name: str = TOPIC, queues: int = QUEUES) -> None:
+        """Create it and wait until every broker knows."""
+        with self.admin(15.0) as admin:
+            admin.put_topic(TopicInfo(name, queues, queues, 6))
+        wait_until(lambda: all(name in self.topics_of(node) for node in self.nodes), f"every broker knows {name}")
+
+    def topics_of(self, node: NodeId) -> list[str]:
+        """The topics that this one broker knows."""
+        with self.pinned(node) as connection:
+            from rocketstore.client.connection import LIST_TOPICS
+
+            address = self.nodes[node].client_address
+            answer = connection.ask(LIST_TOPICS, pb.ListTopicsRequest(), address, connection.deadline())
+        return [topic.name for topic in answer.topics]
+
+    def pinned(self, node: NodeId, timeout_s: float = 5.0) -> closing[BrokerConnection]:
+        """A connection for ``ask`` at this broker, whatever its role."""
+        return closing(BrokerConnection([self.nodes[node].client_address], timeout_s=timeout_s))
+
+    def pull_all(self, node: NodeId, topic: str, queue_id: int) -> list[bytes]:
+        """Every record of a queue as this broker has it; their queue offsets have neither gap nor repeat."""
+        records: list[bytes] = []
+        address = self.nodes[node].client_address
+        with self.pinned(node) as connection:
+            while True:
+                request = pb.PullRequest(topic=topic, queue_id=queue_id, offset=len(records), max_messages=1000)
+                answer = connection.ask(PULL, request, address, connection.deadline())
+                messages = split_records(answer.records)
+                if not messages:
+                    assert len(records) == answer.max_offset, f"{node}: the queue ends at {answer.max_offset}"
+                    return records
+                offsets = [one.queue_offset for one in messages]
+                expected = list(range(len(records), len(records) + len(messages)))
+                assert offsets == expected, f"{node}: queue {queue_id} of {topic} holds {offsets}, not {expected}"
+                records += [one.record for one in messages]
+
+    def wait_dispatched(self) -> None:
+        """Every broker runs, and has all that is committed in its queues."""
+        wait_until(
+            lambda: (
+                len(all_ := self.broker_statuses()) == len(self.nodes)
+                and not any(one.dispatch_behind_bytes for one in all_.values())
+            ),
+            "every broker has dispatched",
+            20,
+        )
+
+    def verify(self, topic: str = TOPIC, queues: int = QUEUES) -> dict[int, list[bytes]]:
+        """The verdict; gives the bodies of each queue.
+
+        All brokers hold the same log, the same queues and the same index, byte for byte; the queues explain what every
+        client was told; every file is sound when all have stopped.
+        """
+        if not self.plain:
+            digests = self.digests()
+            assert len(set(digests.values())) == 1, f"the logs differ: {digests}"
+        self.wait_dispatched()
+        stored = {node: {one: self.pull_all(node, topic, one) for one in range(queues)} for node in self.nodes}
+        records = next(iter(stored.values()))
+        assert all(one == records for one in stored.values()), "the brokers answer pulls differently"
+        bodies = {queue: [one.body for one in split_records(b"".join(all_))] for queue, all_ in records.items()}
+        complaints = self.history.complaints(bodies)
+        assert not complaints, "\n".join(complaints)
+        self.check_files()
+        return bodies
+
+    def check_files(self) -> None:
+        """Stop all; then queues and index must be alike on all brokers, and every log sound."""
+        codes = {node: self.stop(node) for node in self.nodes}
+        assert set(codes.values()) == {0}, codes
+        queues = {node: _tree(self.root_dir(node) / "consumequeue") for node in self.nodes}
+        indexes = {node: list(_tree(self.root_dir(node) / "index").values()) for node in self.nodes}
+        first = next(iter(self.nodes))
+        for node in self.nodes:
+            differing = {path for path in queues[node].keys() | queues[first].keys()
+                         if queues[node].get(path) != queues[first].get(path)}
+            assert not differing, f"consume queues of {first} and {node} differ: {sorted(differing)}"
+            assert indexes[node] == indexes[first], f"the indexes of {first} and {node} differ"
+            if not self.plain:
+                result = CliRunner().invoke(main, ["inspect", str(self.store_dir(node))])
+                assert result.exit_code == 0, result.output
+
+
+class ProxiedBrokers(BrokerGroup):
+    """Brokers that reach each other only through a ``ProxyNetwork``."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.network = ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:
+        """Itself at its real port, others through the network."""
+        port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
+        return f"{HOST}:{port}"
+
+    def close(self) -> None:
+        """End the brokers, then the network."""
+        super().close()
+        self.network.close()
+
+
+def _tree(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file below, by its path from there."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
