@@ -76,9 +76,18 @@ class Stored(NamedTuple):
     store_timestamp: int
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """How a put ended.
+_SENT = frozenset(
+    {
+        PutMessageStatus.PUT_OK,
+        PutMessageStatus.FLUSH_DISK_TIMEOUT,
+        PutMessageStatus.FLUSH_SLAVE_TIMEOUT,
+        PutMessageStatus.SLAVE_NOT_AVAILABLE,
+    }
+)
+
+
+class PutResult(NamedTuple):
+    """How a put ended. A tuple, because one is made per message.
 
     ``stored`` is set when the message has a place in the log, also if it is not known to stay there (``outcome`` is
     ``"unknown"``: a quorum or a flush did not answer in time). ``"not_applied"`` means that a retry cannot duplicate.
@@ -95,16 +104,6 @@ class PutResult:
     def ok(self) -> bool:
         """Whether the producer may take the message as sent (RocketMQ's view: the four stored statuses)."""
         return self.status in _SENT
-
-
-_SENT = frozenset(
-    {
-        PutMessageStatus.PUT_OK,
-        PutMessageStatus.FLUSH_DISK_TIMEOUT,
-        PutMessageStatus.FLUSH_SLAVE_TIMEOUT,
-        PutMessageStatus.SLAVE_NOT_AVAILABLE,
-    }
-)
 
 
 class RecordHead(NamedTuple):

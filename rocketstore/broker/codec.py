@@ -12,19 +12,21 @@ from dledger.errors import InvalidRequestError
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import GetResult, PutResult
+from rocketstore.types import GetResult, PutMessageStatus, PutResult
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
+_PUT_OK: Final = PutMessageStatus.PUT_OK
 _W = TypeVar("_W", bound=Wire)
 
 
 class Send(NamedTuple):
-    """A send request; ``size`` is its length on the wire."""
+    """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed."""
 
     request_id: int
     messages: list[Message]
     wait: bool
     size: int
+    packed: bool = False
 
 
 def parse(kind: type[_W], data: bytes) -> _W:
@@ -53,7 +55,7 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
         )
         for one in wire.messages
     ]
-    return Send(wire.request_id, messages, not wire.no_wait, len(data))
+    return Send(wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer)
 
 
 class ResultEncoder:
@@ -62,9 +64,20 @@ class ResultEncoder:
     def __init__(self, store_host: HostAddress) -> None:
         self._id_prefix = offset_message_id(store_host, 0)[:-16]
 
-    def encode(self, request_id: int, results: Sequence[PutResult]) -> bytes:
-        """The answer to one request."""
+    def encode(self, request_id: int, results: Sequence[PutResult], *, packed: bool = False) -> bytes:
+        """The answer to one request; ``packed`` if it may be, and if all is well."""
         wire = pb.SendResponse(request_id=request_id)
+        if packed and results:
+            places = [one.stored for one in results if one.status is _PUT_OK and one.stored is not None]
+            if len(places) == len(results):
+                offsets, _, queue_ids, queue_offsets, timestamps = zip(*places, strict=True)
+                batch = wire.stored
+                batch.id_prefix = self._id_prefix
+                batch.offsets.extend(offsets)
+                batch.queue_ids.extend(queue_ids)
+                batch.queue_offsets.extend(queue_offsets)
+                batch.store_timestamps_ms.extend(timestamps)
+                return wire.SerializeToString()
         add = wire.results.add
         prefix = self._id_prefix
         for one in results:

@@ -318,7 +318,7 @@ class SendStream:
         while True:
             while self._answers:
                 request, results = self._answers.popleft()
-                await self._context.write(self._encoder.encode(request.request_id, results))
+                await self._context.write(self._encoder.encode(request.request_id, results, packed=request.packed))
                 # Only now: a client that reads no answers shall not fill the memory with them.
                 self._requests_pending -= 1
                 self._messages_pending -= len(request.messages)

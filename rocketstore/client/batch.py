@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from dledger.client.shared import Deadline
@@ -78,7 +79,17 @@ class SendReceipt:
     status: PutMessageStatus = PutMessageStatus.PUT_OK
 
 
-Outcome = pb.SendResult | DLedgerError
+class StoredAt(NamedTuple):
+    """One message of a ``StoredBatch``; thousands are made per second, receipts only for who asks."""
+
+    id_prefix: str
+    offset: int
+    queue_id: int
+    queue_offset: int
+    store_timestamp_ms: int
+
+
+Outcome = StoredAt | pb.SendResult | DLedgerError
 
 
 class SendBatch:
@@ -126,7 +137,15 @@ class SendBatch:
     ) -> DLedgerError | None:
         """Note what became of the messages in flight; returns the gravest failure. ``left`` is what to send again."""
         sent, self.left = self.left, []
-        results: list[Outcome] = [answer] * len(sent) if isinstance(answer, DLedgerError) else list(answer)  # type: ignore[call-overload]  # a repeated field
+        if isinstance(answer, pb.StoredBatch):
+            if len(answer.offsets) == len(sent):
+                for place, stored in zip(sent, _stored(answer), strict=True):
+                    self.outcomes[place] = stored
+                return None
+            answer = BadAnswerError(f"{address} answered {len(answer.offsets)} places to {len(sent)} messages")
+        results: list[pb.SendResult | DLedgerError] = (
+            [answer] * len(sent) if isinstance(answer, DLedgerError) else list(answer)
+        )  # type: ignore[call-overload]  # a repeated field
         if len(results) != len(sent):
             wrong = BadAnswerError(f"{address} answered {len(results)} results to {len(sent)} messages")
             results = [wrong] * len(sent)
@@ -216,7 +235,7 @@ class SendFuture:
             if not batch.done:
                 raise TimeoutError(f"the message is not sent after {timeout} s")
         outcome = batch.outcomes[self._place]
-        if isinstance(outcome, pb.SendResult):
+        if isinstance(outcome, StoredAt | pb.SendResult):
             return _receipt(outcome, batch.messages[self._place])
         raise outcome or BadAnswerError("the message has no outcome")
 
@@ -245,14 +264,30 @@ class SendFuture:
         callback(self)
 
 
-def _receipt(result: pb.SendResult, message: Encoded) -> SendReceipt:
+def _stored(batch: pb.StoredBatch) -> Iterator[StoredAt]:
+    """Its lists are equally long."""
+    return map(
+        StoredAt,
+        repeat(batch.id_prefix, len(batch.offsets)),
+        batch.offsets,
+        batch.queue_ids,
+        batch.queue_offsets,
+        batch.store_timestamps_ms,
+    )
+
+
+def _receipt(result: StoredAt | pb.SendResult, message: Encoded) -> SendReceipt:
+    if isinstance(result, StoredAt):
+        message_id, status = f"{result.id_prefix}{result.offset:016X}", PutMessageStatus.PUT_OK
+    else:
+        message_id, status = result.message_id, PutMessageStatus(result.status)
     return SendReceipt(
         topic=message.topic,
         queue_id=result.queue_id,
         queue_offset=result.queue_offset,
-        message_id=result.message_id,
+        message_id=message_id,
         unique_key=message.unique_key,
         offset=result.offset,
         store_timestamp=result.store_timestamp_ms,
-        status=PutMessageStatus(result.status),
+        status=status,
     )

@@ -24,7 +24,7 @@ from rocketstore.client.errors import (
 )
 from rocketstore.pb import broker_pb2 as pb
 
-Answer = Sequence[pb.SendResult] | DLedgerError
+Answer = Sequence[pb.SendResult] | pb.StoredBatch | DLedgerError
 Done = Callable[[Answer], None]
 
 
@@ -59,7 +59,9 @@ class SendPipe:
             request_id = self._next_id
             self._pending[request_id] = done
             # Fields of a protobuf message may come in any order: the messages are encoded already, the id follows.
-            request = b"".join((*messages, pb.SendRequest(request_id=request_id).SerializeToString()))
+            request = b"".join(
+                (*messages, pb.SendRequest(request_id=request_id, packed_answer=True).SerializeToString())
+            )
             self._requests.put((request_id, request))
 
     def close(self) -> None:
@@ -97,7 +99,7 @@ class SendPipe:
             done = self._pending.pop(response.request_id, None)
         if done is None:
             raise BadAnswerError(f"{self.address} answered request {response.request_id}, which nobody waits for")
-        done(response.results)
+        done(_checked(response.stored, self.address) if response.HasField("stored") else response.results)
 
     def _fail(self, failure: DLedgerError) -> None:
         with self._lock:
@@ -132,3 +134,10 @@ def _as_told(failure: DLedgerError) -> DLedgerError | None:
     if isinstance(failure, BadAnswerError):
         return failure
     return failure if isinstance(failure, NotMasterError) and failure.outcome == "not_applied" else None
+
+
+def _checked(stored: pb.StoredBatch, address: str) -> pb.StoredBatch | BadAnswerError:
+    lengths = {
+        len(stored.offsets), len(stored.queue_ids), len(stored.queue_offsets), len(stored.store_timestamps_ms)
+    }  # fmt: skip
+    return stored if len(lengths) == 1 else BadAnswerError(f"{address} answered lists of different lengths")

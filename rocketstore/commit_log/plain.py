@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -296,7 +295,7 @@ def _flushed(results: list[PutResult], status: PutMessageStatus, reason: str) ->
     if status == PutMessageStatus.PUT_OK:
         return results
     return [
-        replace(one, status=status, outcome="unknown", reason=reason) if one.stored is not None else one
+        one._replace(status=status, outcome="unknown", reason=reason) if one.stored is not None else one
         for one in results
     ]
 

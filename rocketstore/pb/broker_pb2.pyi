@@ -34,14 +34,16 @@ class Message(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., body: _Optional[bytes] = ..., properties: _Optional[_Mapping[str, str]] = ..., queue_id: _Optional[int] = ..., flag: _Optional[int] = ..., sys_flag: _Optional[int] = ..., born_timestamp_ms: _Optional[int] = ..., reconsume_times: _Optional[int] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("messages", "request_id", "no_wait")
+    __slots__ = ("messages", "request_id", "no_wait", "packed_answer")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NO_WAIT_FIELD_NUMBER: _ClassVar[int]
+    PACKED_ANSWER_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     request_id: int
     no_wait: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., request_id: _Optional[int] = ..., no_wait: _Optional[bool] = ...) -> None: ...
+    packed_answer: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., request_id: _Optional[int] = ..., no_wait: _Optional[bool] = ..., packed_answer: _Optional[bool] = ...) -> None: ...
 
 class SendResult(_message.Message):
     __slots__ = ("status", "outcome", "reason", "leader", "message_id", "offset", "queue_id", "queue_offset", "store_timestamp_ms")
@@ -65,13 +67,29 @@ class SendResult(_message.Message):
     store_timestamp_ms: int
     def __init__(self, status: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., leader: _Optional[str] = ..., message_id: _Optional[str] = ..., offset: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., store_timestamp_ms: _Optional[int] = ...) -> None: ...
 
+class StoredBatch(_message.Message):
+    __slots__ = ("id_prefix", "offsets", "queue_ids", "queue_offsets", "store_timestamps_ms")
+    ID_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_IDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    STORE_TIMESTAMPS_MS_FIELD_NUMBER: _ClassVar[int]
+    id_prefix: str
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    queue_ids: _containers.RepeatedScalarFieldContainer[int]
+    queue_offsets: _containers.RepeatedScalarFieldContainer[int]
+    store_timestamps_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id_prefix: _Optional[str] = ..., offsets: _Optional[_Iterable[int]] = ..., queue_ids: _Optional[_Iterable[int]] = ..., queue_offsets: _Optional[_Iterable[int]] = ..., store_timestamps_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SendResponse(_message.Message):
-    __slots__ = ("results", "request_id")
+    __slots__ = ("results", "request_id", "stored")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[SendResult]
     request_id: int
-    def __init__(self, results: _Optional[_Iterable[_Union[SendResult, _Mapping]]] = ..., request_id: _Optional[int] = ...) -> None: ...
+    stored: StoredBatch
+    def __init__(self, results: _Optional[_Iterable[_Union[SendResult, _Mapping]]] = ..., request_id: _Optional[int] = ..., stored: _Optional[_Union[StoredBatch, _Mapping]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("group", "topic", "queue_id", "offset", "max_messages", "max_bytes", "tag_expression", "wait_ms")
