@@ -143,9 +143,8 @@ class SendBatch:
                     self.outcomes[place] = stored
                 return None
             answer = BadAnswerError(f"{address} answered {len(answer.offsets)} places to {len(sent)} messages")
-        results: list[pb.SendResult | DLedgerError] = (
-            [answer] * len(sent) if isinstance(answer, DLedgerError) else list(answer)
-        )  # type: ignore[call-overload]  # a repeated field
+        results: list[pb.SendResult | DLedgerError]
+        results = [answer] * len(sent) if isinstance(answer, DLedgerError) else list(answer)  # type: ignore[call-overload]  # a repeated field
         if len(results) != len(sent):
             wrong = BadAnswerError(f"{address} answered {len(results)} results to {len(sent)} messages")
             results = [wrong] * len(sent)
