@@ -14,17 +14,16 @@ checkpoint is written only after queues and index were flushed beyond it.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final
 
 from dledger.clock import Clock, SystemClock
-from dledger.errors import DiskError, DiskFullError, DLedgerError, ShutdownError
+from dledger.errors import DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem
-from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, Checkpoint, CheckpointFile
+from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.cleaning import Cleaner
 from rocketstore.commit_log.port import CommitLog, PutDone
 from rocketstore.config import MessageStoreConfig
@@ -32,13 +31,15 @@ from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.directory import StoreDirectory
 from rocketstore.dispatch import ArrivalListener, DispatchService
+from rocketstore.durability import Attempts, Durability
 from rocketstore.flags import Obstacle, PutGate
 from rocketstore.index.service import IndexService
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
 from rocketstore.periodic import Periodic
+from rocketstore.put_waiter import PutWaiter
 from rocketstore.reads import RecordFilter, StoreReader, TagFilter
-from rocketstore.recovery import RecoveryPlan, queue_units, recover
+from rocketstore.recovery import RecoveryPlan, recover
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult
 
@@ -51,7 +52,6 @@ _BUSY_MS_MAX: Final = 10_000_000
 _SAMPLE_INTERVAL_MS: Final = 1000
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 
-_T = TypeVar("_T")
 _log = logging.getLogger("rocketstore")
 
 
@@ -84,7 +84,7 @@ class MessageStore:
             log,
             [self._queues] if self._index is None else [self._queues, self._index],
             on_batch=self.stats.dispatched,
-            on_failure=self._dispatch_failed,
+            on_failure=self._failed,
         )
         self._reader = StoreReader(log, self._queues.find, self._index, config)
         self._cleaner = Cleaner(
@@ -101,9 +101,9 @@ class MessageStore:
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
         self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
         self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
-        self._flush_lock = threading.Lock()  # one thorough flush at a time; guards the checkpoint file
-        self._checkpoint: CheckpointFile | None = None
+        self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
+        self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
         self._directory: StoreDirectory | None = None
         self._loaded = False
@@ -123,7 +123,6 @@ class MessageStore:
         self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._fs)
         clean_stop = directory.stopped_cleanly
         directory.mark_running()
-        self._checkpoint = CheckpointFile(self._fs, self.config.store_path_root_dir / CHECKPOINT_FILE)
         checkpoint = self._checkpoint.read()
         self._deleted.load()
         self._queues.load()
@@ -150,10 +149,7 @@ class MessageStore:
             self.rebuild_queue_offsets()
         self._loaded = True
         # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
-        try:
-            self.flush()
-        except DiskFullError as error:
-            _log.warning("there is no room for a checkpoint: %s", error)
+        self._durability.flush_if_room()
         return decided
 
     def start(self) -> None:
@@ -173,25 +169,24 @@ class MessageStore:
         done in time, the next start takes this for a clean stop. Raises the first error at the end.
         """
         self._gate.close(Obstacle.NOT_RUNNING)
-        self._running = False
         directory, self._directory = self._directory, None
         if directory is None:
             return
-        errors = _Errors()
+        attempts = Attempts()
         for worker in (self._clean_worker, self._sampler, self._flusher):
             if not worker.stop(STOP_TIMEOUT_S):
                 _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
         if self._loaded:
-            errors.attempt(self.log.flush)
+            attempts.run(self.log.flush)
         drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
+        self._running = False  # not before: who is told of a message reads it
         if self._loaded:
-            self._flush_all(errors)
-        errors.attempt(self.log.shutdown)
-        errors.attempt(self._queues.close)
-        errors.attempt(lambda: self._settle(directory, drained=drained, failed=errors.first is not None))
+            self._durability.flush_all(attempts)
+        attempts.run(self.log.shutdown)
+        attempts.run(self._queues.close)
+        attempts.run(lambda: self._settle(directory, drained=drained, failed=attempts.first is not None))
         directory.release()
-        if errors.first is not None:
-            raise errors.first
+        attempts.conclude()
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
         complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
@@ -280,7 +275,7 @@ class MessageStore:
 
     def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
         """Store messages and wait, as ``put`` does; one result for each."""
-        waiter = _Waiter()
+        waiter = PutWaiter()
         self.submit(messages, waiter.done)
         config = self.config
         results = waiter.wait(max(config.sync_flush_timeout, config.slave_timeout) / 1000 + _PUT_SLACK_S)
@@ -384,16 +379,7 @@ class MessageStore:
 
         Should it come again, its queues' numbering goes on where it was (see ``rocketstore.deleted``).
         """
-        with self._flush_lock:
-            living = self._queues.next_offsets()
-            given = self.log.queue_offsets
-            ends = {key: max(end, given.get(key, 0)) for key, end in living.items() if key[0] == topic}
-            self._deleted.add(ends, living)
-            self._queues.delete_topic(topic)
-        errors = _Errors()
-        self._flush_all(errors)
-        if errors.first is not None:
-            raise errors.first
+        self._durability.delete_topic(topic)
 
     def request_clean(self) -> None:
         """Delete expired files now and in the next rounds, whatever the hour."""
@@ -402,10 +388,7 @@ class MessageStore:
 
     def flush(self) -> None:
         """Make everything durable and write the checkpoint. Raises ``DiskError``."""
-        errors = _Errors()
-        self._flush_all(errors)
-        if errors.first is not None:
-            raise errors.first
+        self._durability.flush()
 
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's runtime keys and values."""
@@ -429,34 +412,11 @@ class MessageStore:
     def _flush_round(self) -> None:
         """Some pages now and then, everything once a minute. A failed flush is final: the store takes no more puts."""
         now_ms = self._clock.monotonic_ms()
-        try:
-            if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
-                self._last_thorough_ms = now_ms
-                self.flush()
-            else:
-                self._queues.flush(self.config.flush_consume_queue_least_pages)
-        except DiskFullError as error:
-            _log.warning("the checkpoint waits for room on the disk: %s", error)
-
-    def _flush_all(self, errors: _Errors) -> None:
-        with self._flush_lock:
-            checkpoint = self._checkpoint
-            if checkpoint is None:
-                return
-            failed = errors.first
-            position, last_ms, units, indexed_to = self._dispatch.standstill(self._mark)
-            errors.attempt(self.log.flush)
-            errors.attempt(lambda: self._queues.flush(0))
-            index = self._index
-            index_ms = errors.attempt(index.flush) if index is not None else last_ms
-            if errors.first is failed and index_ms is not None:
-                marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to)
-                errors.attempt(lambda: checkpoint.write(marked))
-
-    def _mark(self) -> tuple[int, int, int, int]:
-        dispatch = self._dispatch
-        indexed_to = UNKNOWN if self._index is None else self._index.indexed_to
-        return dispatch.position, dispatch.last_store_ms, queue_units(self._queues), indexed_to
+        if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
+            self._last_thorough_ms = now_ms
+            self._durability.flush_if_room()
+        else:
+            self._durability.flush_pages(self.config.flush_consume_queue_least_pages)
 
     def _clean_round(self) -> None:
         try:
@@ -472,9 +432,6 @@ class MessageStore:
             _log.error("the disk is full: no more messages are taken")
         elif not full and self._gate.open(Obstacle.DISK_FULL):
             _log.info("there is room on the disk again")
-
-    def _dispatch_failed(self, error: BaseException) -> None:
-        self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         if self.failure is None:
@@ -497,40 +454,6 @@ class _QueueFiles:
         removed = sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
         self._queues.correct_min_offsets(min_physical_offset)
         return removed
-
-
-class _Errors:
-    """Runs steps that must all be tried, and keeps the first error."""
-
-    def __init__(self) -> None:
-        self.first: DLedgerError | OSError | None = None
-
-    def attempt(self, step: Callable[[], _T]) -> _T | None:
-        """What ``step`` gives, or None if it failed."""
-        try:
-            return step()
-        except (DLedgerError, OSError) as error:
-            _log.error("a part of the store failed: %s", error, exc_info=error)
-            self.first = self.first or error
-            return None
-
-
-class _Waiter:
-    """Waits for the results of one put."""
-
-    def __init__(self) -> None:
-        self._results: Sequence[PutResult] | None = None
-        self._answered = threading.Lock()
-        self._answered.acquire()
-
-    def done(self, results: Sequence[PutResult]) -> None:
-        self._results = results
-        self._answered.release()
-
-    def wait(self, timeout_s: float) -> Sequence[PutResult] | None:
-        if self._results is None:
-            self._answered.acquire(timeout=timeout_s)
-        return self._results
 
 
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
