@@ -93,9 +93,9 @@ def test_the_scanner_finds_the_records_that_java_finds(golden: Golden) -> None:
     found = {head.offset: record_fields(head, decode_record(record)) for head, record in golden.records()}
     assert found == golden.report.records
     assert len(golden.segments()) > 5
-    assert {(head.topic, head.queue_id): head.queue_offset + 1 for head in golden.heads() if head.queue_offset >= 0} == {
-        queue: last for queue, (_, last) in golden.report.bounds.items()
-    }
+    assert {
+        (head.topic, head.queue_id): head.queue_offset + 1 for head in golden.heads() if head.queue_offset >= 0
+    } == {queue: last for queue, (_, last) in golden.report.bounds.items()}
 
 
 def test_encoding_a_decoded_record_gives_the_bytes_that_java_wrote(golden: Golden) -> None:
