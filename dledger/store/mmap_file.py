@@ -97,25 +97,34 @@ class MappedFile:
     def non_zero_end(self, offset: int) -> int:
         """The end of the last 4 KiB step from ``offset`` on that holds a byte other than 0; ``offset`` if none does.
 
-        Skips holes and blocks never written, so it costs what was written there, not the file's length.
+        Skips holes and blocks never written, and looks from the end on, so it costs the zeros that were written there.
         """
-        found = offset
+        for start, end in reversed(self._extents(offset)):
+            found = self._last_non_zero(start, end)
+            if found:
+                return found
+        return offset
+
+    def _extents(self, offset: int) -> list[tuple[int, int]]:
+        """Where from ``offset`` on something was written, in order."""
+        extents = []
         while offset < self.size:
             try:
                 start = max(offset, os.lseek(self._fd, offset, os.SEEK_DATA))
             except OSError:  # ENXIO: no data from here on
                 break
             offset = os.lseek(self._fd, start, os.SEEK_HOLE)
-            found = max(found, self._last_non_zero(start, min(offset, self.size)))
-        return found
+            extents.append((start, min(offset, self.size)))
+        return extents
 
     def _last_non_zero(self, start: int, end: int) -> int:
-        step, found = 1 << 20, 0
-        for at in range(start, end, step):
-            chunk = self.map[at : min(at + step, end)]
-            if chunk.count(0) != len(chunk):
-                found = at + len(chunk.rstrip(b"\0"))
-        return found
+        while end > start:
+            low = max(start, end - len(_ZERO_CHUNK))
+            chunk = self.map[low:end]
+            if chunk != _ZERO_CHUNK[: end - low]:
+                return low + len(chunk.rstrip(b"\0"))
+            end = low
+        return 0
 
     def _check(self, offset: int, end: int) -> None:
         if not self.writable:

@@ -153,13 +153,14 @@ class GroupFlushService:
         self._watcher.start()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Flush for all who wait, and end."""
+    def stop(self) -> bool:
+        """Flush for all who wait, and end; False if the disk hangs and the thread with it."""
         self._stopping = True
         self._gate.open()
         if self._thread.ident is not None:
             self._thread.join(STOP_WAIT_S)
         self._watcher.stop()
+        return not self._thread.is_alive()
 
     def wait_for(self, end: int, done: FlushDone) -> None:
         """Call ``done`` once everything before ``end`` is durable, or the time is up."""
@@ -268,12 +269,13 @@ class PacedService:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Do what is left, and end."""
+    def stop(self) -> bool:
+        """Do what is left, and end; False if the disk hangs and the thread with it."""
         self._stopping = True
         self._gate.open()
         if self._thread.ident is not None:
             self._thread.join(STOP_WAIT_S)
+        return not self._thread.is_alive()
 
     def noted(self) -> None:
         """There is something to do; wakes the thread only if it sleeps for good (or always, if not ``timed``)."""
@@ -356,12 +358,10 @@ class CommitLogFlusher:
         if self.group is not None:
             self.group.start()
 
-    def stop(self) -> None:
-        """Make everything durable and end."""
-        for service in self._paced:
-            service.stop()
-        if self.group is not None:
-            self.group.stop()
+    def stop(self) -> bool:
+        """Make everything durable and end; False if the disk hangs."""
+        hanging = [service for service in self._paced if not service.stop()]
+        return not hanging and (self.group is None or self.group.stop())
 
     def flush(self) -> int:
         """Commit and flush everything now; gives the durable end. Raises ``DiskError``."""

@@ -50,22 +50,23 @@ from rocketstore.commit_log.port import PutDone
 from rocketstore.commit_log.put import QueueOffsets, prepare, refused
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import (
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
     STORE_TIMESTAMP_AT,
+    STORE_TIMESTAMP_AT_V6,
     encode_record,
     encode_record_buffer,
-    store_timestamp_at,
 )
 from rocketstore.message.scan import scan_entries
 from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, ScannedRecords, Stored
 
 _OFFSET: Final = Struct(">q")
 _HEAD: Final = Struct(">ii")
+_TIMESTAMP_AT: Final = {0: STORE_TIMESTAMP_AT, SYS_FLAG_BORN_HOST_V6: STORE_TIMESTAMP_AT_V6}
 _FIRST_SCAN_BYTES: Final = 64 * 1024
 _ADVICE: Final = "Stop the node and start it with --repair: it fetches the log again from the other members"
 
@@ -275,7 +276,7 @@ class ReplicatedCommitLog:
             message.store_timestamp = now_ms
             offset = message.queue_offset
             pack(record, QUEUE_OFFSET_AT, offset)
-            pack(record, store_timestamp_at(message.sys_flag), now_ms)
+            pack(record, _TIMESTAMP_AT[message.sys_flag & SYS_FLAG_BORN_HOST_V6], now_ms)
             add(offset)
         return None
 

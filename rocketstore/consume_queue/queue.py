@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _SCANNED_FILES: Final = 3
 _GAP_FILES_MAX: Final = 16
 """A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
+_FILLERS_AT_ONCE: Final = 1 << 16
 _STEP_UNITS: Final = 1024
 _queue_offset: Final = operator.itemgetter(6)
 
@@ -168,24 +169,23 @@ class ConsumeQueue:
         if first - expected > _GAP_FILES_MAX * self.units_per_file:
             reason = f"after queue offset {expected - 1} comes {first}, of the record at {heads[0].offset}"
             raise CorruptLogError(self.directory, expected, reason, "Remove this directory; the queue is built again.")
-        if fresh:
+        if fresh or self._begin >= expected:  # it holds no message
             self._begin = first
+        if fresh:
             self._make_directory()
         elif first > expected:
             _log.warning("%s: queue offsets %d to %d are missing", self.directory, expected, first - 1)
-        self._write(first * UNIT_BYTES, FILLER_BYTES * (first - expected))
+        for missing in range(first - expected, 0, -_FILLERS_AT_ONCE):
+            fillers, done = FILLER_BYTES * min(missing, _FILLERS_AT_ONCE), 0
+            while done < len(fillers):
+                done += self._write(first * UNIT_BYTES, fillers, done)
         data, done = pack_units(heads), 0
         while done < len(data):
-            done += self._write_some(first * UNIT_BYTES, data, done)
+            done += self._write(first * UNIT_BYTES, data, done)
             last = heads[done // UNIT_BYTES - 1]
             self._max_physical_offset = last[2] + last[3]
 
-    def _write(self, start: int, data: bytes) -> None:
-        done = 0
-        while done < len(data):
-            done += self._write_some(start, data, done)
-
-    def _write_some(self, start: int, data: bytes, done: int) -> int:
+    def _write(self, start: int, data: bytes, done: int) -> int:
         """Write what fits into the last file, a new one if it is full; the first of all holds byte ``start``."""
         file = self._files.last_file(start)
         if file is None:
@@ -207,9 +207,11 @@ class ConsumeQueue:
 
         Raises ``DiskError``; then the queue takes no more units, and what is durable is not known.
         """
-        idle = True
+        idle, target = True, self._files.max_offset
         while not self._files.flush(least_pages):
             idle = False
+            if self._files.flushed_where >= target:  # what comes meanwhile must not keep us here for ever
+                break
         if self._unsynced_parents and not idle:
             self._unsynced_parents = False
             try:
@@ -243,7 +245,7 @@ class ConsumeQueue:
         size = min(count * UNIT_BYTES, file.readable - at)
         if size <= 0:
             return []
-        return list(parse_units(file.read(at, size, cold=True) or b""))
+        return parse_units(file.read(at, size, cold=True) or b"")
 
     def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
         """The offset of the message stored at ``time_ms``, of several the first; else of the nearest, ties: the older.

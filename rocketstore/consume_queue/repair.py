@@ -18,6 +18,8 @@ from rocketstore.consume_queue.units import UNIT_BYTES, unit_columns
 from rocketstore.mapped.file import StoreFile
 
 _log = logging.getLogger(__name__)
+_FIRST_CHUNK_BYTES: Final = UNIT_BYTES * (1 << 9)
+"""Most queues are short: it is the last file's end that is looked for, thousands of times at a start."""
 _CHUNK_BYTES: Final = UNIT_BYTES * (1 << 15)
 
 
@@ -84,8 +86,9 @@ def scan_file(file: StoreFile, max_physical_offset: int) -> FileScan:
 
     Fillers are good, but name no record.
     """
-    for start in range(0, file.size, _CHUNK_BYTES):
-        data = file.read(start, min(_CHUNK_BYTES, file.size - start), cold=True) or b""
+    start, length = 0, _FIRST_CHUNK_BYTES
+    while start < file.size:
+        data = file.read(start, min(length, file.size - start), cold=True) or b""
         offsets, sizes, fillers = unit_columns(data)
         ends = np.where(fillers, max_physical_offset, offsets + sizes)
         before = np.maximum.accumulate(np.concatenate(([max_physical_offset], ends)))
@@ -94,6 +97,8 @@ def scan_file(file: StoreFile, max_physical_offset: int) -> FileScan:
         max_physical_offset = int(before[count])
         if count < len(sizes):
             return FileScan(start + count * UNIT_BYTES, max_physical_offset)
+        start += len(data)
+        length = _CHUNK_BYTES
     return FileScan(file.size, max_physical_offset)
 
 

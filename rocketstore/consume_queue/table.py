@@ -10,7 +10,6 @@ a directory gets no queue.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,11 +22,10 @@ from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
+from rocketstore.message.checks import check_topic
 from rocketstore.types import RecordHead
 
 _log = logging.getLogger(__name__)
-_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
-_QUEUE_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
 _REFUSED_MAX: Final = 1000
 
@@ -59,11 +57,11 @@ class ConsumeQueueTable:
 
     def _list(self) -> Iterator[tuple[str, int]]:
         for topic in sorted(self.directory.iterdir()):
-            if not topic.is_dir() or not _TOPIC.fullmatch(topic.name):
+            if not topic.is_dir() or check_topic(topic.name):
                 _log.warning("%s is no topic's directory; it is ignored", topic)
                 continue
             for queue in sorted(topic.iterdir()):
-                if queue.is_dir() and _is_queue_id(queue.name):
+                if queue.is_dir() and _is_queue_id(queue.name) and int(queue.name) <= _QUEUE_ID_MAX:
                     yield topic.name, int(queue.name)
                 else:
                     _log.warning("%s is no queue's directory; it is ignored", queue)
@@ -115,8 +113,9 @@ class ConsumeQueueTable:
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
             return queue
-        if not _TOPIC.fullmatch(topic) or not 0 <= queue_id <= _QUEUE_ID_MAX:
-            raise InvalidRequestError(f"{topic!r}, queue {queue_id}, cannot name a consume queue")
+        reason = check_topic(topic)
+        if reason or not 0 <= queue_id <= _QUEUE_ID_MAX:
+            raise InvalidRequestError(f"no consume queue {queue_id} of topic {topic!r}: {reason or 'no queue number'}")
         with self._lock:
             return self._queues.setdefault((topic, queue_id), self._make(topic, queue_id))
 
@@ -153,10 +152,16 @@ class ConsumeQueueTable:
     def flush(self, least_pages: int = 0) -> None:
         """Make durable the queues of which that many pages wait (0: whatever waits).
 
-        Raises ``DiskError``; the queue concerned then takes no more units.
+        Raises ``DiskError`` after all others were tried; the queue concerned then takes no more units.
         """
+        failure: DiskError | None = None
         for queue in self.all():
-            queue.flush(least_pages)
+            try:
+                queue.flush(least_pages)
+            except DiskError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def truncate(self, physical: int) -> None:
         """Remove the units of records that end after ``physical``, durably. Raises ``DiskError``."""
@@ -200,4 +205,5 @@ class ConsumeQueueTable:
 
 
 def _is_queue_id(name: str) -> bool:
-    return bool(_QUEUE_ID.fullmatch(name)) and int(name) <= _QUEUE_ID_MAX
+    """Whether it is a queue number as we and RocketMQ write it."""
+    return name.isascii() and name.isdecimal() and len(name) <= 10 and str(int(name)) == name

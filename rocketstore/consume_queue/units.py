@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 from typing import Final
 
@@ -27,12 +27,13 @@ def pack_units(heads: Sequence[RecordHead]) -> bytes:
     return b"".join(starmap(_UNIT.pack, map(_of_head, heads)))
 
 
-def parse_units(data: bytes) -> Iterator[QueueUnit]:
+def parse_units(data: bytes) -> list[QueueUnit]:
     """Units, fillers too, up to the first place that was never written; ``data`` may end inside a unit."""
-    for fields in _UNIT.iter_unpack(data[: len(data) // UNIT_BYTES * UNIT_BYTES]):
-        if fields[1] <= 0 or fields[0] < 0:
-            return
-        yield QueueUnit._make(fields)
+    units = list(map(QueueUnit._make, _UNIT.iter_unpack(data[: len(data) - len(data) % UNIT_BYTES])))
+    sizes = [unit[1] for unit in units]
+    if sizes and min(sizes) <= 0:
+        return units[: next(number for number, unit in enumerate(units) if unit[1] <= 0)]
+    return units
 
 
 def unit_columns(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:

@@ -34,9 +34,11 @@ ENTRY_BYTES: Final = 20
 _HEADER: Final = struct.Struct(">qqqqii")
 _ENTRY: Final = struct.Struct(">iqii")
 _ENTRIES: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_STORED: Final = np.dtype(">i4")
 _SECONDS_MAX: Final = (1 << 31) - 1
 _CHECKED_ENTRIES: Final = 1 << 16
 _CUT_AT_ONCE: Final = 1 << 18
+_READ_AT_ONCE: Final = 1 << 20
 
 
 class IndexShape(NamedTuple):
@@ -138,7 +140,7 @@ class IndexFile:
         slots = self._writable_slots()
         places = keys % np.int32(self.shape.slots)
         numbers = np.arange(first, first + count, dtype=np.int32)
-        previous = slots[places].byteswap().view(np.int32)
+        previous = slots[places].view(_STORED).astype(np.int32)
         previous[(previous < 0) | (previous >= first)] = 0
         _chain(places, numbers, previous)
         block = np.empty(count, _ENTRIES)
@@ -154,7 +156,7 @@ class IndexFile:
         self._fs.write(self._handle.fd, block.tobytes(), self._entry_at(first))
         self._fs.write(self._handle.fd, _HEADER.pack(*header), 0)
         self.header = header
-        slots[places] = numbers.view(np.uint32).byteswap()  # of several numbers for one slot the last stays
+        slots[places] = numbers.astype(_STORED).view(np.uint32)  # of several numbers for one slot the last stays
 
     def covers(self, begin_ms: int, end_ms: int) -> bool:
         """Whether it may hold records stored in ``[begin_ms, end_ms]``."""
@@ -192,7 +194,9 @@ class IndexFile:
             first = max(keep, end - _CUT_AT_ONCE)
             block = self._entries(first, end)[::-1]  # newest first: the oldest one's predecessor stays in the slot
             previous = block["previous"].astype(np.int32)
-            slots[block["hash"].astype(np.int32) % np.int32(self.shape.slots)] = previous.view(np.uint32).byteswap()
+            slots[block["hash"].astype(np.int32) % np.int32(self.shape.slots)] = previous.astype(_STORED).view(
+                np.uint32
+            )
             header = header._replace(used_slots=header.used_slots - int(np.count_nonzero(previous == 0)))
         if keep == header.next_entry:
             return
@@ -225,10 +229,10 @@ class IndexFile:
             and np.all(np.diff(offsets) >= 0)
             and int(offsets[-1]) == self.header.end_offset
             and (first > 1 or int(offsets[0]) == self.header.begin_offset)
-            and np.all(slots[places].byteswap().view(np.int32) < end)
+            and np.all(slots[places].view(_STORED).astype(np.int32) < end)
         )
         if intact:
-            slots[places] = numbers.view(np.uint32).byteswap()
+            slots[places] = numbers.astype(_STORED).view(np.uint32)
         return intact
 
     def sync(self) -> None:
@@ -259,8 +263,9 @@ class IndexFile:
         if self._slots is None:
             fd, length = self._handle.fd, self.shape.entries_at
             self._fs.allocate(fd, length)  # RocketMQ's own files have holes
+            for at in range(0, length, _READ_AT_ONCE):  # a bad sector shall be an error here, not a signal later
+                os.pread(fd, _READ_AT_ONCE, at)
             mapping = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            mapping.madvise(mmap.MADV_WILLNEED)
             self._slots = np.frombuffer(mapping, np.uint32, self.shape.slots, HEADER_BYTES)
         return self._slots
 

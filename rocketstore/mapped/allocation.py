@@ -74,7 +74,7 @@ class AllocationService:
             self._wanted.clear()
             self._condition.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(self._wait_s)  # a disk that hangs does not hang the stop
             self._thread = None
         self.forget()
 

@@ -3,8 +3,9 @@
 Used by the plain commit log (files made ahead by the allocation service) and by consume queues (made when needed).
 
 The list of files is replaced as a whole, never changed, so that lookups need no lock. ``_shape_lock`` guards its
-replacement, ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock`` one commit. One thread appends
-at a time: the caller's lock.
+replacement and is never held during I/O; ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock``
+one commit, ``_delete_lock`` one deletion of files (taken after the flush lock). One thread appends at a time: the
+caller's lock.
 
 Two rules where RocketMQ only logs. A flush that fails moves nothing and poisons the queue: the kernel may have dropped
 the pages, so no later flush can vouch for them. A file of the wrong size does not make all others unusable: what a
@@ -61,6 +62,7 @@ class MappedFileQueue:
         """Why nothing can be written any more; empty while all is well."""
         self._fs = fs
         self._allocation = allocation
+        self._delete_lock = threading.Lock()
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
         self._commit_lock = threading.Lock()
@@ -190,7 +192,7 @@ class MappedFileQueue:
         """
         self._check_usable()
         files_min = 1 if keep_first else 0
-        with self._flush_lock, self._shape_lock:
+        with self._flush_lock, self._delete_lock:
             try:
                 while len(self._files) > files_min and self._files[-1].base >= offset:
                     self._remove(self._files[-1])
@@ -207,7 +209,8 @@ class MappedFileQueue:
         if file.writable:
             self._fs.unlink(file.path)
             self._fs.sync_dir(file.path.parent)
-        self._files = tuple(one for one in self._files if one is not file)
+        with self._shape_lock:
+            self._files = tuple(one for one in self._files if one is not file)
 
     # Writing
 
@@ -390,7 +393,7 @@ class MappedFileQueue:
 
     def delete_first(self, file: StoreFile) -> bool:
         """Delete ``file`` if it is the first and not the last; whether it is gone. A failed try is remembered."""
-        with self._shape_lock:
+        with self._delete_lock:
             if not self._files or self._files[0] is not file or len(self._files) == 1:
                 return False
             try:
@@ -402,7 +405,7 @@ class MappedFileQueue:
 
     def destroy(self) -> None:
         """Delete all files, newest first. Raises ``DiskError``."""
-        with self._flush_lock, self._shape_lock:
+        with self._flush_lock, self._delete_lock:
             try:
                 while self._files:
                     self._remove(self._files[-1])

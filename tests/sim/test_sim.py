@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.sim import options, simulation
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
@@ -30,6 +32,22 @@ def test_sim_random_seeds_keep_every_promise(block: int) -> None:
 def test_sim_regression_seed_stays_fixed(seed: int) -> None:
     """A seed that failed once must never fail again."""
     result = run_seed(seed, 10_000)
+
+    assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sim_no_ops_in_ordinary_form_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker's group writes its no-ops so that Java readers can take them."""
+
+    def choose(seed: int, events: int) -> options.Options:
+        chosen = options.choose(seed, events)
+        replication = replace(chosen.replication, noop_body=b"begins a term", noop_compatible=True)
+        return replace(chosen, replication=replication)
+
+    monkeypatch.setattr(simulation, "choose", choose)
+
+    result = run_seed(seed, EVENTS)
 
     assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core.member_state import Candidate, Follower
 from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest
 from dledger.core.outbox import Wake
-from dledger.errors import DiskFullError
+from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, Header
 from dledger.types import NOOP_CHANNEL, AppendedBatch, HardState, Magic, Role, Term
 from tests.support.cluster import N0, N1, N2, Outcome
@@ -55,6 +56,12 @@ def test_a_no_op_for_java_readers_is_an_ordinary_entry_to_them_and_a_no_op_to_us
     header = Header(*HEADER.unpack_from(stored))
     assert (header.magic, header.channel, stored[32:36]) == (Magic.NORMAL, NOOP_CHANNEL, b"NOOP")
     assert (entry.magic, entry.channel, entry.body) == (Magic.NOOP, NOOP_CHANNEL, b"a record")
+
+
+def test_a_no_op_for_java_readers_needs_a_body() -> None:
+    """They would take an empty one for a message."""
+    with pytest.raises(ConfigError, match="noop_compatible needs a noop_body"):
+        ServerConfig(replication=ReplicationConfig(noop_compatible=True)).check()
 
 
 def test_heartbeats_carry_the_client_address() -> None:

@@ -28,7 +28,10 @@ def small_config(directory: Path, **changes: Any) -> MessageStoreConfig:  # noqa
 
 
 def open_log(
-    config: MessageStoreConfig, fs: FileSystem | None = None, clock: Clock | None = None, **load: Any  # noqa: ANN401
+    config: MessageStoreConfig,
+    fs: FileSystem | None = None,
+    clock: Clock | None = None,
+    **load: Any,  # noqa: ANN401
 ) -> PlainCommitLog:
     """Load and start a log whose syncs are not real."""
     log = PlainCommitLog(config, clock=clock or SystemClock(), fs=fs or FailingFs())

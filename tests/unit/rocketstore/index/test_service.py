@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -353,3 +354,29 @@ def test_the_index_is_a_list_of_records(
             offsets = found(service, key)
             assert offsets == [one.offset for one in reversed(log) if one.offset // 100 % 2 == parity][: len(offsets)]
             assert set(offsets) >= {one.offset for one in log[expired:] if one.offset // 100 % 2 == parity}
+
+
+def test_queries_see_every_indexed_record_while_the_index_grows(tmp_path: Path) -> None:
+    service = IndexService(tmp_path, 50, 400)
+    service.load(clean_stop=True, index_timestamp_ms=0)
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            least = service.indexed_to
+            offsets = found(service, "k")
+            if offsets != list(range(offsets[0] if offsets else -1, -1, -1))[:64] or (offsets or [-1])[0] < least:
+                problems.append(f"{least}: {offsets}")
+
+    readers = [threading.Thread(target=read, name=f"reader{number}") for number in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(0, 900, 3):
+        service.append([keyed(number + one, "k", unique=str(number + one)) for one in range(3)])
+        if number % 90 == 0:
+            service.flush()
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert problems == []

@@ -37,14 +37,10 @@ def test_an_append_fits_or_does_nothing(tmp_path: Path) -> None:
     """The last byte can be used."""
     file = new_file(tmp_path)
 
-    assert file.append(bytes(SIZE - 1))
-    assert not file.append(b"ab")
-    assert not file.is_full
-    assert file.append(b"a")
+    done = [file.append(data) for data in (bytes(SIZE - 1), b"ab", b"a", b"b", b"")]
 
+    assert done == [True, False, True, False, True]
     assert file.is_full
-    assert not file.append(b"b")
-    assert file.append(b"")
 
 
 def test_a_deleted_file_can_be_read_while_it_is_held(tmp_path: Path) -> None:

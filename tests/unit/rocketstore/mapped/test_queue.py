@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     file = queue.files()[0]
     original = fs.write
 
-    def write_in_part(fd: int, data: bytes, offset: int) -> None:
+    def write_in_part(fd: int, data: bytes | bytearray, offset: int) -> None:
         if data.strip(b"\0"):
             original(fd, data[:20], offset)
             raise OSError(NO_SPACE, "No space left")

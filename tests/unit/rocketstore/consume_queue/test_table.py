@@ -1,0 +1,256 @@
+"""All consume queues: grouping, directories, replays, removal."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import DiskError, InvalidRequestError
+from rocketstore.consume_queue.repair import QueueRecovery
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.consume_queue.units import FILLER
+from rocketstore.types import RecordHead
+from tests.store.crash_fs import IO_ERROR, FailingFs
+from tests.unit.rocketstore.heads import head
+
+FILE_BYTES = 100
+
+
+def opened(directory: Path) -> ConsumeQueueTable:
+    table = ConsumeQueueTable(directory, FILE_BYTES)
+    table.load()
+    table.recover()
+    return table
+
+
+def log(count: int) -> list[RecordHead]:
+    """Records of two topics with three queues each, in turn; every tenth is rolled back and has no place."""
+    following: dict[tuple[str, int], int] = {}
+    records = []
+    for number in range(count):
+        topic, queue_id = "AB"[number % 2], number % 3
+        place = -1 if number % 10 == 9 else following.get((topic, queue_id), 0)
+        if place >= 0:
+            following[topic, queue_id] = place + 1
+        records.append(head(place, number * 100, topic=topic, queue_id=queue_id))
+    return records
+
+
+def content(table: ConsumeQueueTable) -> dict[tuple[str, int], list[int]]:
+    return {
+        (queue.topic, queue.queue_id): [
+            unit.offset
+            for number in range(queue.min_offset, queue.max_offset)
+            for unit in queue.units(number, 1)
+            if unit != FILLER
+        ]
+        for queue in table.all()
+    }
+
+
+def model(records: list[RecordHead]) -> dict[tuple[str, int], list[int]]:
+    found: dict[tuple[str, int], list[int]] = {}
+    for record in records:
+        if record.queue_offset >= 0:
+            found.setdefault((record.topic, record.queue_id), []).append(record.offset)
+    return found
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100])
+def test_records_go_to_their_queues(tmp_path: Path, batch: int) -> None:
+    table = opened(tmp_path)
+    records = log(100)
+    for start in range(0, 100, batch):
+        table.append(records[start : start + batch])
+    assert content(table) == model(records)
+    assert table.next_offsets() == {key: len(offsets) for key, offsets in model(records).items()}
+    assert table.max_physical_offset == 9900
+    assert table.min_of_max_physical == min(offsets[-1] + 100 for offsets in model(records).values())
+
+
+@pytest.mark.parametrize("start", [0, 13, 50, 99])
+def test_a_replay_after_a_restart_changes_nothing(tmp_path: Path, start: int) -> None:
+    records = log(100)
+    opened(tmp_path).append(records)
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES)
+    table.load()
+    assert table.recover() == QueueRecovery(9900, None, ())
+    table.append(records[start:])
+    assert content(table) == model(records)
+
+
+def test_an_empty_table(tmp_path: Path) -> None:
+    table = opened(tmp_path / "new" / "consumequeue")
+    assert (table.max_physical_offset, table.min_of_max_physical, table.all()) == (-1, -1, [])
+    assert table.find("A", 0) is None
+    table.append([])
+    table.flush()
+
+
+def test_the_file_size_is_rounded_up_to_whole_units(tmp_path: Path) -> None:
+    assert ConsumeQueueTable(tmp_path, 6_000_001).file_bytes == 6_000_020
+
+
+def test_a_queue_that_is_only_looked_up_leaves_no_trace(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    queue = table.find_or_create("A", 3)
+    assert table.find("A", 3) is queue
+    assert table.find_or_create("A", 3) is queue
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id"),
+    [("..", 0), (".", 0), ("", 0), ("a/b", 0), ("/tmp/x", 0), ("a\0", 0), ("x" * 128, 0), ("A", -1), ("A", 1 << 31)],
+)
+def test_names_that_are_no_directory_are_refused(tmp_path: Path, topic: str, queue_id: int) -> None:
+    table = opened(tmp_path / "q")
+    with pytest.raises(InvalidRequestError):
+        table.find_or_create(topic, queue_id)
+    table.append([head(0, 0, topic=topic, queue_id=queue_id), head(0, 100, topic="Good")])
+    table.append([head(1, 200, topic=topic, queue_id=queue_id)])
+    assert content(table) == {("Good", 0): [100]}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["q", "Good", "0"]
+
+
+def test_what_is_no_queue_is_left_alone(tmp_path: Path) -> None:
+    opened(tmp_path).append([head(0, topic="%RETRY%g|x_-1")])
+    for name in ("a.b", "A/x", "A/-1", "A/01", "A/99999999999"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "A" / "notes.txt").write_text("mine")
+    table = opened(tmp_path)
+    assert [(queue.topic, queue.queue_id) for queue in table.all()] == [("%RETRY%g|x_-1", 0)]
+    assert (tmp_path / "A" / "01").is_dir()
+
+
+def test_damage_says_from_where_to_replay(tmp_path: Path) -> None:
+    records = log(100)
+    opened(tmp_path).append(records)
+    (tmp_path / "A" / "0" / f"{100:020d}").unlink()
+    last = max((tmp_path / "B" / "1").iterdir())
+    last.write_bytes(b"\xff" * FILE_BYTES)
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES)
+    table.load()
+    result = table.recover()
+    assert result.max_physical_offset == 9900
+    assert result.replay_from == model(records)["A", 0][4] + 100
+    assert len(result.repairs) == 3  # two later files of one queue, the end of the other
+    table.append([one for one in records if one.offset >= (result.replay_from or 0)])
+    assert content(table) == model(records)
+
+
+@pytest.mark.parametrize("limit", [0, 100, 5000, 9850, 9900, 10_000])
+def test_truncation_reaches_every_queue(tmp_path: Path, limit: int) -> None:
+    table = opened(tmp_path)
+    records = log(100)
+    table.append(records)
+    table.truncate(limit)
+    kept = model([one for one in records if one.offset + 100 <= limit])
+    assert {key: offsets for key, offsets in content(table).items() if offsets} == kept
+    table.append(records)
+    assert content(table) == model(records)
+
+
+def test_min_offsets_follow_the_log(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    records = log(100)
+    table.append(records)
+    table.correct_min_offsets(5000)
+    assert content(table) == model([one for one in records if one.offset >= 5000] + []) | {
+        key: [offset for offset in offsets if offset >= 5000] for key, offsets in model(records).items()
+    }
+
+
+def test_a_deleted_topic_is_gone_and_may_come_back(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    table.append(log(100))
+    table.delete_topic("A")
+    assert {queue.topic for queue in table.all()} == {"B"}
+    assert [path.name for path in tmp_path.iterdir()] == ["B"]
+    table.append([head(40, 20_000, topic="A")])
+    assert content(table)["A", 0] == [20_000]
+    table.delete_topic("none")
+    table.destroy_all()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_queue_that_cannot_be_flushed_is_an_error(tmp_path: Path) -> None:
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append(log(30))
+    fs.fails = lambda call, _path: IO_ERROR if call == "sync" else None
+    with pytest.raises(DiskError):
+        table.flush(0)
+
+
+def test_many_queues_are_small_on_disk(tmp_path: Path) -> None:
+    table = ConsumeQueueTable(tmp_path, 6_000_000)
+    table.load()
+    table.append([head(0, number * 100, topic=f"T{number}") for number in range(50)])
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.stat().st_size for path in files} == {6_000_000}
+    assert sum(path.stat().st_blocks * 512 for path in files) <= 50 * 16_384
+    table.close()
+
+
+def test_readers_see_whole_units_while_the_queue_grows_and_shrinks(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    queue = table.find_or_create("T", 0)
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            first, end = queue.min_offset, queue.max_offset
+            for start in range(first, end, 3):
+                units = queue.units(start, 3)
+                problems.extend(f"{start}: {one}" for k, one in enumerate(units) if one != ((start + k) * 100, 100, 7))
+
+    readers = [threading.Thread(target=read, name=f"reader{number}") for number in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(0, 600, 3):
+        table.append([head(number + k) for k in range(3)])
+        if number % 30 == 0:
+            queue.delete_expired(number * 100 - 2000)
+            queue.correct_min_offset(number * 100 - 2000)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert problems == []
+
+
+def test_a_topic_may_be_deleted_while_it_grows(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    done = threading.Event()
+
+    def delete() -> None:
+        while not done.is_set():
+            table.delete_topic("T")
+
+    deleter = threading.Thread(target=delete, name="deleter")
+    deleter.start()
+    try:
+        for number in range(300):
+            table.append([head(number)])
+    finally:
+        done.set()
+        deleter.join()
+    table.append([head(300)])
+    assert content(table)["T", 0][-1] == 30_000
+
+
+def test_a_queue_that_cannot_be_flushed_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append(log(30))
+    fs.fails = lambda call, path: IO_ERROR if call == "sync" and "/A/" in path else None
+    fs.calls.clear()
+    with pytest.raises(DiskError):
+        table.flush(0)
+    assert {path.split("/")[-2] for call, path in fs.calls if call == "sync" and "/B/" in path} == {"0", "1", "2"}
