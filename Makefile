@@ -16,7 +16,7 @@ SEEDS ?= 2000
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: help install demo test check format bench sim proto clean
+.PHONY: help install demo test interop check format bench sim proto clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -49,6 +49,9 @@ test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report || true; \
 	grep -E '(passed|failed|error|no tests ran).* in [0-9.]+s' $(VENV)/pytest.out | tail -n 1 || true; \
 	exit $$status
+
+interop: $(STAMP) ## Both directions with the real Java RocketMQ and DLedger (needs JDK 17, Maven, Maven Central)
+	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS) tests/interop
 
 check: $(STAMP) ## What CI checks besides the tests: format, lint, types, imports, generated code
 	$(BIN)/ruff format --check

@@ -197,7 +197,9 @@ class _Opener:
         committed = java_committed(path)
         begin = self._begin_of(data, index)
         create_hard_state(self._fs, directory, HardState())
-        create_checkpoint(self._fs, path, Checkpoint(committed=NO_INDEX if committed is None else committed, begin=begin))
+        create_checkpoint(
+            self._fs, path, Checkpoint(committed=NO_INDEX if committed is None else committed, begin=begin)
+        )
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
 
@@ -205,7 +207,7 @@ class _Opener:
         return begin_of(data, index, self._config.segment_bytes)
 
     def _check_import(self, files: LogFiles, outcome: ScanOutcome, checkpoint: Checkpoint) -> None:
-        """Nothing vouches for an imported log: refuse to drop more of it than a torn end. Raises ``CorruptLogError``."""
+        """Nothing vouches for an imported log: refuse to drop more than a torn end. Raises ``CorruptLogError``."""
         facts = outcome.facts
         later = files.data.base_of(facts.stop.position) + files.segment_bytes
         nothing = facts.end.index == checkpoint.begin.index

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from rocketstore.message.message import Message
-from rocketstore.message.message import HostAddress
+from rocketstore.message.message import HostAddress, Message
 from rocketstore.message_store import MessageStore
 from tests.interop.stores import WAIT_S
 

@@ -146,9 +146,11 @@ def differences(ours: Report, java: Report) -> list[str]:
     found: list[str] = []
     for name in ("records", "bounds", "units", "got", "nearest", "queries"):
         mine, theirs = getattr(ours, name), getattr(java, name)
-        for key in sorted(mine.keys() | theirs.keys()):
-            if mine.get(key) != theirs.get(key):
-                found.append(f"{name} {key}: ours {mine.get(key)!r:.2000}, Java's {theirs.get(key)!r:.2000}")
+        found += [
+            f"{name} {key}: ours {mine.get(key)!r:.2000}, Java's {theirs.get(key)!r:.2000}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
     return found
 
 

@@ -13,10 +13,9 @@ from dledger.clock import SystemClock
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, IdentityError
 from dledger.store.file_store import FileStore
-from dledger.types import HardState, NodeId, Term
+from dledger.types import HardState, LogIndex, NodeId, Term
 from tests.interop.goldens import LEDGER, open_golden
 from tests.interop.stores import SEGMENT_BYTES
-
 
 
 class Ledger:
@@ -36,9 +35,12 @@ class Ledger:
 
     def check(self, log: FileStore) -> None:
         """The log holds what Java read, from its begin on."""
-        begin = log.begin.index + 1
+        begin = LogIndex(log.begin.index + 1)
         expected = [(one["index"], one["term"], one["magic"], one["pos"]) for one in self.entries[begin:]]
-        found = [(one.index, one.term, int(one.magic), int(one.position)) for one in log.read_range(begin, log.last.index, 1 << 24)]
+        found = [
+            (one.index, one.term, int(one.magic), int(one.position))
+            for one in log.read_range(begin, log.last.index, 1 << 24)
+        ]
         assert found[: len(expected)] == expected
 
 

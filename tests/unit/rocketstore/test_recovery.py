@@ -75,6 +75,14 @@ def test_after_a_clean_stop_building_goes_on_where_it_was() -> None:
     assert (found.cut_queues, found.replay_from) == (1000, 600)
 
 
+@pytest.mark.parametrize(("max_physical", "expected"), [(-1, 0), (400, 400), (900, 700)])
+def test_after_javas_crash_no_gap_is_left_behind_what_the_queues_have(max_physical: int, expected: int) -> None:
+    """Times say that building may begin at 700; but somebody may have removed the queues, or some of their files."""
+    found = decide(clean=False, checkpoint=JAVAS, max_physical=max_physical, by_time=700)
+
+    assert found.replay_from == expected
+
+
 def test_after_a_crash_queues_are_cut_and_built_from_the_checkpoint() -> None:
     """rocketmq 1397, 7355: not from the queue that came furthest. What lies behind the checkpoint may be torn."""
     found = decide(clean=False, max_physical=900)

@@ -14,6 +14,7 @@ public final class Main {
         write-plain DIR | write-dledger DIR     a new store with everything of Content
         killed-plain DIR                        the same, and the process ends without stopping the store
         append-plain DIR | append-dledger DIR   some more messages into a store that is there
+        kill-plain DIR                          the same, and the process ends without stopping the store
         read-plain DIR | read-dledger DIR       print everything in it
         """;
 
@@ -50,9 +51,12 @@ public final class Main {
                 }
                 store.shutdown();
             }
-            case "append-plain", "append-dledger" -> {
+            case "append-plain", "append-dledger", "kill-plain" -> {
                 DefaultMessageStore store = Stores.open(dir, replicated, false);
                 Content.writeMore(store, replicated);
+                if (command.equals("kill-plain")) {
+                    Runtime.getRuntime().halt(0);
+                }
                 store.shutdown();
             }
             case "read-plain", "read-dledger" -> {
