@@ -118,11 +118,11 @@ def test_a_taken_port_and_a_taken_directory_are_named(tmp_path: Path) -> None:
     with LocalBrokers(tmp_path, size=0, settings=SMALL) as brokers:
         (node,) = brokers.nodes.values()
         port = run_broker("-s", str(tmp_path / "other"), "--port", str(node.client_port))
-        directory = run_broker("-s", str(brokers.broker_dir(node.node_id)), "--port", str(free_ports(1)[0]))
+        directory = run_broker("-s", str(brokers.root_dir(node.node_id)), "--port", str(free_ports(1)[0]))
 
     assert (port.returncode, directory.returncode) == (2, 1)
     assert f"error: cannot listen on the broker's address 127.0.0.1:{node.client_port}" in port.stderr
-    assert str(brokers.broker_dir(node.node_id)) in directory.stderr.splitlines()[-1]
+    assert str(brokers.root_dir(node.node_id)) in directory.stderr.splitlines()[-1]
     assert "Traceback" not in port.stderr + directory.stderr
 
 
