@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -41,14 +41,14 @@ class PeerListener:
         self._loop = LoopThread(name)
         self._bridge: LoopBridge | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: list[socket.socket] = []
 
     def start(self, host: str, port: int) -> None:
         """Listen. Raises ``ConfigError`` if the address cannot be had."""
         listening = _listen(host, port)
         self.port = listening[0].getsockname()[1]
         self._bridge = bridge = self._loop.start()
-        for one in listening:
-            bridge.post(partial(self._accept_on, one))
+        bridge.post(partial(self._listen, listening))
 
     def close(self) -> None:
         """End everything and join the thread. Idempotent."""
@@ -58,31 +58,40 @@ class PeerListener:
         self._loop.stop()
 
     async def _end(self) -> None:
+        for one in self._listening:
+            asyncio.get_running_loop().remove_reader(one)
+            one.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accept_on(self, listening: socket.socket) -> None:
-        self._begin(self._accept(listening))
+    def _listen(self, listening: Iterable[socket.socket]) -> None:
+        for one in listening:
+            self._listening.append(one)
+            asyncio.get_running_loop().add_reader(one, self._accept, one)
 
-    def _begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _accept(self, listening: socket.socket) -> None:
+        """Take one connection. Not with ``sock_accept``: what it has accepted is lost if it is cancelled just then."""
+        loop = asyncio.get_running_loop()
+        try:
+            link, _ = listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # the caller hung up already
+            return
+        except OSError as error:  # out of descriptors: it stays acceptable, so look away for a while
+            _LOG.warning("a connection to the peer port was not accepted: %s", error)
+            loop.remove_reader(listening)
+            loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
+            return
+        link.setblocking(False)
+        task = loop.create_task(self._sort(link))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
+        # Whoever is cancelled before its first step has closed nothing.
+        task.add_done_callback(partial(_close_if_cancelled, link))
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    link, _ = await loop.sock_accept(listening)
-                except OSError as error:  # out of descriptors, or the caller hung up already
-                    _LOG.warning("a connection to the peer port was not accepted: %s", error)
-                    await asyncio.sleep(_ACCEPT_PAUSE_S)
-                    continue
-                # Whoever is cancelled before its first step has closed nothing.
-                self._begin(self._sort(link)).add_done_callback(partial(_close_if_cancelled, link))
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     async def _sort(self, link: socket.socket) -> None:
         head = b""
