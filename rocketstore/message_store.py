@@ -14,30 +14,32 @@ checkpoint is written only after queues and index were flushed beyond it.
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Final, TypeVar
+from time import monotonic
+from typing import Final
 
 from dledger.clock import Clock, SystemClock
-from dledger.errors import DiskError, DiskFullError, DLedgerError, ShutdownError
+from dledger.errors import DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem
-from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, Checkpoint, CheckpointFile
+from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.cleaning import Cleaner
 from rocketstore.commit_log.port import CommitLog, PutDone
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.directory import StoreDirectory
 from rocketstore.dispatch import ArrivalListener, DispatchService
+from rocketstore.durability import Attempts, Durability
 from rocketstore.flags import Obstacle, PutGate
 from rocketstore.index.service import IndexService
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
 from rocketstore.periodic import Periodic
+from rocketstore.put_waiter import PutWaiter
 from rocketstore.reads import RecordFilter, StoreReader, TagFilter
-from rocketstore.recovery import RecoveryPlan, queue_units, recover
+from rocketstore.recovery import RecoveryPlan, recover
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult
 
@@ -50,7 +52,6 @@ _BUSY_MS_MAX: Final = 10_000_000
 _SAMPLE_INTERVAL_MS: Final = 1000
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 
-_T = TypeVar("_T")
 _log = logging.getLogger("rocketstore")
 
 
@@ -83,7 +84,7 @@ class MessageStore:
             log,
             [self._queues] if self._index is None else [self._queues, self._index],
             on_batch=self.stats.dispatched,
-            on_failure=self._dispatch_failed,
+            on_failure=self._failed,
         )
         self._reader = StoreReader(log, self._queues.find, self._index, config)
         self._cleaner = Cleaner(
@@ -100,8 +101,9 @@ class MessageStore:
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
         self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
         self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
-        self._flush_lock = threading.Lock()  # one thorough flush at a time; guards the checkpoint file
-        self._checkpoint: CheckpointFile | None = None
+        self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
+        self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
+        self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
         self._directory: StoreDirectory | None = None
         self._loaded = False
@@ -121,8 +123,8 @@ class MessageStore:
         self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._fs)
         clean_stop = directory.stopped_cleanly
         directory.mark_running()
-        self._checkpoint = CheckpointFile(self._fs, self.config.store_path_root_dir / CHECKPOINT_FILE)
         checkpoint = self._checkpoint.read()
+        self._deleted.load()
         self._queues.load()
         self._queues.recover()
         known = checkpoint.replay_from != UNKNOWN
@@ -147,7 +149,7 @@ class MessageStore:
             self.rebuild_queue_offsets()
         self._loaded = True
         # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
-        self.flush()
+        self._durability.flush_if_room()
         return decided
 
     def start(self) -> None:
@@ -158,6 +160,7 @@ class MessageStore:
             worker.start()
         self._running = True
         self._gate.open(Obstacle.NOT_RUNNING)
+        self._clean_worker.request()  # the disk may be full already
 
     def shutdown(self) -> None:
         """Refuse puts, dispatch what is there, flush everything, close. Idempotent.
@@ -166,25 +169,24 @@ class MessageStore:
         done in time, the next start takes this for a clean stop. Raises the first error at the end.
         """
         self._gate.close(Obstacle.NOT_RUNNING)
-        self._running = False
         directory, self._directory = self._directory, None
         if directory is None:
             return
-        errors = _Errors()
+        attempts = Attempts()
         for worker in (self._clean_worker, self._sampler, self._flusher):
             if not worker.stop(STOP_TIMEOUT_S):
                 _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
         if self._loaded:
-            errors.attempt(self.log.flush)
+            attempts.run(self.log.flush)
         drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
+        self._running = False  # not before: who is told of a message reads it
         if self._loaded:
-            self._flush_all(errors)
-        errors.attempt(self.log.shutdown)
-        errors.attempt(self._queues.close)
-        errors.attempt(lambda: self._settle(directory, drained=drained, failed=errors.first is not None))
+            self._durability.flush_all(attempts)
+        attempts.run(self.log.shutdown)
+        attempts.run(self._queues.close)
+        attempts.run(lambda: self._settle(directory, drained=drained, failed=attempts.first is not None))
         directory.release()
-        if errors.first is not None:
-            raise errors.first
+        attempts.conclude()
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
         complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
@@ -224,7 +226,7 @@ class MessageStore:
         """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up."""
         begin = self.log.min_offset
         self._queues.correct_min_offsets(begin)
-        self.log.set_queue_offsets(self._queues.next_offsets())
+        self.log.set_queue_offsets(self._deleted.over(self._queues.next_offsets()))
 
     # -- puts ----------------------------------------------------------------------------------------------------
 
@@ -233,9 +235,10 @@ class MessageStore:
 
         All are refused if the store takes none now or if one of them is not allowed. ``wait``: see the port.
         """
+        log = self.log
         refusal = self._gate.refusal
         if refusal is None:
-            held_ms = self.log.put_lock_ms
+            held_ms = log.put_lock_ms
             if self._busy_ms < held_ms < _BUSY_MS_MAX:
                 refusal = _busy(held_ms)
             else:
@@ -245,20 +248,26 @@ class MessageStore:
                     if refusal is not None:
                         break
         if refusal is not None:
-            results = (refusal,) * len(messages)
-            self.stats.put_done(results, 0)
-            done(results)
+            self._answered([refusal] * len(messages), 0.0, done)
             return
-        began_s = time.monotonic()
-        stats = self.stats
+        began_s = monotonic()
 
         def answered(results: Sequence[PutResult]) -> None:
-            stats.put_done(results, int((time.monotonic() - began_s) * 1000))
-            if results and results[0].status is not _PUT_OK:
-                self._put_failed(results)
-            done(results)
+            if len(results) == 1 and results[0].status is _PUT_OK:
+                note_put(monotonic() - began_s)
+                done(results)
+            else:
+                finish(results, monotonic() - began_s, done)
 
-        self.log.submit(messages, answered, wait=wait)
+        note_put, finish = self.stats.note_put, self._answered
+        log.submit(messages, answered, wait=wait)
+
+    def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
+        """Count and pass on what is not a single message well stored."""
+        self.stats.put_done(results, took_s)
+        if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
+            self._clean_worker.request()  # perhaps there is something to delete
+        done(results)
 
     def put(self, message: Message) -> PutResult:
         """Store a message and wait until it is; ``UNKNOWN_ERROR`` of unknown outcome if nothing answers in time."""
@@ -266,15 +275,11 @@ class MessageStore:
 
     def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
         """Store messages and wait, as ``put`` does; one result for each."""
-        waiter = _Waiter()
+        waiter = PutWaiter()
         self.submit(messages, waiter.done)
         config = self.config
         results = waiter.wait(max(config.sync_flush_timeout, config.slave_timeout) / 1000 + _PUT_SLACK_S)
         return list(results) if results is not None else [_NO_ANSWER] * len(messages)
-
-    def _put_failed(self, results: Sequence[PutResult]) -> None:
-        if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
-            self._clean_worker.request()  # perhaps there is something to delete
 
     # -- reads ---------------------------------------------------------------------------------------------------
 
@@ -296,7 +301,7 @@ class MessageStore:
         ``offset_check_in_slave``). Raises ``ShutdownError``, ``CorruptLogError``.
         """
         self._check_running()
-        began_s = time.monotonic()
+        began_s = monotonic()
         result = self._reader.get(
             topic,
             queue_id,
@@ -308,7 +313,7 @@ class MessageStore:
             correct_offset=self._gate.role is not BrokerRole.SLAVE or self.config.offset_check_in_slave,
         )
         found = len(result.records) if result.status is GetMessageStatus.FOUND else 0
-        self.stats.got(found, int((time.monotonic() - began_s) * 1000))
+        self.stats.got(found, int((monotonic() - began_s) * 1000))
         return result
 
     def read_record(self, offset: int) -> bytes | None:
@@ -372,13 +377,9 @@ class MessageStore:
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
 
-        Its queues' numbering goes on where it was, as long as this store runs.
+        Should it come again, its queues' numbering goes on where it was (see ``rocketstore.deleted``).
         """
-        self._queues.delete_topic(topic)
-        errors = _Errors()
-        self._flush_all(errors)
-        if errors.first is not None:
-            raise errors.first
+        self._durability.delete_topic(topic)
 
     def request_clean(self) -> None:
         """Delete expired files now and in the next rounds, whatever the hour."""
@@ -387,10 +388,7 @@ class MessageStore:
 
     def flush(self) -> None:
         """Make everything durable and write the checkpoint. Raises ``DiskError``."""
-        errors = _Errors()
-        self._flush_all(errors)
-        if errors.first is not None:
-            raise errors.first
+        self._durability.flush()
 
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's runtime keys and values."""
@@ -414,34 +412,11 @@ class MessageStore:
     def _flush_round(self) -> None:
         """Some pages now and then, everything once a minute. A failed flush is final: the store takes no more puts."""
         now_ms = self._clock.monotonic_ms()
-        try:
-            if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
-                self._last_thorough_ms = now_ms
-                self.flush()
-            else:
-                self._queues.flush(self.config.flush_consume_queue_least_pages)
-        except DiskFullError as error:
-            _log.warning("the checkpoint waits for room on the disk: %s", error)
-
-    def _flush_all(self, errors: _Errors) -> None:
-        with self._flush_lock:
-            checkpoint = self._checkpoint
-            if checkpoint is None:
-                return
-            failed = errors.first
-            position, last_ms, units, indexed_to = self._dispatch.standstill(self._mark)
-            errors.attempt(self.log.flush)
-            errors.attempt(lambda: self._queues.flush(0))
-            index = self._index
-            index_ms = errors.attempt(index.flush) if index is not None else last_ms
-            if errors.first is failed and index_ms is not None:
-                marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to)
-                errors.attempt(lambda: checkpoint.write(marked))
-
-    def _mark(self) -> tuple[int, int, int, int]:
-        dispatch = self._dispatch
-        indexed_to = UNKNOWN if self._index is None else self._index.indexed_to
-        return dispatch.position, dispatch.last_store_ms, queue_units(self._queues), indexed_to
+        if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
+            self._last_thorough_ms = now_ms
+            self._durability.flush_if_room()
+        else:
+            self._durability.flush_pages(self.config.flush_consume_queue_least_pages)
 
     def _clean_round(self) -> None:
         try:
@@ -457,9 +432,6 @@ class MessageStore:
             _log.error("the disk is full: no more messages are taken")
         elif not full and self._gate.open(Obstacle.DISK_FULL):
             _log.info("there is room on the disk again")
-
-    def _dispatch_failed(self, error: BaseException) -> None:
-        self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         if self.failure is None:
@@ -482,40 +454,6 @@ class _QueueFiles:
         removed = sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
         self._queues.correct_min_offsets(min_physical_offset)
         return removed
-
-
-class _Errors:
-    """Runs steps that must all be tried, and keeps the first error."""
-
-    def __init__(self) -> None:
-        self.first: DLedgerError | OSError | None = None
-
-    def attempt(self, step: Callable[[], _T]) -> _T | None:
-        """What ``step`` gives, or None if it failed."""
-        try:
-            return step()
-        except (DLedgerError, OSError) as error:
-            _log.error("a part of the store failed: %s", error, exc_info=error)
-            self.first = self.first or error
-            return None
-
-
-class _Waiter:
-    """Waits for the results of one put."""
-
-    def __init__(self) -> None:
-        self._results: Sequence[PutResult] | None = None
-        self._answered = threading.Lock()
-        self._answered.acquire()
-
-    def done(self, results: Sequence[PutResult]) -> None:
-        self._results = results
-        self._answered.release()
-
-    def wait(self, timeout_s: float) -> Sequence[PutResult] | None:
-        if self._results is None:
-            self._answered.acquire(timeout=timeout_s)
-        return self._results
 
 
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")

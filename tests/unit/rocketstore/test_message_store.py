@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -151,18 +152,36 @@ def test_messages_get_consecutive_offsets_per_queue(config: MessageStoreConfig) 
 
 
 @pytest.mark.parametrize("kind", list(FlushDiskType))
-def test_many_threads_and_files(config: MessageStoreConfig, kind: FlushDiskType) -> None:
+def test_many_producers_and_a_reader_over_many_files(config: MessageStoreConfig, kind: FlushDiskType) -> None:
+    """What the reader finds while producers write is what is there in the end."""
     with running(replace(config, flush_disk_type=kind)) as store:
         answers: list[PutResult] = []
-        for number in range(500):
-            store.submit((Message("T", str(number).encode(), number % 3),), answers.extend)
-        wait_until(lambda: len(answers) == 500, "all answers")
-        assert store.wait_dispatched(WAIT_S)
 
+        def produce(producer: int) -> None:
+            for number in range(150):
+                store.submit((Message("T", f"{producer} {number}".encode()),), answers.extend)
+
+        producers = [threading.Thread(target=produce, args=(producer,)) for producer in range(4)]
+        for thread in producers:
+            thread.start()
+        read: list[Message] = []
+        wait_until(lambda: take(store, read) == 600, "all messages are read")
+        for thread in producers:
+            thread.join()
+
+        assert [message.queue_offset for message in read] == list(range(600))
+        for producer in range(4):
+            mine = [message.body for message in read if message.body.startswith(b"%d " % producer)]
+            assert mine == [b"%d %d" % (producer, number) for number in range(150)]
+        wait_until(lambda: len(answers) == 600, "all answers")
         assert all(result.status is PutMessageStatus.PUT_OK for result in answers)
-        assert bodies(store, 1) == list(range(1, 500, 3))
-        assert store.stats.puts == 500
-        assert store.stats.topics()["T"].messages == 500
+        assert store.stats.puts == store.stats.topics()["T"].messages == 600
+
+
+def take(store: MessageStore, read: list[Message]) -> int:
+    """Read on; how many were read."""
+    read += map(decode_record, store.get("T", 0, len(read), max_count=32).records)
+    return len(read)
 
 
 def test_delayed_and_hidden_messages_have_queues(config: MessageStoreConfig) -> None:
@@ -608,6 +627,28 @@ def test_a_deleted_topic_is_gone_and_its_numbering_goes_on(config: MessageStoreC
         assert store.get("T", 0, 0, max_count=1).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
         fill(store, 2)
         assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (5, 6)
+        store.delete_topic("T")
+    shutil.rmtree(config.consume_queue_dir)
+    with running(config) as store:
+        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (0, 6)
+        store.delete_topic("T")
+    with running(config) as store:
+        fill(store, 1)
+        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (6, 7)
+
+
+def test_a_store_on_a_full_disk_opens_and_is_read(config: MessageStoreConfig, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    with crashed(config, killed) as store:
+        fill(store, 10)
+        store.flush()
+    fs = FailingFs(lambda call, path: errno.ENOSPC if call == "write" and path.endswith("checkpoint.tmp") else None)
+    fs.disk = DiskUsage(100, 0, 100)
+
+    with running(replace(at(config, killed), disk_space_warning_level_ratio=90), fs=fs) as store:
+        wait_until(lambda: store.refusal is not None, "closed to puts")
+        assert bodies(store) == [0, 2, 4, 6, 8]
+        fs.fails = lambda _call, _path: None
 
 
 def test_a_failed_flush_of_a_queue_closes_the_store(config: MessageStoreConfig) -> None:
@@ -632,3 +673,20 @@ def test_flushing_and_checkpointing_go_on_by_themselves(config: MessageStoreConf
         fill(store, 4)
         wait_until(lambda: (config.store_path_root_dir / "checkpoint").exists(), "a checkpoint")
         assert store.refusal is None
+
+
+def test_who_is_told_of_a_message_can_read_it_also_while_the_store_stops(config: MessageStoreConfig) -> None:
+    store = make_store(config)
+    store.load()
+    store.start()
+    found: list[GetMessageStatus] = []
+    store.add_arrival_listener(
+        lambda head: found.append(store.get(head.topic, head.queue_id, head.queue_offset, max_count=1).status)
+    )
+    results = store.put_many([Message("T", b"x") for _ in range(300)])
+    store.shutdown()
+
+    assert all(result.ok for result in results)
+    assert found == [GetMessageStatus.FOUND] * 300
+    assert store.failure is None
+    assert not (config.store_path_root_dir / "abort").exists()

@@ -1,0 +1,28 @@
+"""Waiting for a put that is answered by a callback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from rocketstore.types import PutResult
+
+
+class PutWaiter:
+    """For one put: ``done`` is its callback. A bare lock, which is several times cheaper than an event."""
+
+    def __init__(self) -> None:
+        self._results: Sequence[PutResult] | None = None
+        self._answered = threading.Lock()
+        self._answered.acquire()
+
+    def done(self, results: Sequence[PutResult]) -> None:
+        """Take the results."""
+        self._results = results
+        self._answered.release()
+
+    def wait(self, timeout_s: float) -> Sequence[PutResult] | None:
+        """The results; None if they did not come in time."""
+        if self._results is None:
+            self._answered.acquire(timeout=timeout_s)
+        return self._results
