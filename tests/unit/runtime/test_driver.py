@@ -224,6 +224,24 @@ def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> Non
     assert [change.role for change in bench.roles][-1] is Role.LEADER
 
 
+def test_a_flush_by_whoever_owns_the_log_counts_as_the_nodes_own() -> None:
+    """An application may flush between the append and the flusher's turn: the entry is acknowledged all the same."""
+    bench = _Bench(SOLO)
+    bench.driver.start()
+    wait_until(lambda: bench.node.state.commit_index == 0, "the no-op to be committed")
+    results: list[AppendedBatch | DLedgerError] = []
+
+    def append_and_flush(now_ms: int) -> None:
+        bench.node.append([b"one"], now_ms, results.append)
+        bench.log.flush()  # before the flusher is even woken
+
+    bench.driver.call(append_and_flush)
+    wait_until(lambda: bool(results), "an acknowledgement", timeout_s=2.0)  # refused for want of a quorum after 2.5 s
+    bench.driver.stop()
+
+    assert isinstance(results[0], AppendedBatch)
+
+
 def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() -> None:
     """Bytes read after the term ended may be another leader's: they must not be sent as ours."""
     bench = _Bench()
