@@ -231,11 +231,15 @@ def test_a_flush_by_whoever_owns_the_log_counts_as_the_nodes_own() -> None:
     wait_until(lambda: bench.node.state.commit_index == 0, "the no-op to be committed")
     results: list[AppendedBatch | DLedgerError] = []
 
-    def append_and_flush(now_ms: int) -> None:
-        bench.node.append([b"one"], now_ms, results.append)
-        bench.log.flush()  # before the flusher is even woken
+    flusher = bench.driver._flusher
+    wake = flusher.wake
 
-    bench.driver.call(append_and_flush)
+    def flush_first() -> None:
+        bench.log.flush()  # the entry is written and counted as not yet durable; nobody has flushed it
+        wake()
+
+    flusher.wake = flush_first  # type: ignore[method-assign]
+    bench.driver.call(lambda now_ms: bench.node.append([b"one"], now_ms, results.append))
     wait_until(lambda: bool(results), "an acknowledgement", timeout_s=2.0)  # refused for want of a quorum after 2.5 s
     bench.driver.stop()
 
