@@ -98,6 +98,7 @@ class NodeDriver:
         self._persist_lock = threading.Lock()  # guards _durable_version and orders the saves; taken without _lock
         self._durable_version = 0  # what the node was started with; it may have changed that already
         self._stopped = False
+        self._told_flushed = log.flushed.sequence  # what the node knows; threads that race tell it twice at worst
         self.on_role_change: Callable[[RoleChange], None] = lambda _change: None
         """Called once what the change depends on is durable, one at a time and in order; must only queue."""
         self.on_commit: Callable[[LogIndex], None] = lambda _index: None
@@ -301,9 +302,16 @@ class NodeDriver:
             self._send(target, PushAppend(message.term, message.epoch, message.commit_index, run))
 
     def _flush(self) -> int | None:
-        """One round of group commit: whatever was written so far becomes durable with one flush."""
+        """One round of group commit: whatever was written so far becomes durable with one flush.
+
+        An application that owns the log may have flushed it itself. The node must hear of that all the same, or it
+        would wait for ever to count what is durable already.
+        """
         if self._log.write_sequence > self._log.flushed.sequence:
             self._log.flush()
+        flushed = self._log.flushed.sequence
+        if flushed != self._told_flushed:
+            self._told_flushed = flushed
             self._step(lambda _now: self._node.flushed())
         if self._config.store.flush_mode is FlushMode.ASYNC:
             return self._clock.monotonic_ms() + self._config.store.flush_interval_ms

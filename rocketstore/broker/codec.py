@@ -45,7 +45,7 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
             one.topic,
             one.body,
             one.queue_id,
-            dict(one.properties),
+            dict(one.properties.items()),
             one.flag,
             one.sys_flag,
             one.born_timestamp_ms or now_ms,

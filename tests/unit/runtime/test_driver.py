@@ -224,6 +224,27 @@ def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> Non
     assert [change.role for change in bench.roles][-1] is Role.LEADER
 
 
+def test_a_flush_by_whoever_owns_the_log_counts_as_the_nodes_own() -> None:
+    """An application may flush between the append and the flusher's turn: a new leader's no-op is still committed.
+
+    Nobody waits for it with a deadline, so nothing else would ever look at it again.
+    """
+    bench = _Bench(SOLO)
+    flusher = bench.driver._flusher
+    wake = flusher.wake
+
+    def flush_first() -> None:
+        bench.log.flush()
+        wake()
+
+    flusher.wake = flush_first  # type: ignore[method-assign]
+    bench.driver.start()
+    wait_until(lambda: bench.node.state.commit_index == 0, "the no-op to be committed", timeout_s=3.0)
+    bench.driver.stop()
+
+    assert bench.failures == []
+
+
 def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() -> None:
     """Bytes read after the term ended may be another leader's: they must not be sent as ours."""
     bench = _Bench()
