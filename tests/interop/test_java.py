@@ -125,16 +125,27 @@ def test_java_recovers_what_a_killed_process_of_ours_left(pair: Pair) -> None:
         killed = pair.copy()
         assert (killed / "abort").exists() or pair.kind == "dledger"
         report = pair.read_by_java(killed)
-        assert_same(our_report(store, report), report)
+        ours = our_report(store, report)
+        if pair.kind == "dledger":  # here Java drops the index after a crash and never builds it again
+            assert not any(report.queries.values())
+            report.queries = ours.queries
+        assert_same(ours, report)
 
 
-def test_we_recover_what_a_killed_java_left_in_a_store_of_ours(tmp_path: Path) -> None:
-    pair = Pair("plain", tmp_path)
+def test_we_recover_what_a_killed_java_left_in_a_store_of_ours(pair: Pair) -> None:
     with pair.ours() as store:
         content.put_many(store, 50)
-    java.run_store("kill-plain", pair.root)
+    java.run_store(f"kill-{pair.kind}", pair.root)
     assert (pair.root / "abort").exists()
-    pair.compare()
+    report = pair.read_by_java()
+    assert {"TopicTest", "Later"} <= {topic for topic, _ in report.bounds}
+    with pair.ours() as store:
+        ours = our_report(store, report)
+        assert all(key in ours.keys_of(offset) for (_, key), found in ours.queries.items() for offset in found)
+        if pair.kind == "dledger":
+            report.queries = ours.queries
+        assert_same(ours, report)
+        assert all(ours.queries["TopicTest", f"order-{number}"] for number in range(0, 10, 2))
 
 
 @pytest.mark.parametrize("name", [*STORES, LEDGER])
@@ -155,11 +166,15 @@ def _in_order(directory: Path) -> list[bytes]:
 
 
 def _timeless(lines: Iterable[str]) -> list[Any]:
-    """What Java printed without times and terms. Tags codes of delayed messages are times, too."""
+    """What Java printed without times, also those that are tags codes, and without what depends on elections."""
     found = []
     for line in lines:
         fields = json.loads(line)
-        for name in ("storeTimestamp", "nearest", "offsetsOfTimes", "term"):
+        if "magic" in fields:
+            if fields["magic"] == Magic.NORMAL:
+                found.append(fields["body"])
+            continue
+        for name in ("storeTimestamp", "offsetsOfTimes"):
             fields.pop(name, None)
         if str(fields.get("topic")).startswith("SCHEDULE_TOPIC"):
             fields.pop("tagsCode", None)
