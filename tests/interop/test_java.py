@@ -16,7 +16,10 @@ from dledger.clock import SystemClock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.types import NOOP_CHANNEL, LogIndex, Magic, Term
+from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
 from rocketstore.message_store import MessageStore
+from rocketstore.types import TERM_START_TOPIC
 from tests.interop import content, java
 from tests.interop.goldens import LEDGER, STORES, copy_store, open_golden, write_golden
 from tests.interop.reports import Report, assert_same, java_report, our_report
@@ -223,3 +226,19 @@ def test_the_newest_dledger_reads_our_log_and_goes_on_and_so_do_we(tmp_path: Pat
         log.flush()
         assert entries_of(log)[: len(ours)] == ours
     assert len(read_by_newest_dledger(root, tmp_path / "copy-3")) == len(together) + 10
+
+
+@pytest.mark.parametrize(("magic", "readable"), [(Magic.NORMAL, 1), (Magic.NOOP, 0)])
+def test_for_the_old_line_a_log_ends_at_a_noop_of_magic_2(tmp_path: Path, magic: Magic, readable: int) -> None:
+    """It would cut everything from there on: so a broker's log has none."""
+    root = tmp_path / "store"
+    config = StoreConfig(root, segment_bytes=SEGMENT_BYTES)
+    with closing(
+        FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=SystemClock())
+    ) as log:
+        start = encode_record(Message(TERM_START_TOPIC, b""))
+        log.append_as_leader(Term(1), [start], magic, channel=NOOP_CHANNEL if magic is Magic.NORMAL else 0)
+        offset = log.end_position + 48
+        log.append_as_leader(Term(1), [encode_record(Message("T", b"message"), physical_offset=offset)])
+        log.flush()
+    assert len(java_report(java.run_store("read-dledger", root)).records) == readable
