@@ -43,7 +43,7 @@ class MappedSlotsFs(RecordingFs):
         super().__init__()
         self._slots: dict[int, bytes] = {}
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         self._note_slots(fd)
         super().write(fd, data, offset)
 
