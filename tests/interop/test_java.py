@@ -16,7 +16,10 @@ from dledger.clock import SystemClock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.types import NOOP_CHANNEL, LogIndex, Magic, Term
+from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
 from rocketstore.message_store import MessageStore
+from rocketstore.types import TERM_START_TOPIC
 from tests.interop import content, java
 from tests.interop.goldens import LEDGER, STORES, copy_store, open_golden, write_golden
 from tests.interop.reports import Report, assert_same, java_report, our_report
@@ -125,16 +128,27 @@ def test_java_recovers_what_a_killed_process_of_ours_left(pair: Pair) -> None:
         killed = pair.copy()
         assert (killed / "abort").exists() or pair.kind == "dledger"
         report = pair.read_by_java(killed)
-        assert_same(our_report(store, report), report)
+        ours = our_report(store, report)
+        if pair.kind == "dledger":  # here Java drops the index after a crash and never builds it again
+            assert not any(report.queries.values())
+            report.queries = ours.queries
+        assert_same(ours, report)
 
 
-def test_we_recover_what_a_killed_java_left_in_a_store_of_ours(tmp_path: Path) -> None:
-    pair = Pair("plain", tmp_path)
+def test_we_recover_what_a_killed_java_left_in_a_store_of_ours(pair: Pair) -> None:
     with pair.ours() as store:
         content.put_many(store, 50)
-    java.run_store("kill-plain", pair.root)
+    java.run_store(f"kill-{pair.kind}", pair.root)
     assert (pair.root / "abort").exists()
-    pair.compare()
+    report = pair.read_by_java()
+    assert {"TopicTest", "Later"} <= {topic for topic, _ in report.bounds}
+    with pair.ours() as store:
+        ours = our_report(store, report)
+        assert all(key in ours.keys_of(offset) for (_, key), found in ours.queries.items() for offset in found)
+        if pair.kind == "dledger":
+            report.queries = ours.queries
+        assert_same(ours, report)
+        assert all(ours.queries["TopicTest", f"order-{number}"] for number in range(0, 10, 2))
 
 
 @pytest.mark.parametrize("name", [*STORES, LEDGER])
@@ -155,11 +169,15 @@ def _in_order(directory: Path) -> list[bytes]:
 
 
 def _timeless(lines: Iterable[str]) -> list[Any]:
-    """What Java printed without times and terms. Tags codes of delayed messages are times, too."""
+    """What Java printed without times, also those that are tags codes, and without what depends on elections."""
     found = []
     for line in lines:
         fields = json.loads(line)
-        for name in ("storeTimestamp", "nearest", "offsetsOfTimes", "term"):
+        if "magic" in fields:
+            if fields["magic"] == Magic.NORMAL:
+                found.append(fields["body"])
+            continue
+        for name in ("storeTimestamp", "offsetsOfTimes"):
             fields.pop(name, None)
         if str(fields.get("topic")).startswith("SCHEDULE_TOPIC"):
             fields.pop("tagsCode", None)
@@ -208,3 +226,19 @@ def test_the_newest_dledger_reads_our_log_and_goes_on_and_so_do_we(tmp_path: Pat
         log.flush()
         assert entries_of(log)[: len(ours)] == ours
     assert len(read_by_newest_dledger(root, tmp_path / "copy-3")) == len(together) + 10
+
+
+@pytest.mark.parametrize(("magic", "readable"), [(Magic.NORMAL, 1), (Magic.NOOP, 0)])
+def test_for_the_old_line_a_log_ends_at_a_noop_of_magic_2(tmp_path: Path, magic: Magic, readable: int) -> None:
+    """It would cut everything from there on: so a broker's log has none."""
+    root = tmp_path / "store"
+    config = StoreConfig(root, segment_bytes=SEGMENT_BYTES)
+    with closing(
+        FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=SystemClock())
+    ) as log:
+        start = encode_record(Message(TERM_START_TOPIC, b""))
+        log.append_as_leader(Term(1), [start], magic, channel=NOOP_CHANNEL if magic is Magic.NORMAL else 0)
+        offset = log.end_position + 48
+        log.append_as_leader(Term(1), [encode_record(Message("T", b"message"), physical_offset=offset)])
+        log.flush()
+    assert len(java_report(java.run_store("read-dledger", root)).records) == readable

@@ -14,7 +14,7 @@ public final class Main {
         write-plain DIR | write-dledger DIR     a new store with everything of Content
         killed-plain DIR                        the same, and the process ends without stopping the store
         append-plain DIR | append-dledger DIR   some more messages into a store that is there
-        kill-plain DIR                          the same, and the process ends without stopping the store
+        kill-plain DIR | kill-dledger DIR       the same, and the process ends without stopping the store
         read-plain DIR | read-dledger DIR       print everything in it
         """;
 
@@ -51,10 +51,10 @@ public final class Main {
                 }
                 store.shutdown();
             }
-            case "append-plain", "append-dledger", "kill-plain" -> {
+            case "append-plain", "append-dledger", "kill-plain", "kill-dledger" -> {
                 DefaultMessageStore store = Stores.open(dir, replicated, false);
                 Content.writeMore(store, replicated);
-                if (command.equals("kill-plain")) {
+                if (command.startsWith("kill-")) {
                     Runtime.getRuntime().halt(0);
                 }
                 store.shutdown();
