@@ -44,6 +44,8 @@ class StoreDirectory:
 
     def mark_running(self) -> None:
         """Leave the mark of a store that has not stopped cleanly. Durable on return. Raises ``DiskError``."""
+        if not self.stopped_cleanly:
+            return  # it is there; and there may be no room for another
         try:
             replace_durably(self._fs, self._abort, b"")
         except OSError as error:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Final, TypeVar
 
 from dledger.clock import Clock, SystemClock
@@ -29,6 +29,7 @@ from rocketstore.cleaning import Cleaner
 from rocketstore.commit_log.port import CommitLog, PutDone
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.directory import StoreDirectory
 from rocketstore.dispatch import ArrivalListener, DispatchService
 from rocketstore.flags import Obstacle, PutGate
@@ -102,6 +103,7 @@ class MessageStore:
         self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
         self._flush_lock = threading.Lock()  # one thorough flush at a time; guards the checkpoint file
         self._checkpoint: CheckpointFile | None = None
+        self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._last_thorough_ms = self._clock.monotonic_ms()
         self._directory: StoreDirectory | None = None
         self._loaded = False
@@ -123,6 +125,7 @@ class MessageStore:
         directory.mark_running()
         self._checkpoint = CheckpointFile(self._fs, self.config.store_path_root_dir / CHECKPOINT_FILE)
         checkpoint = self._checkpoint.read()
+        self._deleted.load()
         self._queues.load()
         self._queues.recover()
         known = checkpoint.replay_from != UNKNOWN
@@ -147,7 +150,10 @@ class MessageStore:
             self.rebuild_queue_offsets()
         self._loaded = True
         # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
-        self.flush()
+        try:
+            self.flush()
+        except DiskFullError as error:
+            _log.warning("there is no room for a checkpoint: %s", error)
         return decided
 
     def start(self) -> None:
@@ -158,6 +164,7 @@ class MessageStore:
             worker.start()
         self._running = True
         self._gate.open(Obstacle.NOT_RUNNING)
+        self._clean_worker.request()  # the disk may be full already
 
     def shutdown(self) -> None:
         """Refuse puts, dispatch what is there, flush everything, close. Idempotent.
@@ -224,7 +231,7 @@ class MessageStore:
         """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up."""
         begin = self.log.min_offset
         self._queues.correct_min_offsets(begin)
-        self.log.set_queue_offsets(self._queues.next_offsets())
+        self.log.set_queue_offsets(self._deleted.over(self._queues.next_offsets()))
 
     # -- puts ----------------------------------------------------------------------------------------------------
 
@@ -233,9 +240,10 @@ class MessageStore:
 
         All are refused if the store takes none now or if one of them is not allowed. ``wait``: see the port.
         """
+        log = self.log
         refusal = self._gate.refusal
         if refusal is None:
-            held_ms = self.log.put_lock_ms
+            held_ms = log.put_lock_ms
             if self._busy_ms < held_ms < _BUSY_MS_MAX:
                 refusal = _busy(held_ms)
             else:
@@ -245,20 +253,26 @@ class MessageStore:
                     if refusal is not None:
                         break
         if refusal is not None:
-            results = (refusal,) * len(messages)
-            self.stats.put_done(results, 0)
-            done(results)
+            self._answered([refusal] * len(messages), 0.0, done)
             return
-        began_s = time.monotonic()
-        stats = self.stats
+        began_s = monotonic()
 
         def answered(results: Sequence[PutResult]) -> None:
-            stats.put_done(results, int((time.monotonic() - began_s) * 1000))
-            if results and results[0].status is not _PUT_OK:
-                self._put_failed(results)
-            done(results)
+            if len(results) == 1 and results[0].status is _PUT_OK:
+                note_put(monotonic() - began_s)
+                done(results)
+            else:
+                finish(results, monotonic() - began_s, done)
 
-        self.log.submit(messages, answered, wait=wait)
+        note_put, finish = self.stats.note_put, self._answered
+        log.submit(messages, answered, wait=wait)
+
+    def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
+        """Count and pass on what is not a single message well stored."""
+        self.stats.put_done(results, took_s)
+        if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
+            self._clean_worker.request()  # perhaps there is something to delete
+        done(results)
 
     def put(self, message: Message) -> PutResult:
         """Store a message and wait until it is; ``UNKNOWN_ERROR`` of unknown outcome if nothing answers in time."""
@@ -271,10 +285,6 @@ class MessageStore:
         config = self.config
         results = waiter.wait(max(config.sync_flush_timeout, config.slave_timeout) / 1000 + _PUT_SLACK_S)
         return list(results) if results is not None else [_NO_ANSWER] * len(messages)
-
-    def _put_failed(self, results: Sequence[PutResult]) -> None:
-        if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
-            self._clean_worker.request()  # perhaps there is something to delete
 
     # -- reads ---------------------------------------------------------------------------------------------------
 
@@ -296,7 +306,7 @@ class MessageStore:
         ``offset_check_in_slave``). Raises ``ShutdownError``, ``CorruptLogError``.
         """
         self._check_running()
-        began_s = time.monotonic()
+        began_s = monotonic()
         result = self._reader.get(
             topic,
             queue_id,
@@ -308,7 +318,7 @@ class MessageStore:
             correct_offset=self._gate.role is not BrokerRole.SLAVE or self.config.offset_check_in_slave,
         )
         found = len(result.records) if result.status is GetMessageStatus.FOUND else 0
-        self.stats.got(found, int((time.monotonic() - began_s) * 1000))
+        self.stats.got(found, int((monotonic() - began_s) * 1000))
         return result
 
     def read_record(self, offset: int) -> bytes | None:
@@ -372,9 +382,14 @@ class MessageStore:
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
 
-        Its queues' numbering goes on where it was, as long as this store runs.
+        Should it come again, its queues' numbering goes on where it was (see ``rocketstore.deleted``).
         """
-        self._queues.delete_topic(topic)
+        with self._flush_lock:
+            living = self._queues.next_offsets()
+            given = self.log.queue_offsets
+            ends = {key: max(end, given.get(key, 0)) for key, end in living.items() if key[0] == topic}
+            self._deleted.add(ends, living)
+            self._queues.delete_topic(topic)
         errors = _Errors()
         self._flush_all(errors)
         if errors.first is not None:

@@ -159,9 +159,10 @@ class StoreReader:
         if outside is not None:
             status, proper = outside
             return GetResult(status, proper if correct_offset else offset, low, high)
-        read = _Get(self, queue, offset, max_count, max_bytes, matches_tags, matches_record)
-        status, next_offset = read.run(max(UNITS_PER_GET_MIN, max_count))
-        suggest_slave = read.last_offset >= 0 and self._log.max_offset - read.last_offset > self._memory_bytes_max
+        log_end = self._log.max_offset  # after the queue's end, so that all that was dispatched up to there is readable
+        read = _Get(self, queue, offset, log_end, GetLimits(max_count, max_bytes), matches_tags, matches_record)
+        status, next_offset = read.run(min(high, offset + max(UNITS_PER_GET_MIN, max_count)))
+        suggest_slave = read.last_offset >= 0 and log_end - read.last_offset > self._memory_bytes_max
         return GetResult(status, next_offset, low, high, tuple(read.records), suggest_slave)
 
     def read_record(self, offset: int) -> bytes | None:
@@ -221,21 +222,20 @@ class StoreReader:
         record = self._log.read(offset, size)
         return -1 if record is None else store_timestamp(record)
 
-    def limits(self, offset: int) -> GetLimits:
-        """What a get may give if it stands at physical ``offset``."""
-        cold = self._log.max_offset - offset > self._memory_bytes_max
-        return self._in_disk if cold else self._in_memory
+    def limits(self, behind_bytes: int) -> GetLimits:
+        """What a get may give if it stands that far behind the log's end."""
+        return self._in_disk if behind_bytes > self._memory_bytes_max else self._in_memory
 
-    def record_of(self, unit: QueueUnit) -> bytes | GetMessageStatus:
+    def record_of(self, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
         """A unit's record, or why there is none. Raises ``CorruptLogError``."""
         log = self._log
+        if unit.offset + unit.size > log_end:
+            return GetMessageStatus.OFFSET_OVERFLOW_ONE
         record = log.read(unit.offset, unit.size)
         if record is not None and _HEAD.unpack_from(record)[0] == unit.size and is_record_at(record, unit.offset):
             return record
         if unit.offset < log.min_offset:
             return GetMessageStatus.MESSAGE_WAS_REMOVING
-        if unit.offset + unit.size > log.max_offset:
-            return GetMessageStatus.OFFSET_OVERFLOW_ONE
         reason = (
             f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
         )
@@ -258,16 +258,16 @@ class _Get:
         reader: StoreReader,
         queue: ReadableQueue,
         offset: int,
-        max_count: int,
-        max_bytes: int,
+        log_end: int,
+        wanted: GetLimits,
         matches_tags: TagFilter | None,
         matches_record: RecordFilter | None,
     ) -> None:
         self._reader = reader
         self._queue = queue
         self._at = offset
-        self._max_count = max_count
-        self._max_bytes = max_bytes
+        self._log_end = log_end
+        self._max_count, self._max_bytes = wanted
         self._matches_tags = matches_tags
         self._matches_record = matches_record
         self._bytes = 0
@@ -277,9 +277,8 @@ class _Get:
         self.last_offset = -1
         """Physical offset of the last unit looked at."""
 
-    def run(self, units_max: int) -> tuple[GetMessageStatus, int]:
-        """Look at ``units_max`` units at most; gives the status and the next offset."""
-        last = min(self._at + units_max, self._queue.max_offset)
+    def run(self, last: int) -> tuple[GetMessageStatus, int]:
+        """Look at units before ``last``; gives the status and the next offset."""
         begin = self._at
         while self._at < last:
             units = self._queue.units(self._at, min(last - self._at, max(self._max_count, 32)))
@@ -304,7 +303,7 @@ class _Get:
         return True
 
     def _add(self, unit: QueueUnit) -> bool:
-        record = self._reader.record_of(unit)
+        record = self._reader.record_of(unit, self._log_end)
         if isinstance(record, bytes):
             if self._matches_record is None or self._matches_record(record):
                 self.records.append(record)
@@ -320,7 +319,7 @@ class _Get:
         count = len(self.records)
         if not count:
             return self._max_count <= 0
-        limits = self._reader.limits(unit.offset)
+        limits = self._reader.limits(self._log_end - unit.offset)
         size_bytes = self._bytes + unit.size
         return (
             count >= self._max_count

@@ -113,7 +113,11 @@ class QueueFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything the plan depends on. ``file_by_time`` is where RocketMQ's checkpoint says to begin."""
+    """Everything the plan depends on.
+
+    ``queues`` are as they are once cut (``cut_of``): what is behind the cut, and may be torn, counts for nothing.
+    ``file_by_time`` is where RocketMQ's checkpoint says to begin.
+    """
 
     clean_stop: bool
     checkpoint: Checkpoint
@@ -126,10 +130,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Cut the queues at ``cut_queues``, the index at ``cut_index``, dispatch from ``replay_from`` on."""
+    """Queues were cut at ``cut_queues``; dispatch from ``replay_from`` on."""
 
     cut_queues: int
-    cut_index: int
     replay_from: int
     reason: str
 
@@ -138,7 +141,6 @@ def plan(facts: Facts, *, index_safe: bool) -> RecoveryPlan:
     """Decide what must be built again. ``index_safe``: also what only the index lacks."""
     checkpoint, end = facts.checkpoint, facts.log_end
     start, reason = _queues_from(facts)
-    cut_queues = end if facts.clean_stop else min(start, end)
     if facts.queues.units < checkpoint.queue_units:
         start, reason = facts.log_min, "files of consume queues are missing"
     index_from = _index_from(facts) if index_safe else None
@@ -146,7 +148,16 @@ def plan(facts: Facts, *, index_safe: bool) -> RecoveryPlan:
         start, reason = index_from, "files of the index are missing"
     start = min(max(start, facts.log_min), max(end, facts.log_min))
     invariant(start <= max(end, facts.log_min), "replay begins beyond the log", start=start, end=end)
-    return RecoveryPlan(cut_queues, end, start, reason)
+    cut = cut_of(checkpoint, end, facts.file_by_time, clean_stop=facts.clean_stop)
+    return RecoveryPlan(cut, start, reason)
+
+
+def cut_of(checkpoint: Checkpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
+    """Where the queues are cut: at the log's end, and after a crash at what is known to be whole, if that is before."""
+    if clean_stop:
+        return log_end
+    known = file_by_time if checkpoint.replay_from == UNKNOWN else checkpoint.replay_from
+    return min(known, log_end)
 
 
 def _queues_from(facts: Facts) -> tuple[int, str]:
@@ -157,7 +168,8 @@ def _queues_from(facts: Facts) -> tuple[int, str]:
         return facts.queues.max_physical, "the last stop was clean, and RocketMQ's"
     if facts.clean_stop:
         return facts.log_min, "there are no consume queues"
-    return facts.file_by_time, "the last stop was not clean, and there is no checkpoint of this store"
+    start = min(facts.file_by_time, max(facts.queues.max_physical, facts.log_min))  # no gap behind what the queues have
+    return start, "the last stop was not clean, and there is no checkpoint of this store"
 
 
 def _index_from(facts: Facts) -> int | None:
@@ -200,24 +212,26 @@ def recover(
 
     Raises ``CorruptLogError``, ``DiskError``.
     """
+    end = log.end_offset
+    guess = not clean_stop and checkpoint.replay_from == UNKNOWN
+    time_ms = checkpoint.replay_time(with_index=index is not None and index_safe)
+    first_file = file_by_time(log, time_ms) if guess else log.min_offset
+    queues.truncate(cut_of(checkpoint, end, first_file, clean_stop=clean_stop))
     found = None
     if index is not None:
         found = index.load(clean_stop=clean_stop, index_timestamp_ms=checkpoint.index_ms)
-    guess = not clean_stop and checkpoint.replay_from == UNKNOWN
-    time_ms = checkpoint.replay_time(with_index=index is not None and index_safe)
+        if index.indexed_to >= end:
+            index.truncate(end)
     facts = Facts(
         clean_stop=clean_stop,
         checkpoint=checkpoint,
         log_min=log.min_offset,
-        log_end=log.end_offset,
+        log_end=end,
         queues=QueueFacts(queue_units(queues), queues.max_physical_offset),
         index=found,
-        file_by_time=file_by_time(log, time_ms) if guess else log.min_offset,
+        file_by_time=first_file,
     )
     decided = plan(facts, index_safe=index_safe)
-    queues.truncate(decided.cut_queues)
-    if index is not None and index.indexed_to >= decided.cut_index:
-        index.truncate(decided.cut_index)
     if decided.replay_from < log.max_offset:
         _log.info(
             "queues and index are built from %d to %d of the log: %s",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.clock import Clock
-from rocketstore.types import PutMessageStatus, PutResult, RecordHead
+from rocketstore.types import PutResult, RecordHead
 
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 """Upper bounds of the put latency histogram; one more bucket holds what took longer."""
@@ -25,7 +25,6 @@ _BUCKET_NAMES: Final = (
 )  # fmt: skip
 WINDOWS_S: Final = (10, 60, 600)
 _SAMPLES_MAX: Final = WINDOWS_S[-1] + 1
-_PUT_OK: Final = PutMessageStatus.PUT_OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +56,13 @@ class StoreStats:
         self._lock = threading.Lock()  # guards all counters
         self._started_ms = clock.monotonic_ms()
         self.boot_ms: Final = clock.wall_ms()
-        self.puts = 0
-        """Messages stored."""
-        self.failed_puts = 0
-        self.put_ms_max = 0
+        self._fresh: deque[float] = deque()
+        """How long single messages took that were put since somebody looked (s): appending needs no lock."""
+        self.note_put: Final = self._fresh.append
+        """Count one stored message that took so many seconds; for the put path, where microseconds count."""
+        self._puts = 0
+        self._failed_puts = 0
+        self._put_ms_max = 0
         self.gets_found = 0
         """Gets that gave messages."""
         self.gets_missed = 0
@@ -74,20 +76,46 @@ class StoreStats:
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES_MAX)
         self.sample()
 
-    def put_done(self, results: Sequence[PutResult], took_ms: int) -> None:
+    @property
+    def puts(self) -> int:
+        """Messages stored."""
+        with self._lock:
+            self._take_fresh()
+            return self._puts
+
+    @property
+    def failed_puts(self) -> int:
+        """Messages whose producers must take them as not sent."""
+        return self._failed_puts
+
+    @property
+    def put_ms_max(self) -> int:
+        """The longest that a put took."""
+        with self._lock:
+            self._take_fresh()
+            return self._put_ms_max
+
+    def put_done(self, results: Sequence[PutResult], took_s: float) -> None:
         """Count an answered put."""
         count = len(results)
-        if count == 1:
-            failed = 0 if results[0].status is _PUT_OK or results[0].ok else 1
-        else:
-            failed = sum(not result.ok for result in results)
-        bucket = bisect_left(LATENCY_BOUNDS_MS, took_ms)
+        failed = sum(not result.ok for result in results)
         with self._lock:
-            self.puts += count - failed
-            self.failed_puts += failed
-            self._latency[bucket] += count
-            if took_ms > self.put_ms_max:
-                self.put_ms_max = took_ms
+            self._puts += count - failed
+            self._failed_puts += failed
+            self._note_latency(took_s, count)
+
+    def _take_fresh(self) -> None:
+        """Count what ``note_put`` was told. Under the lock."""
+        fresh = self._fresh
+        for _ in range(len(fresh)):
+            self._puts += 1
+            self._note_latency(fresh.popleft(), 1)
+
+    def _note_latency(self, took_s: float, count: int) -> None:
+        took_ms = int(took_s * 1000)
+        self._latency[bisect_left(LATENCY_BOUNDS_MS, took_ms)] += count
+        if took_ms > self._put_ms_max:
+            self._put_ms_max = took_ms
 
     def got(self, messages: int, took_ms: int) -> None:
         """Count a get that gave ``messages``."""
@@ -116,8 +144,9 @@ class StoreStats:
     def sample(self) -> None:
         """Note the counters, for the rates."""
         with self._lock:
+            self._take_fresh()
             self._samples.append(
-                _Sample(self._clock.monotonic_ms(), self.puts, self.gets_found, self.gets_missed, self.transferred)
+                _Sample(self._clock.monotonic_ms(), self._puts, self.gets_found, self.gets_missed, self.transferred)
             )
 
     def topics(self) -> dict[str, TopicTotals]:
@@ -149,25 +178,25 @@ class StoreStats:
 
     def latency_text(self) -> str:
         """The put latency histogram as RocketMQ prints it."""
-        with self._lock:
-            counts = list(self._latency)
+        counts = self.latency()
         return " ".join(f"{name}:{count}" for name, count in zip(_BUCKET_NAMES, counts, strict=True))
 
     def latency(self) -> tuple[int, ...]:
         """The put latency histogram: counts per bucket of ``LATENCY_BOUNDS_MS``, and of what took longer."""
         with self._lock:
+            self._take_fresh()
             return tuple(self._latency)
 
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's keys and its formats."""
         with self._lock:
-            puts, size = self.puts, sum(self._topic_bytes.values())
+            size = sum(self._topic_bytes.values())
             arrived = sum(self._topic_messages.values())
         return {
             "bootTimestamp": str(self.boot_ms),
             "runtime": _duration(self._clock.monotonic_ms() - self._started_ms),
             "putMessageEntireTimeMax": str(self.put_ms_max),
-            "putMessageTimesTotal": str(puts),
+            "putMessageTimesTotal": str(self.puts),
             "putMessageFailedTimes": str(self.failed_puts),
             "putMessageSizeTotal": str(size),
             "putMessageDistributeTime": self.latency_text(),

@@ -88,6 +88,15 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "restart_clean": (at_most(2.0, "s"),),
     # "after SIGKILL bounded by the unflushed tail, not the log": ten times the log may not even double it.
     "restart_killed": (at_most(2.0, baseline=SMALL_LOG),),
+    "commitlog_put": (at_least(120_000, "messages/s", quiet_machine_only=True),),
+    "commitlog_put_batch": (at_least(200_000, "messages/s", quiet_machine_only=True),),
+    "dispatch_lag": (at_most(1.0, "s"),),
+    "dispatch_rebuild": (at_least(200_000, "messages/s", quiet_machine_only=True),),
+    "broker_send_3nodes": (at_least(40_000, "messages/s", quiet_machine_only=True),),
+    "broker_send_plain": (at_least(60_000, "messages/s", quiet_machine_only=True),),
+    "pull": (at_least(150_000, "messages/s", quiet_machine_only=True),),
+    "query_p50": (at_most(1.5, "ms"),),
+    "broker_failover_p99": (at_most(3.0, "s"),),
     "idle_rss": (at_most(150, "MB"),),
     "pending_threads": (at_most(64, "threads"),),
 }

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import process
-from rocketstore.settings import BrokerConfig, load_broker_settings
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.settings import load_broker_settings
 
 if TYPE_CHECKING:
     from rocketstore.broker.server import BrokerServer

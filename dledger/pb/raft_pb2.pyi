@@ -113,22 +113,20 @@ class Truncate(_message.Message):
     def __init__(self, conflict: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ...) -> None: ...
 
 class Append(_message.Message):
-    __slots__ = ("commit_index", "previous", "previous_chain_crc", "first_index", "last_index", "position", "data")
+    __slots__ = ("commit_index", "previous", "previous_chain_crc", "first_index", "last_index", "position")
     COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
     commit_index: int
     previous: EntryId
     previous_chain_crc: int
     first_index: int
     last_index: int
     position: int
-    data: bytes
-    def __init__(self, commit_index: _Optional[int] = ..., previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, commit_index: _Optional[int] = ..., previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("commit_index",)
@@ -147,7 +145,7 @@ class Install(_message.Message):
     def __init__(self, before_begin: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("header", "term", "epoch", "compare", "truncate", "append", "commit", "install")
+    __slots__ = ("header", "term", "epoch", "compare", "truncate", "append", "commit", "install", "run")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +154,7 @@ class PushRequest(_message.Message):
     APPEND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     epoch: int
@@ -164,7 +163,8 @@ class PushRequest(_message.Message):
     append: Append
     commit: Commit
     install: Install
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ...) -> None: ...
+    run: bytes
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., run: _Optional[bytes] = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("header", "term", "epoch", "kind", "code", "verified_index", "flushed_index", "end_index", "conflict", "boot_id")

@@ -44,6 +44,9 @@ NAME_BYTES_MAX: Final = 1024
 """Longest cluster id, group, node id or address that is taken from the wire."""
 MEMBERS_MAX: Final = 1024
 
+_RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
+"""The key of a length-delimited field (protobuf's encoding guide)."""
+
 _ProtoT = TypeVar("_ProtoT", bound=ProtoMessage)
 
 
@@ -84,10 +87,29 @@ class HandshakeAnswer:
 
 def encode(envelope: Envelope) -> bytes:
     """The bytes of an envelope; which RPC they belong to follows from the message's type."""
+    return b"".join(encode_pieces(envelope))
+
+
+def encode_pieces(envelope: Envelope) -> tuple[bytes, ...]:
+    """As ``encode``, in pieces that belong one behind the other: a run of log bytes is not copied."""
     header = pb.Header(
         cluster_id=envelope.cluster_id, group=envelope.group, sender=envelope.sender, target=envelope.target
     )
-    return _to_proto(header, envelope.message).SerializeToString()
+    serialized = _to_proto(header, envelope.message).SerializeToString()
+    if not isinstance(envelope.message, PushAppend):
+        return (serialized,)
+    run = envelope.message.run.data
+    return serialized, _RUN_TAG + _varint(len(run)), run
+
+
+def _varint(value: int) -> bytes:
+    """Protobuf's base-128 number."""
+    digits = bytearray()
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
 
 
 def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
@@ -146,7 +168,6 @@ def _push_to_proto(header: pb.Header, push: PushRequest) -> pb.PushRequest:
             request.append.first_index = run.first_index
             request.append.last_index = run.last_index
             request.append.position = run.position
-            request.append.data = run.data
         case PushCommit():
             request.commit.commit_index = push.commit_index
         case PushCompare():
@@ -270,7 +291,7 @@ def decode_push_request(data: bytes) -> Envelope:
     push: PushRequest
     match wire.WhichOneof("push"):
         case "append":
-            push = PushAppend(term, epoch, index(wire.append.commit_index, "commit_index"), _run(wire.append))
+            push = PushAppend(term, epoch, index(wire.append.commit_index, "commit_index"), _run(wire.append, wire.run))
         case "commit":
             push = PushCommit(term, epoch, index(wire.commit.commit_index, "commit_index"))
         case "compare":
@@ -357,15 +378,15 @@ def name(value: str, field: str) -> str:
     return value
 
 
-def _run(append: pb.Append) -> EntryRun:
+def _run(append: pb.Append, data: bytes) -> EntryRun:
     first, last = index(append.first_index, "first_index"), index(append.last_index, "last_index")
     previous = _entry_id(append.previous, append.HasField("previous"), "previous")
     if first < 0 or last < first or previous.index != first - 1:
         raise InvalidRequestError(f"append of entries {first}..{last} after {previous.index} is no contiguous run")
-    if not append.data:
+    if not data:
         raise InvalidRequestError(f"append of entries {first}..{last} carries no bytes")
     position = Position(_count(append.position, "position"))
-    return EntryRun(previous, append.previous_chain_crc, first, last, position, append.data)
+    return EntryRun(previous, append.previous_chain_crc, first, last, position, data)
 
 
 def _envelope(header: pb.Header, message: Message) -> Envelope:

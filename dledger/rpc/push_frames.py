@@ -59,9 +59,9 @@ def tune(link: socket.socket) -> None:
         link.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def pack(kind: FrameType, payload: bytes) -> bytes:
-    """A frame's bytes."""
-    return _HEADER.pack(kind, len(payload)) + payload
+def pack(kind: FrameType, *payload: bytes) -> bytes:
+    """A frame's bytes; the payload in pieces."""
+    return b"".join((_HEADER.pack(kind, sum(map(len, payload))), *payload))
 
 
 def receive(link: socket.socket, bytes_max: int) -> Frame | None:

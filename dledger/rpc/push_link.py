@@ -119,7 +119,7 @@ class PushLink:
             connection.abort()
         else:
             while self._queue and connection.writable:
-                connection.write(FrameType.PUSH, codec.encode(self._queue.popleft()))
+                connection.write(FrameType.PUSH, *codec.encode_pieces(self._queue.popleft()))
 
     # -- what the connection reports -----------------------------------------------------------------------------
 
@@ -169,10 +169,10 @@ class _Connection(asyncio.Protocol):
         self._frames = FrameBuffer(push_frames.HANDSHAKE_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
 
-    def write(self, kind: FrameType, payload: bytes) -> None:
+    def write(self, kind: FrameType, *payload: bytes) -> None:
         """Send a frame; what the socket does not take is kept, and ``writable`` says when that is enough."""
         if self._transport is not None:
-            self._transport.write(push_frames.pack(kind, payload))
+            self._transport.write(push_frames.pack(kind, *payload))
 
     def abort(self) -> None:
         """End the connection now."""

@@ -21,12 +21,13 @@ from dledger.store.checkpoint import (
 from dledger.store.fs import FileSystem, make_dirs_durably
 from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.store.identity import DirectoryLock, Identity, check_identity, read_identity, write_identity
+from dledger.store.java_files import begin_of, forget_java, java_committed, newest_hard_state, was_used_by_java
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
 from dledger.store.recovery import Cut, Plan, Refuse, plan
 from dledger.store.scan import ScanOutcome, ScanSettings, Walk, scan_log, walk
-from dledger.types import EntryId, HardState, LogIndex, Term
+from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, Term
 
 CHECKPOINT_FILE = "checkpoint"
 
@@ -133,7 +134,7 @@ class _Opener:
         layout, config = self._layout, self._config
         data = list_segments([*layout.data, *layout.read_only], config.segment_bytes)
         index = list_segments([layout.index], config.index_segment_bytes)
-        imported = self._settle_identity(has_segments=bool(data.segments))
+        imported = self._settle_identity(data, index)
         checkpoint = read_checkpoint(layout.checkpoint)
         files = self._files()
         misshapen = self._adopt(files, data, index, checkpoint)
@@ -143,36 +144,76 @@ class _Opener:
         if isinstance(decision, Refuse):
             damage = decision.damage
             raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
+        if imported:
+            self._check_import(files, outcome, checkpoint)
         self._remove_leftovers([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
         end = self._carry_out(files, outcome, decision)
         self._check_last_is_writable(files, end)
         recovered = self._mark_in_use(checkpoint, end)
         last = _entry_at(files, recovered)
         hard_state = FileHardState(self._fs, layout.directory)
-        if imported and hard_state.load().term < last.term:
-            hard_state.save(HardState(term=last.term))
+        if config.import_unchecked:
+            known = hard_state.load()
+            newest = newest_hard_state(known, layout.directory, last.term)
+            if newest != known:
+                hard_state.save(newest)
+            forget_java(self._fs, layout.directory)
         report = self._report(outcome, decision, checkpoint, end)
         foreign = (*data.foreign, *index.foreign)
         file = CheckpointFile(self._fs, layout.checkpoint)
         return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign)
 
-    def _settle_identity(self, *, has_segments: bool) -> bool:
-        """Check the identity, or give one to a new directory; returns whether a foreign log is being imported."""
-        directory = self._layout.directory
+    def _settle_identity(self, data: Found, index: Found) -> bool:
+        """Check the identity, or give one to a new directory; returns whether a log of the Java line is imported.
+
+        It is if nobody else has used the directory, and again whenever Java has used it in between.
+        """
+        directory, path = self._layout.directory, self._layout.checkpoint
         found = read_identity(directory)
         if found is not None:
             check_identity(directory, found, self._identity)
-            return False
-        if has_segments and not self._config.import_unchecked:
+            if not was_used_by_java(directory, path):
+                return False
+            if not self._config.import_unchecked:
+                raise IdentityError(
+                    f"{directory} has been used by the Java line since: open it with import_unchecked, as what Java "
+                    f"appends has no CRCs"
+                )
+            committed = java_committed(path)
+            if committed is not None:
+                create_checkpoint(self._fs, path, Checkpoint(committed=committed, begin=self._begin_of(data, index)))
+                return True
+            ours = read_checkpoint(path)
+            first = data.segments[0].base if data.segments else 0
+            begin = ours.begin if ours.begin.position >= first else self._begin_of(data, index)
+            create_checkpoint(self._fs, path, Checkpoint(committed=ours.committed, begin=begin))
+            return True
+        if data.segments and not self._config.import_unchecked:
             raise IdentityError(
                 f"{directory} holds segments but no identity: restore the file {directory / 'identity'}, or open a log "
                 f"of the Java line with import_unchecked"
             )
         # The identity is written last: without it nothing here was ever used, and a crash simply starts over.
+        committed = java_committed(path)
+        begin = self._begin_of(data, index)
         create_hard_state(self._fs, directory, HardState())
-        create_checkpoint(self._fs, self._layout.checkpoint, Checkpoint())
+        create_checkpoint(self._fs, path, Checkpoint(committed=NO_INDEX if committed is None else committed, begin=begin))
         write_identity(self._fs, directory, self._identity)
-        return has_segments
+        return bool(data.segments)
+
+    def _begin_of(self, data: Found, index: Found) -> Boundary:
+        return begin_of(data, index, self._config.segment_bytes)
+
+    def _check_import(self, files: LogFiles, outcome: ScanOutcome, checkpoint: Checkpoint) -> None:
+        """Nothing vouches for an imported log: refuse to drop more of it than a torn end. Raises ``CorruptLogError``."""
+        facts = outcome.facts
+        later = files.data.base_of(facts.stop.position) + files.segment_bytes
+        nothing = facts.end.index == checkpoint.begin.index
+        if (nothing and facts.rest_in_use) or any(
+            file.non_zero_end(0) for file in files.data.files() if file.base >= later
+        ):
+            stop = facts.stop
+            raise CorruptLogError(stop.path, stop.offset, f"{stop.reason}, and more entries follow", REPAIR_ADVICE)
 
     def _files(self) -> LogFiles:
         config = self._config

@@ -13,11 +13,11 @@ from rocketstore.broker.ports import StateDone, Store
 from rocketstore.broker.pull import RunRead
 from rocketstore.broker.refusals import NotFoundError, NotStoredError
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.settings import BrokerConfig
 from rocketstore.state.changes import QueueOffset, TopicConfig
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutMessageStatus, PutResult
 

@@ -12,8 +12,8 @@ from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.ports import Store
 from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB
-from rocketstore.settings import BrokerConfig
 from rocketstore.types import GetMessageStatus, GetResult
 
 PULL_BYTES_DEFAULT: Final = MIB

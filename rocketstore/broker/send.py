@@ -23,14 +23,16 @@ from dledger.rpc.bridge import LoopBridge, Outcome
 from rocketstore.broker.codec import ResultEncoder, Send
 from rocketstore.broker.ports import Store
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
-from rocketstore.settings import BrokerConfig
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 STREAM_REQUESTS_PENDING_MAX: Final = 1024
 STREAM_MESSAGES_PENDING_MAX: Final = 16_384
 STREAM_BYTES_PENDING_MAX: Final = 16 * MIB
+FAILURES_MAX: Final = 1024
+"""Topics that could not be created, of which the reason is remembered."""
 
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
@@ -64,6 +66,7 @@ class Sender:
         self._create_topic = create_topic
         self._leader_address = leader_address
         self._creating: dict[str, asyncio.Task[PutResult]] = {}
+        self._not_created: dict[str, PutResult] = {}
         self._room_wanted: set[asyncio.Event] = set()
 
     @property
@@ -146,8 +149,13 @@ class Sender:
         finally:
             self._room_wanted.discard(room)
 
-    def _created(self, name: str, _task: asyncio.Task[PutResult]) -> None:
+    def _created(self, name: str, task: asyncio.Task[PutResult]) -> None:
         self._creating.pop(name, None)
+        self._not_created.pop(name, None)
+        if not task.cancelled() and not task.result().ok:
+            if len(self._not_created) >= FAILURES_MAX:
+                self._not_created.clear()
+            self._not_created[name] = task.result()
 
     def _finish(self, messages: int, size: int) -> None:
         self.messages_pending -= messages
@@ -177,40 +185,51 @@ class Sender:
             if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
                 continue  # nearly always: everything below costs ten times as much
             problem = self._place(message)
-            if problem:
-                refused[at] = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=problem)
+            if problem is not None:
+                refused[at] = problem
         return refused
 
     def _writable_queues(self, name: str) -> int:
         topic = None if check_client_topic(name) else self._topics.find(name)
         return 0 if topic is None or self._topics.write_problem(topic, -1) else topic.write_queues
 
-    def _place(self, message: Message) -> str:
-        """Choose the queue if the producer left that to us; gives why not, or the empty string."""
+    def _place(self, message: Message) -> PutResult | None:
+        """Choose the queue if the producer left that to us; gives why not, or None."""
         topic = self._topics.find(message.topic)
         if topic is None or check_client_topic(message.topic):
             return self._no_topic(message.topic)
         problem = self._topics.write_problem(topic, message.queue_id)
+        if not problem and message.sys_flag & SYS_FLAG_TRANSACTION:
+            problem = "this broker has no transactions"
         if problem:
-            return problem
-        if message.sys_flag & SYS_FLAG_TRANSACTION:
-            return "this broker has no transactions"
+            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
         if message.queue_id < 0:
             message.queue_id = self._topics.next_queue(topic)
-        return ""
+        return None
 
-    def _no_topic(self, name: str) -> str:
+    def _no_topic(self, name: str) -> PutResult:
         problem = check_client_topic(name)
+        if not problem and not self._config.auto_create_topic_enable:
+            problem = (
+                f"the topic {name} does not exist and is not created by sending to it (autoCreateTopicEnable=false)"
+            )
+        failure = self._not_created.get(name)
+        if not problem and failure is not None and failure.status in _ILLEGAL:
+            problem = failure.reason
         if problem:
-            return problem
-        if not self._config.auto_create_topic_enable:
-            return f"the topic {name} does not exist and is not created by sending to it (autoCreateTopicEnable=false)"
-        return f"the topic {name} does not exist and could not be created"
+            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
+        # Sending again helps: the topic could not be made just now, or another broker has deleted it meanwhile.
+        why = failure.reason if failure is not None else "it is being deleted"
+        return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"the topic {name} could not be created: {why}")
 
     def _not_master(self) -> PutResult:
         leader = self._leader_address()
         reason = "this broker is a slave" if leader else "this broker is a slave and knows no master"
         return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason, leader=leader)
+
+
+def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
+    return PutResult(status, outcome="not_applied", reason=reason)
 
 
 def _merge(results: Sequence[PutResult], refused: Mapping[int, PutResult], count: int) -> Sequence[PutResult]:
@@ -236,7 +255,7 @@ class SendStream:
         self._sender = sender
         self._decode = decode
         self._encoder = encoder
-        self._answers: deque[tuple[int, Sequence[PutResult]]] = deque()
+        self._answers: deque[tuple[Send, Sequence[PutResult]]] = deque()
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._requests_pending = 0
@@ -282,30 +301,29 @@ class SendStream:
         )
 
     def _take(self, request: Send) -> None:
-        count, size = len(request.messages), request.size
         self._requests_pending += 1
-        self._messages_pending += count
-        self._bytes_pending += size
-        request_id = request.request_id
+        self._messages_pending += len(request.messages)
+        self._bytes_pending += request.size
 
         def done(results: Sequence[PutResult]) -> None:
-            self._bridge.post(lambda: self._on_done(request_id, count, size, results))
+            self._bridge.post(lambda: self._on_done(request, results))
 
         self._sender.submit(request, done)
 
-    def _on_done(self, request_id: int, count: int, size: int, results: Sequence[PutResult]) -> None:
-        self._requests_pending -= 1
-        self._messages_pending -= count
-        self._bytes_pending -= size
-        self._answers.append((request_id, results))
+    def _on_done(self, request: Send, results: Sequence[PutResult]) -> None:
+        self._answers.append((request, results))
         self._answer_ready.set()
-        self._room.set()
 
     async def _write_answers(self) -> None:
         while True:
             while self._answers:
-                request_id, results = self._answers.popleft()
-                await self._context.write(self._encoder.encode(request_id, results))
+                request, results = self._answers.popleft()
+                await self._context.write(self._encoder.encode(request.request_id, results))
+                # Only now: a client that reads no answers shall not fill the memory with them.
+                self._requests_pending -= 1
+                self._messages_pending -= len(request.messages)
+                self._bytes_pending -= request.size
+                self._room.set()
             if self._ended and not self._requests_pending:
                 return
             self._answer_ready.clear()

@@ -28,6 +28,7 @@ from rocketstore.broker.hosts import resolve
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.service import BrokerService
 from rocketstore.broker.status import group_view, is_leader
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
@@ -36,7 +37,6 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message_store import MessageStore
 from rocketstore.role_change import BrokerRoleChange
 from rocketstore.schedule import ScheduleService
-from rocketstore.settings import BrokerConfig
 from rocketstore.state.broker_state import BrokerState, StateSettings
 
 _log = logging.getLogger("rocketstore")

@@ -28,9 +28,9 @@ from rocketstore.broker.refusals import REFUSALS, Context, TooManyStreamsError, 
 from rocketstore.broker.send import Sender, SendStream
 from rocketstore.broker.status import ObservedStore, StatusReport
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.settings import BrokerConfig
 
 DRAIN_TIMEOUT_S: Final = 1.0
 

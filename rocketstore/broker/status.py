@@ -10,8 +10,8 @@ from typing import Protocol
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
 from rocketstore.broker.ports import GroupView
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.settings import BrokerConfig
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from rocketstore.broker.ports import TopicLike
 from rocketstore.broker.refusals import NotFoundError, NotPermittedError, OutOfRangeError
-from rocketstore.settings import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 
 CURSORS_MAX: Final = 65_536
 """Topics whose round robin is remembered."""

@@ -15,9 +15,9 @@ import grpc
 
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.config import MIB
-from dledger.errors import DLedgerError, UnavailableError
+from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from rocketstore.client.connection import BrokerConnection, parse_answer
-from rocketstore.client.errors import BadAnswerError, OffsetOutOfRangeError, failure_of, is_retried_read
+from rocketstore.client.errors import BadAnswerError, NotFoundError, OffsetOutOfRangeError, failure_of, is_retried_read
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus
 
@@ -100,6 +100,8 @@ class QueueFetcher:
         self._call: _Call | None = None
         self._address = ""
         self._due: float | None = None  # when the answer must be there
+        self._overdue = False  # why the session was ended: no answer in time,
+        self._moved = False  # or another broker is the master
         self._thread = threading.Thread(
             target=self._run, name=f"rocketstore-pull-{pulls.topic}-{queue_id}", daemon=True
         )
@@ -143,6 +145,7 @@ class QueueFetcher:
             overdue = self._due is not None and time.monotonic() > self._due
             elsewhere = master is not None and self._address not in ("", master)
             call = self._call if overdue or elsewhere else None
+            self._overdue, self._moved = overdue, elsewhere
         if call is not None:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 
@@ -163,20 +166,29 @@ class QueueFetcher:
 
     def _run(self) -> None:
         pause_s = RETRY_WAIT_S_MIN
+        told = ""
         while not self._stop.is_set():
             try:
                 if self._session():
-                    pause_s = RETRY_WAIT_S_MIN
+                    pause_s, told = RETRY_WAIT_S_MIN, ""
             except DLedgerError as error:
                 if self._stop.is_set():
                     return
+                hopeless = self._is_hopeless(error)
                 if self._address:
                     self._connection.brokers.note_failure(self._address, error)
-                if not is_retried_read(error):
+                if hopeless:
                     self._give_up(error)
-                _log.debug("queue %d: %s", self.queue_id, error)
+                elif str(error) != told:  # once, not with every attempt
+                    told = str(error)
+                    _log.warning("queue %d of %s: %s; trying again", self.queue_id, self._pulls.topic, told)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, RETRY_WAIT_S_MAX)
+
+    def _is_hopeless(self, error: DLedgerError) -> bool:
+        if isinstance(error, NotFoundError) and self._address != self._connection.brokers.master:
+            return False  # a slave may not have heard of the topic yet
+        return not is_retried_read(error)
 
     def _give_up(self, error: DLedgerError) -> None:
         """Tell ``take``, and wait until ``seek`` asks for more."""
@@ -197,6 +209,7 @@ class QueueFetcher:
         call = self._connection.open_stream("PullStream", address, iter(requests.get, None))
         with self._lock:
             self._call, self._address, epoch = call, address, self._epoch
+            self._overdue = self._moved = False
         answered = False
         try:
             while time.monotonic() < until and (request := self._next_request(epoch)) is not None:
@@ -211,7 +224,10 @@ class QueueFetcher:
                     self._stop.wait(IDLE_PAUSE_S)
         except grpc.RpcError as error:
             with self._lock:
-                wanted = self._epoch != epoch or self._stop.is_set()
+                wanted = self._epoch != epoch or self._moved or self._stop.is_set()
+                overdue = self._overdue
+            if overdue:
+                raise RequestTimeoutError(f"{address} did not answer a pull in time") from error
             if not wanted:
                 raise failure_of(error, address, sent=False) from error
         finally:

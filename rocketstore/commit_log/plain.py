@@ -1,31 +1,25 @@
 """The commit log of a broker on its own: records one after the other in files of equal size.
 
-A record never crosses files: what is left of one when the next record (and 8 bytes) does not fit is a blank. Store
-timestamps (which never go back in log order), queue offsets and places are assigned under ``_put_lock``, and a batch is
-written with one write per file. Queue offsets are taken only once the bytes are written.
-
-What RocketMQ does otherwise, on purpose: a record larger than a file is refused instead of reported stored; the next
-file is created before the rest of the last one is given up; after a failed write or flush the log takes no more
-messages instead of carrying on.
+A record never crosses files: what is left of one when the next record (and 8 bytes) does not fit is a blank. Here is
+the log's life and its reading; ``appender`` writes, ``flush`` makes durable, ``recovery`` finds the end at start.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, InvalidRequestError
+from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
 from dledger.store.mmap_file_list import Placement
-from rocketstore.commit_log.flush import CommitLogFlusher, commit_all, flush_all
+from rocketstore.commit_log.appender import RecordAppender
+from rocketstore.commit_log.flush import CommitLogFlusher
 from rocketstore.commit_log.port import PutDone
-from rocketstore.commit_log.put import TAKES_NO_QUEUE_OFFSET, QueueOffsets, prepare, refused, stored_result
 from rocketstore.commit_log.recovery import HeadsSink, Recovery, RecoveryReport
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
@@ -35,14 +29,11 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import (
     BLANK,
-    BLANK_MAGIC,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     OFFSETS,
     OVERHEAD,
     QUEUE_OFFSET_AT,
-    encode_record_buffer,
-    place_record,
 )
 from rocketstore.message.scan import scan_records
 from rocketstore.types import (
@@ -53,10 +44,8 @@ from rocketstore.types import (
     ScannedRecords,
 )
 
-BLANK_BYTES: Final = BLANK.size
 _MAGICS: Final = frozenset({MESSAGE_MAGIC, MESSAGE_MAGIC_V2})
 _MS_PER_HOUR: Final = 3_600_000
-_CLOSED: Final = "the commit log is not open for writing"
 
 
 class PlainCommitLog:
@@ -83,12 +72,7 @@ class PlainCommitLog:
             self._fs, placement, config.mapped_file_size_commit_log, allocation=self._allocation
         )
         self._flusher = CommitLogFlusher(config, self._queue, clock, self._supervisor, pooled=self._pool is not None)
-        self._put_lock = threading.Lock()
-        """Guards ``_offsets``, ``_last_timestamp``, ``_open`` and appends to ``_queue``."""
-        self._offsets = QueueOffsets()
-        self._last_timestamp = 0
-        self._lock_taken_ms = 0
-        self._open = False
+        self._appender = RecordAppender(self._queue, self._delay_levels, clock)
         self._started = False
         self._hot_bytes = _memory_bytes() * config.access_message_in_memory_max_ratio // 100
         self._on_readable: Callable[[], None] = lambda: None
@@ -131,11 +115,11 @@ class PlainCommitLog:
 
     @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:
-        return self._offsets.table
+        return self._appender.offsets.table
 
     def set_queue_offsets(self, offsets: dict[tuple[str, int], int]) -> None:
-        with self._put_lock:
-            self._offsets.replace(offsets)
+        with self._appender.lock:
+            self._appender.offsets.replace(offsets)
 
     @property
     def poison(self) -> str:
@@ -154,7 +138,7 @@ class PlainCommitLog:
 
     @property
     def put_lock_ms(self) -> int:
-        taken_ms = self._lock_taken_ms
+        taken_ms = self._appender.lock_taken_ms
         return max(0, self._clock.monotonic_ms() - taken_ms) if taken_ms else 0
 
     def remaining_to_flush(self) -> int:
@@ -201,7 +185,10 @@ class PlainCommitLog:
             else:
                 start = self.min_offset
             report = self.recovery_report = recovery.run(start, durable_offset, on_heads)
-            self._last_timestamp = self._queue.store_timestamp = report.last_timestamp
+            self._appender.last_timestamp = self._queue.store_timestamp = report.last_timestamp
+            last = self._queue.last_file(create=False)
+            if last is not None and not last.is_full and not last.writable:
+                raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and not yet full"])
         except OSError as error:
             raise DiskError(f"opening the commit log in {', '.join(self.directories())} failed: {error}") from error
 
@@ -211,13 +198,13 @@ class PlainCommitLog:
         self._started = True
         self._allocation.start()
         self._flusher.start()
-        with self._put_lock:
-            self._open = True
+        with self._appender.lock:
+            self._appender.is_open = True
 
     def shutdown(self) -> None:
         """Flush and close. Idempotent. Raises ``DiskError`` if not everything became durable."""
-        with self._put_lock:
-            self._open = False
+        with self._appender.lock:
+            self._appender.is_open = False
         stopped = True
         if self._started:
             self._started = False
@@ -235,138 +222,17 @@ class PlainCommitLog:
     # Writing
 
     def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
-        levels = self._delay_levels
-        largest = self._queue.file_bytes - BLANK_BYTES
-        records: list[bytearray] = []
-        fine: Sequence[Message] = messages
-        illegal: dict[int, PutResult] = {}
-        for number, message in enumerate(messages):
-            prepare(message, levels)
-            try:
-                record = encode_record_buffer(message)
-            except InvalidRequestError as error:
-                illegal[number] = refused(PutMessageStatus.MESSAGE_ILLEGAL, str(error))
-                continue
-            if len(record) > largest:
-                reason = f"the record of {len(record)} bytes is larger than a file of the log"
-                illegal[number] = refused(PutMessageStatus.MESSAGE_ILLEGAL, reason)
-                continue
-            records.append(record)
-        if illegal:
-            fine = [message for number, message in enumerate(messages) if number not in illegal]
-        results: list[PutResult] = []
-        with self._put_lock:
-            self._lock_taken_ms = self._clock.monotonic_ms()
-            try:
-                if len(records) != 1 or not self._put_one(fine[0], records[0], results):
-                    self._put_all(fine, records, results)
-            finally:
-                self._lock_taken_ms = 0
-                end = self._queue.max_wrote
-        stored = bool(results) and results[0].stored is not None
-        if illegal:
-            rest = iter(results)
-            results = [illegal.get(number) or next(rest) for number in range(len(messages))]
+        results = self._appender.store_one(messages) if len(messages) == 1 else self._appender.store_many(messages)
+        ends = [one.stored.offset + one.stored.size for one in results if one.stored is not None]
         flusher = self._flusher
-        if stored:
+        if ends:
             if wait and flusher.group is not None:
-                flusher.group.wait_for(end, lambda status, reason: done(_flushed(results, status, reason)))
+                flusher.group.wait_for(ends[-1], lambda status, reason: done(_flushed(results, status, reason)))
                 return
             flusher.noted()
             if flusher.readable_at_once:
                 self._on_readable()
         done(results)
-
-    def _put_one(self, message: Message, record: bytearray, results: list[PutResult]) -> bool:
-        """The common case of ``_put_all``, at half its price: False, and nothing done, if there is no room."""
-        queue, table = self._queue, self._offsets.table
-        file = queue.last_file(create=False)
-        if file is None or not self._open or len(record) + BLANK_BYTES > file.size - file.wrote:
-            return False
-        takes_offset = not message.sys_flag & TAKES_NO_QUEUE_OFFSET
-        key = (message.topic, message.queue_id)
-        message.queue_offset = queue_offset = table.get(key, 0) if takes_offset else 0
-        timestamp = self._clock.wall_ms()
-        if timestamp < self._last_timestamp:
-            timestamp = self._last_timestamp
-        message.store_timestamp = timestamp
-        message.offset = offset = file.base + file.wrote
-        place_record(record, message, queue_offset, offset)
-        try:
-            queue.append_to(file, record)
-        except DiskFullError as error:
-            results.append(refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error)))
-            return True
-        except DiskError as error:
-            results += self._failed(error, 1, 0)
-            return True
-        if takes_offset:
-            table[key] = queue_offset + 1
-        self._last_timestamp = file.store_timestamp = timestamp
-        results.append(stored_result(message))
-        return True
-
-    def _put_all(self, messages: Sequence[Message], records: list[bytearray], results: list[PutResult]) -> None:
-        """Write the records and append one result per message, whatever happens. Under the put lock."""
-        if not self._open:
-            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, _CLOSED)] * len(messages)
-            return
-        timestamp = self._last_timestamp = max(self._clock.wall_ms(), self._last_timestamp)
-        written = count = 0
-        try:
-            while written < len(records):
-                count = 0
-                file = self._queue.last_file()
-                if file is None or len(records[written]) + BLANK_BYTES > file.size - file.wrote:
-                    self._roll()
-                    continue
-                count = _fitting(records, written, file.size - file.wrote)
-                chunk = messages[written : written + count] if count < len(messages) else messages
-                following = self._offsets.assign(chunk)
-                offset = file.base + file.wrote
-                for message, record in zip(chunk, records[written : written + count], strict=True):
-                    message.store_timestamp = timestamp
-                    message.offset = offset
-                    place_record(record, message, message.queue_offset, offset)
-                    offset += len(record)
-                self._queue.append_to(
-                    file, records[written] if count == 1 else bytearray().join(records[written : written + count])
-                )
-                file.store_timestamp = timestamp
-                self._offsets.keep(following)
-                results += map(stored_result, chunk)
-                written += count
-        except DiskFullError as error:
-            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error))] * (len(messages) - written)
-        except DiskError as error:
-            results += self._failed(error, count, len(messages) - written - count)
-
-    def _failed(self, error: DiskError, tried: int, left: int) -> list[PutResult]:
-        """What the messages get that were not written because of ``error``.
-
-        Of those that it was tried with, bytes may be on the disk, and recovery may find them: their outcome is unknown.
-        """
-        status = PutMessageStatus.CREATE_MAPEDFILE_FAILED
-        if self._queue.poison:
-            status = PutMessageStatus.SERVICE_NOT_AVAILABLE
-        unknown = refused(PutMessageStatus.UNKNOWN_ERROR, str(error), "unknown")
-        return [unknown] * tried + [refused(status, str(error))] * left
-
-    def _roll(self) -> None:
-        """Give up the rest of the last file for a blank, once there is a next one.
-
-        A file is begun only when the last but one is durable: recovery takes records so far behind a bad one as a sign
-        of damage. Raises ``DiskError``, ``DiskFullError``.
-        """
-        queue = self._queue
-        file = queue.last_file(create=False)
-        if file is None:
-            return
-        queue.reserve_next()
-        if queue.flushed_where < file.base:
-            commit_all(queue)
-            flush_all(queue)
-        queue.append_to(file, BLANK.pack(file.size - file.wrote, BLANK_MAGIC), fill=True)
 
     def flush(self) -> int:
         return self._flusher.flush()
@@ -423,18 +289,6 @@ class PlainCommitLog:
     def earliest_message_time(self) -> int:
         heads = self.scan(self.min_offset, OVERHEAD).heads
         return heads[0].store_timestamp if heads else -1
-
-
-def _fitting(records: list[bytearray], first: int, room: int) -> int:
-    """How many records from ``first`` on fit, with a blank behind each; at least one, which is known to."""
-    if first + 1 == len(records):
-        return 1
-    number = first
-    for number in range(first, len(records)):
-        room -= len(records[number])
-        if room < BLANK_BYTES:
-            return number - first
-    return number + 1 - first
 
 
 def _flushed(results: list[PutResult], status: PutMessageStatus, reason: str) -> list[PutResult]:

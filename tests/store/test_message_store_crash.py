@@ -9,6 +9,7 @@ For every disk that can result, the store opens by itself, and
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,17 +22,42 @@ from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message_store import MessageStore
 from rocketstore.types import FlushDiskType
-from tests.store.crash_fs import RecordingFs, crash_states
+from tests.store.crash_fs import Change, RecordingFs, crash_states
 from tests.unit.rocketstore.bench import WAIT_S, bodies, make_store, small_config, with_key
 
 QUEUES = 2
+SLOTS = 4
 Counts = tuple[int, ...]
 
 
 def tiny_config(root: Path, kind: FlushDiskType) -> MessageStoreConfig:
     """Every kind of file rolls within a few messages."""
-    config = small_config(root, flush_disk_type=kind, mapped_file_size_commit_log=KIB, max_hash_slot_num=4)
+    config = small_config(root, flush_disk_type=kind, mapped_file_size_commit_log=KIB, max_hash_slot_num=SLOTS)
     return replace(config, mapped_file_size_consume_queue=80, max_index_num=12)
+
+
+class MappedSlotsFs(RecordingFs):
+    """Index files keep their slots in a mapping, which no call changes: what is there is recorded at every write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._slots: dict[int, bytes] = {}
+
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        self._note_slots(fd)
+        super().write(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self._note_slots(fd)
+        super().sync(fd)
+
+    def _note_slots(self, fd: int) -> None:
+        inode, path = self._open[fd]
+        if path.parent.name == "index":
+            slots = os.pread(fd, SLOTS * 4, 40)
+            if slots != self._slots.get(inode, bytes(SLOTS * 4)):
+                self._slots[inode] = slots
+                self.changes.append(Change("write", path, inode, 40, slots))
 
 
 @dataclass
@@ -39,7 +65,7 @@ class Recorder:
     """Drives a store on a recorded disk and keeps what was acknowledged when."""
 
     config: MessageStoreConfig
-    fs: RecordingFs = field(default_factory=RecordingFs)
+    fs: RecordingFs = field(default_factory=MappedSlotsFs)
     acked: list[tuple[int, Counts]] = field(default_factory=list)
     """(number of changes, messages per queue) at each acknowledgement."""
     counts: list[int] = field(default_factory=lambda: [0] * QUEUES)

@@ -163,12 +163,15 @@ class FakeBroker:
         self.gate.set()
         self.waiting = 0
         self.hint = True
+        """Whether it tells who leads."""
+        self.garbled: set[str] = set()
+        """Unary methods that answer garbage."""
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._unary(name, request, handler), request.FromString, lambda answer: answer.SerializeToString()
+                self._unary(name, request, handler), request.FromString, self._serializer(name)
             )
             for name, (request, handler) in self._handlers().items()
         }
@@ -222,6 +225,9 @@ class FakeBroker:
                 return handler(request, context)
 
         return serve
+
+    def _serializer(self, name: str) -> Callable[[Any], bytes]:
+        return lambda answer: b"\xff\xff" if name in self.garbled else answer.SerializeToString()
 
     # --- sends ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.bench.registry import Scenario
-from cluster.bench.scenarios import appends, failover, resources, restart, store
+from cluster.bench.scenarios import appends, brokers, failover, messages, resources, restart, store
 
 ALL: Final[tuple[Scenario, ...]] = (
     resources.IDLE,
@@ -14,5 +14,8 @@ ALL: Final[tuple[Scenario, ...]] = (
     appends.ASYNC,
     failover.SCENARIO,
     store.SCENARIO,
+    messages.SCENARIO,
+    brokers.GROUP,
+    brokers.PLAIN,
     restart.SCENARIO,
 )

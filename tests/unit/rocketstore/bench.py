@@ -78,7 +78,7 @@ def crashed(config: MessageStoreConfig, target: Path) -> Iterator[MessageStore]:
     with running(config) as store:
         yield store
         assert store.wait_dispatched(WAIT_S)
-        shutil.copytree(config.store_path_root_dir, target)
+        shutil.copytree(config.store_path_root_dir, target, ignore=shutil.ignore_patterns("*.tmp"))
 
 
 def fill(

@@ -608,6 +608,28 @@ def test_a_deleted_topic_is_gone_and_its_numbering_goes_on(config: MessageStoreC
         assert store.get("T", 0, 0, max_count=1).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
         fill(store, 2)
         assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (5, 6)
+        store.delete_topic("T")
+    shutil.rmtree(config.consume_queue_dir)
+    with running(config) as store:
+        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (0, 6)
+        store.delete_topic("T")
+    with running(config) as store:
+        fill(store, 1)
+        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (6, 7)
+
+
+def test_a_store_on_a_full_disk_opens_and_is_read(config: MessageStoreConfig, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    with crashed(config, killed) as store:
+        fill(store, 10)
+        store.flush()
+    fs = FailingFs(lambda call, path: errno.ENOSPC if call == "write" and path.endswith("checkpoint.tmp") else None)
+    fs.disk = DiskUsage(100, 0, 100)
+
+    with running(replace(at(config, killed), disk_space_warning_level_ratio=90), fs=fs) as store:
+        wait_until(lambda: store.refusal is not None, "closed to puts")
+        assert bodies(store) == [0, 2, 4, 6, 8]
+        fs.fails = lambda _call, _path: None
 
 
 def test_a_failed_flush_of_a_queue_closes_the_store(config: MessageStoreConfig) -> None:

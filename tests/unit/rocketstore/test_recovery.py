@@ -72,7 +72,7 @@ def decide(
 def test_after_a_clean_stop_building_goes_on_where_it_was() -> None:
     found = decide(clean=True)
 
-    assert (found.cut_queues, found.cut_index, found.replay_from) == (1000, 1000, 600)
+    assert (found.cut_queues, found.replay_from) == (1000, 600)
 
 
 def test_after_a_crash_queues_are_cut_and_built_from_the_checkpoint() -> None:
@@ -86,7 +86,7 @@ def test_a_log_that_lost_its_tail_cuts_queues_and_index() -> None:
     """rocketmq 405."""
     found = decide(clean=False, end=550)
 
-    assert (found.cut_queues, found.cut_index, found.replay_from) == (550, 550, 550)
+    assert (found.cut_queues, found.replay_from) == (550, 550)
 
 
 def test_what_the_log_no_longer_has_is_not_asked_for() -> None:
@@ -149,13 +149,28 @@ def test_the_newest_file_with_old_messages_is_found() -> None:
 
 def test_recover_carries_the_plan_out() -> None:
     log = FakeLog(max_offset=800, end_offset=900)
-    queues, index = Queues([4, 6], 1000), Index(indexed_to=950)
+    queues, index = Queues([4, 6], 600), Index(indexed_to=950)
 
     found = recover(log, queues, index, OURS, clean_stop=False, index_safe=True)
 
     assert found.replay_from == 600
     assert (queues.truncated, index.truncated) == ([600], [900])
     assert index.loaded == [(False, OURS.index_ms)]
+
+
+def test_what_is_behind_the_cut_does_not_hide_that_a_queue_is_missing() -> None:
+    """One queue's directory is gone; another has got as many messages since the checkpoint."""
+
+    class Cut(Queues):
+        def truncate(self, physical: int, /) -> None:
+            super().truncate(physical)
+            self.units = [6]
+
+    found = recover(
+        FakeLog(max_offset=1000, end_offset=1000), Cut([10], 1000), None, OURS, clean_stop=False, index_safe=True
+    )
+
+    assert found.replay_from == 0
 
 
 def test_queues_are_not_cut_at_the_commit_position() -> None:

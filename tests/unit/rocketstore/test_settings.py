@@ -9,8 +9,9 @@ import pytest
 
 from dledger.config import FlushMode
 from dledger.errors import ConfigError
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB, MessageStoreConfig
-from rocketstore.settings import BrokerConfig, load_broker_settings
+from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole, FlushDiskType
 
 QUICK_START = """\

@@ -149,12 +149,12 @@ ID = pb.EntryId(term=1, index=1)
         ),
         (
             codec.decode_push_request,
-            pb.PushRequest(header=HEADER, append=pb.Append(previous=ID, first_index=3, last_index=3, data=b"x")),
+            pb.PushRequest(header=HEADER, append=pb.Append(previous=ID, first_index=3, last_index=3), run=b"x"),
             "no contiguous run",
         ),
         (
             codec.decode_push_request,
-            pb.PushRequest(header=HEADER, append=pb.Append(previous=ID, first_index=2, last_index=1, data=b"x")),
+            pb.PushRequest(header=HEADER, append=pb.Append(previous=ID, first_index=2, last_index=1), run=b"x"),
             "no contiguous run",
         ),
         (

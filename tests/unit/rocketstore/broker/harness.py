@@ -16,10 +16,10 @@ from dledger.rpc.bridge import LoopBridge, LoopThread
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.ports import GroupView, StateDone
 from rocketstore.broker.service import BrokerService
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.settings import BrokerConfig
 from rocketstore.state.changes import QueueOffset, TopicConfig
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult

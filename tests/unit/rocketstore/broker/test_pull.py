@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.settings import BrokerConfig
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole
 from tests.support.waiting import wait_until

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 import grpc
 import pytest
 
+from dledger.rpc.bridge import LoopBridge
+from rocketstore.broker.codec import ResultEncoder, Send
+from rocketstore.broker.send import STREAM_REQUESTS_PENDING_MAX, SendStream
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_PREPARED
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.settings import BrokerConfig
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.harness import Harness, failing
+from tests.unit.rocketstore.broker.harness import STORE_HOST, Harness, failing
 
 
 @pytest.fixture
@@ -101,6 +105,22 @@ def test_an_unknown_topic_is_made_by_sending_to_it_once(broker: Harness) -> None
     assert [one.queue_id for one in results] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [("UNKNOWN_ERROR", "OS_PAGECACHE_BUSY"), ("MESSAGE_ILLEGAL", "MESSAGE_ILLEGAL")],
+)
+def test_a_topic_that_cannot_be_made_refuses_its_messages(broker: Harness, failure: str, status: str) -> None:
+    """Not applied; worth a repetition unless the topic can never be made. Later it may work."""
+    broker.state.refusal = PutResult(PutMessageStatus(failure), outcome="unknown", reason="no quorum")
+
+    results = broker.send(message("New"), message())
+    broker.state.refusal = None
+
+    assert [(one.status, one.outcome) for one in results] == [(status, "not_applied"), ("PUT_OK", "stored")]
+    assert "no quorum" in results[0].reason
+    assert broker.send(message("New"))[0].status == "PUT_OK"
+
+
 def test_without_automatic_creation_an_unknown_topic_is_refused() -> None:
     """The reason names the setting."""
     with Harness(BrokerConfig(auto_create_topic_enable=False)) as broker:
@@ -168,6 +188,59 @@ def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
         broker.store.release_results()
 
         assert sum(len(pb.SendResponse.FromString(one).results) for one in answers) == 10
+
+
+class UnreadContext:
+    """A client that sends without end and takes no answer."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def send_initial_metadata(self, _metadata: object) -> None:
+        """Nothing."""
+
+    async def read(self) -> bytes:
+        self.requests += 1
+        return b""
+
+    async def write(self, _answer: bytes) -> None:
+        await asyncio.Event().wait()
+
+
+class ImmediateSender:
+    """Stores everything at once."""
+
+    is_full = False
+
+    async def ensure_topics(self, _request: Send) -> None:
+        """All exist."""
+
+    def submit(self, _request: Send, done: Callable[[list[PutResult]], None]) -> None:
+        done([])
+
+    async def wait_room(self, room: asyncio.Event) -> None:
+        await room.wait()
+
+
+def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
+    """Answers that nobody takes count as pending, so they are bounded like everything else."""
+
+    async def serve() -> int:
+        context, stop = UnreadContext(), asyncio.Event()
+        stream = SendStream(
+            context,  # type: ignore[arg-type]
+            LoopBridge(),
+            ImmediateSender(),  # type: ignore[arg-type]
+            lambda _data: Send(1, [], True, 0),
+            ResultEncoder(STORE_HOST),
+        )
+        serving = asyncio.create_task(stream.run(stop))
+        for _ in range(2 * STREAM_REQUESTS_PENDING_MAX):
+            await asyncio.sleep(0)
+        serving.cancel()
+        return context.requests
+
+    assert asyncio.run(serve()) == STREAM_REQUESTS_PENDING_MAX
 
 
 def test_garbage_ends_a_stream_with_a_reason(broker: Harness) -> None:

@@ -507,6 +507,28 @@ def test_a_silent_broker_does_not_stop_a_consumer(brokers: FakeBrokers) -> None:
         silent.set()
 
 
+def test_a_topic_that_is_deleted_meanwhile_is_told(brokers: FakeBrokers) -> None:
+    """By the master's word; a slave's is not enough."""
+    put(brokers, 3)
+    not_found = (grpc.StatusCode.NOT_FOUND, "no topic", dict[str, str]())
+    with consumer(brokers, queues=[0], pull_messages=1, stock_bytes_max=1) as source:
+        drain(source, 1)
+        brokers.nodes[0].fail_calls["PullStream"] = deque([not_found])
+        with pytest.raises(NotFoundError):
+            drain(source, 2)
+
+
+def test_a_failing_store_is_logged_once_and_asked_again(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+    """It may recover; the log says why nothing comes."""
+    put(brokers, 3)
+    brokers.nodes[0].fail_calls["PullStream"] = deque([(grpc.StatusCode.INTERNAL, "disk", dict[str, str]())] * 3)
+
+    with consumer(brokers, queues=[0]) as source:
+        assert len(drain(source, 3)) == 3
+
+    assert sum("disk" in record.message for record in caplog.records) == 1
+
+
 def test_the_lag_is_what_is_still_to_come(brokers: FakeBrokers) -> None:
     """As of the last answer; unknown before."""
     put(brokers, 10)

@@ -270,7 +270,7 @@ def test_a_failed_write_ends_all_writing_and_uses_no_queue_offset(tmp_path: Path
     later = put(log, message())[0]
 
     assert [(one.status, one.outcome) for one in failed] == [(Status.UNKNOWN_ERROR, "unknown")] * count
-    assert (later.ok, later.stored) == (False, None)
+    assert (later.status, later.outcome) == (Status.SERVICE_NOT_AVAILABLE, "not_applied")
     assert log.queue_offsets == {("t", 0): 1}
     assert log.poison
     assert log.max_offset == RECORD_BYTES
@@ -605,11 +605,16 @@ def test_a_full_path_gets_no_new_file(tmp_path: Path) -> None:
 
 
 def test_paths_that_cannot_work_are_configuration_errors(tmp_path: Path) -> None:
-    """None writable, or a read-only one that is not there."""
+    """None writable, or a read-only one that is not there or still to be written."""
+    log = open_log(small_config(tmp_path, store_path_commit_log=paths(tmp_path, ["old"])))
+    put(log, message())
+    log.shutdown()
+    old = paths(tmp_path, ["old"])
     a = paths(tmp_path, ["a"])
     for config in (
         small_config(tmp_path, store_path_commit_log=a, read_only_commit_log_store_paths=a),
         small_config(tmp_path, read_only_commit_log_store_paths=a),
+        small_config(tmp_path, read_only_commit_log_store_paths=old),
     ):
         with pytest.raises(ConfigError, match="CommitLog"):
             open_log(config)

@@ -1,0 +1,113 @@
+"""What the Java line keeps beside its log, and where its log begins: for directories that one of its nodes has used.
+
+``currterm`` and (before 0.4) ``checkpoint`` are texts of Java properties. The latter has our checkpoint's name, and
+takes its place when Java opens a directory of ours. Whenever Java replaces one of them, it leaves the old one as
+``*.bak``, which tells that it has been here.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from dledger import properties
+from dledger.config import INDEX_UNIT_BYTES
+from dledger.errors import ConfigError, CorruptLogError
+from dledger.store.format import UNIT
+from dledger.store.fs import FileSystem
+from dledger.store.hard_state import MIRROR_FILE
+from dledger.store.mmap_file_list import Found
+from dledger.types import GENESIS, NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Term
+
+HEADER_START: Final = Struct(">iiqqq")
+"""Magic, size, index, term, position."""
+_ADVICE: Final = "Let the Java node repair it, or fetch the log from another member"
+
+_TEXT_BYTES_MAX = 4096
+_BACKUPS = (f"{MIRROR_FILE}.bak", "checkpoint.bak")
+_BLANK_MAGIC = -1
+
+
+def was_used_by_java(directory: Path, checkpoint: Path) -> bool:
+    """Whether a Java node has written here since ``forget_java``. Raises ``OSError``."""
+    return any((directory / name).exists() for name in _BACKUPS) or java_committed(checkpoint) is not None
+
+
+def forget_java(fs: FileSystem, directory: Path) -> None:
+    """Remove the traces that ``was_used_by_java`` goes by, but the checkpoint. Raises ``OSError``."""
+    for name in _BACKUPS:
+        if (directory / name).exists():
+            fs.unlink(directory / name)
+    fs.sync_dir(directory)
+
+
+def java_committed(checkpoint: Path) -> LogIndex | None:
+    """The commit index in a checkpoint that Java wrote; None if the file is none. Raises ``OSError``."""
+    found = _read(checkpoint)
+    if not found or not found.keys() <= {"endIndex", "committedIndex"}:
+        return None
+    with suppress(ValueError):
+        return LogIndex(int(found.get("committedIndex", "-1")))
+    return NO_INDEX
+
+
+def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:
+    """Where a log begins whose old segments Java may have removed; the chain CRC is not known.
+
+    The term before it is what the index says, or that of the first entry. Raises ``CorruptLogError``, ``OSError``.
+    """
+    if not data.segments or data.segments[0].base == 0:
+        return GENESIS
+    first = data.segments[0]
+    with first.path.open("rb") as file:
+        skipped = 0
+        magic, size, number, term, _ = HEADER_START.unpack(file.read(HEADER_START.size).ljust(HEADER_START.size, b"\0"))
+        if magic == _BLANK_MAGIC and 0 < size <= segment_bytes - HEADER_START.size:  # 0.4 blanks out what a reset drops
+            skipped = size
+            file.seek(skipped)
+            magic, size, number, term, _ = HEADER_START.unpack(file.read(HEADER_START.size))
+    if magic not in tuple(Magic) or number < 0:
+        raise CorruptLogError(first.path, skipped, "the log's first entry is not readable", _ADVICE)
+    before = _unit(index, number - 1)
+    if before is not None and before[1:] == (number - 1, before[2]) and 0 <= before[2] <= term:
+        term = before[2]
+    return Boundary(LogIndex(number - 1), Term(term), Position(first.base + skipped), 0)
+
+
+def _unit(index: Found, number: int) -> tuple[int, int, int] | None:
+    """Magic, index and term of an index unit, if its file is there."""
+    at = number * INDEX_UNIT_BYTES
+    for one in index.segments:
+        if one.base <= at < one.base + one.size:
+            with one.path.open("rb") as file:
+                file.seek(at - one.base)
+                unit = file.read(INDEX_UNIT_BYTES)
+            if len(unit) == INDEX_UNIT_BYTES:
+                magic, _, _, found, term = UNIT.unpack(unit)
+                return magic, found, term
+    return None
+
+
+def newest_hard_state(known: HardState, directory: Path, last_term: Term) -> HardState:
+    """``known``, or what follows from Java's term and vote and from the log's last term, if they are newer.
+
+    Raises ``OSError``.
+    """
+    found = _read(directory / MIRROR_FILE)
+    with suppress(ValueError):
+        java_term = Term(int(found.get("currTerm", "")))
+        if java_term > known.term:
+            vote = found.get("voteLeader", "")
+            known = HardState(java_term, NodeId(vote) if vote else None, known.voter)
+    return known if known.term >= last_term else HardState(last_term, voter=known.voter)
+
+
+def _read(path: Path) -> dict[str, str]:
+    if not path.exists() or path.stat().st_size > _TEXT_BYTES_MAX:
+        return {}
+    try:
+        return {one.key: one.value for one in properties.parse(properties.decode(path.read_bytes()))}
+    except ConfigError:
+        return {}

@@ -1,0 +1,185 @@
+"""Every setting of a broker, its default, its limits and its relations to the others. Pure: it reads no file.
+
+Reading conf files, the environment and flags is ``rocketstore.settings``'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
+from rocketstore.config import MIB, MessageStoreConfig
+from rocketstore.types import BrokerRole
+
+PERMISSION_READ: Final = 4
+PERMISSION_WRITE: Final = 2
+
+GET_LIMITS: Final[dict[str, Any]] = {  # Any: for keyword arguments
+    "max_transfer_count_on_message_in_memory": 4096,
+    "max_transfer_bytes_on_message_in_memory": MIB,
+    "max_transfer_count_on_message_in_disk": 4096,
+    "max_transfer_bytes_on_message_in_disk": MIB,
+}
+"""RocketMQ's own (32 messages or 256 KiB, on disk 8 or 64 KiB) are for clients that pull without a pause between."""
+
+
+def _broker_store() -> MessageStoreConfig:
+    """The message store's defaults, except how much one get gives: here one answer takes the place of many."""
+    return MessageStoreConfig(**GET_LIMITS)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """Everything one broker needs to run. ``dledger`` is None for a plain broker: one process, one directory."""
+
+    store: MessageStoreConfig = field(default_factory=_broker_store)
+    dledger: ServerConfig | None = None
+    cluster_name: str = "DefaultCluster"
+    broker_name: str = ""
+    """Empty: the DLedger group's name, or ``broker-a``."""
+    broker_id: int = 0
+    """Of a plain broker. In a DLedger broker the role decides: 0 leads, n0 to n2 follow as 1 to 3."""
+    listen_port: int = 10911
+    """0: any free port (plain broker only)."""
+    listen_host: str = ""
+    """Empty: the member's host in a DLedger broker; else every address if ``broker_ip1`` is given, or loopback."""
+    broker_ip1: str = ""
+    """The host that clients and the other brokers shall connect to; empty: the one listened on."""
+    namesrv_addr: str = ""
+    broker_permission: int = PERMISSION_READ | PERMISSION_WRITE
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    default_topic_queue_nums: int = 8
+    long_polling_enable: bool = True
+    short_polling_time_mills: int = 1000
+    """Longest wait of a pull while ``long_polling_enable`` is false."""
+    pull_wait_ms_max: int = 60_000
+    pull_bytes_max: int = 4 * MIB
+    """Records in one answer, except that a single larger one is always given."""
+    pulls_waiting_max: int = 20_000
+    streams_max: int = 1024
+    send_pending_messages_max: int = 40_000
+    """Messages of all producers that may wait to be stored; beyond it streams are not read, single sends refused."""
+    send_pending_bytes_max: int = 48 * MIB
+    read_threads: int = 4
+
+    @property
+    def name(self) -> str:
+        """The broker's name; all members of a DLedger group have the same."""
+        return self.broker_name or (self.dledger.group if self.dledger is not None else "broker-a")
+
+    @property
+    def node_id(self) -> str:
+        """Which of the brokers of that name this is."""
+        return str(self.dledger.node_id) if self.dledger is not None else str(self.broker_id)
+
+    @property
+    def bind_host(self) -> str:
+        """The host to listen on."""
+        if self.listen_host:
+            return self.listen_host
+        if self.dledger is not None:
+            return self.dledger.self_member.host
+        return "0.0.0.0" if self.broker_ip1 else "127.0.0.1"
+
+    def address(self, port: int) -> str:
+        """What clients connect to, given the port that is listened on."""
+        host = self.broker_ip1 or (self.dledger.self_member.host if self.dledger is not None else self.bind_host)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def problems(self) -> list[str]:
+        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        found = _store_problems(self.store)
+        found += [
+            f"{name}={getattr(self, name)} must be positive"
+            for name in (*_POSITIVE, "default_topic_queue_nums")
+            if getattr(self, name) <= 0
+        ]
+        if not 0 <= self.listen_port <= 65535:
+            found.append(f"listen_port={self.listen_port} must be between 0 and 65535")
+        if not 0 <= self.broker_permission <= 7:
+            found.append(f"broker_permission={self.broker_permission} must be a sum of 4 (read) and 2 (write)")
+        if self.dledger is None:
+            if self.store.broker_role is BrokerRole.SLAVE:
+                found.append(
+                    "broker_role=SLAVE needs classic master-slave replication, which this broker does not have: "
+                    "use enableDLegerCommitLog=true for a replicated broker"
+                )
+        else:
+            found += self.dledger.problems()
+            found += self._port_problems(self.dledger)
+        return found
+
+    def _port_problems(self, dledger: ServerConfig) -> list[str]:
+        if dledger.node_id not in [member.node_id for member in dledger.members]:
+            return []  # told already
+        if self.listen_port == 0:
+            return ["listen_port=0 is for plain brokers: the members of a group tell each other their addresses"]
+        peer_port = dledger.self_member.port
+        client_port = dledger.client_port if dledger.client_port is not None else peer_port + CLIENT_PORT_OFFSET
+        if self.listen_port == peer_port:
+            return [f"listen_port={self.listen_port} is also the peer port of {dledger.node_id}: change one of them"]
+        if self.listen_port == client_port:
+            return [
+                f"listen_port={self.listen_port} is also dledger's client port (client_port, or the peer port + "
+                f"{CLIENT_PORT_OFFSET}): change one of them"
+            ]
+        return []
+
+
+_POSITIVE: Final = (
+    "short_polling_time_mills",
+    "pull_wait_ms_max",
+    "pull_bytes_max",
+    "pulls_waiting_max",
+    "streams_max",
+    "send_pending_messages_max",
+    "send_pending_bytes_max",
+    "read_threads",
+)
+_STORE_POSITIVE: Final = (
+    "mapped_file_size_commit_log",
+    "mapped_file_size_consume_queue",
+    "flush_interval_commit_log",
+    "commit_interval_commit_log",
+    "flush_interval_consume_queue",
+    "sync_flush_timeout",
+    "slave_timeout",
+    "max_message_size",
+    "transient_store_pool_size",
+    "clean_resource_interval",
+    "max_hash_slot_num",
+    "max_index_num",
+    "default_query_max_num",
+    "max_transfer_bytes_on_message_in_memory",
+    "max_transfer_count_on_message_in_memory",
+    "max_transfer_bytes_on_message_in_disk",
+    "max_transfer_count_on_message_in_disk",
+    "flush_delay_offset_interval",
+)
+_RATIOS: Final = (
+    "disk_max_used_space_ratio",
+    "disk_space_clean_forcibly_ratio",
+    "disk_space_warning_level_ratio",
+    "access_message_in_memory_max_ratio",
+)
+_DELAY_LEVEL = re.compile(r"[0-9]+[smhd]")
+
+
+def _store_problems(store: MessageStoreConfig) -> list[str]:
+    found = [f"{name}={getattr(store, name)} must be positive" for name in _STORE_POSITIVE if getattr(store, name) <= 0]
+    found += [
+        f"{name}={getattr(store, name)} must be a percentage from 1 to 100"
+        for name in _RATIOS
+        if not 1 <= getattr(store, name) <= 100
+    ]
+    if store.file_reserved_time < 0:
+        found.append(f"file_reserved_time={store.file_reserved_time} must not be negative")
+    found += [
+        f"message_delay_level: {level!r} is no time: write 30s, 5m, 2h or 1d"
+        for level in store.message_delay_level.split()
+        if not _DELAY_LEVEL.fullmatch(level)
+    ]
+    return found

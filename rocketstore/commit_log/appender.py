@@ -1,0 +1,195 @@
+"""The writing half of the plain commit log: everything that happens to messages under the put lock.
+
+Store timestamps (which never go back in log order), queue offsets and places are assigned under it, and a batch is
+written with one write per file. Queue offsets are taken only once the bytes are written.
+
+What RocketMQ does otherwise, on purpose: a record larger than a file is refused instead of reported stored; the next
+file is created before the rest of the last one is given up; after a failed write or flush the log takes no more
+messages instead of carrying on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.errors import DiskError, DiskFullError, InvalidRequestError
+from rocketstore.commit_log.flush import commit_all, flush_all
+from rocketstore.commit_log.put import TAKES_NO_QUEUE_OFFSET, QueueOffsets, prepare, refused, stored_result
+from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import Message
+from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record_buffer, place_record
+from rocketstore.types import PutMessageStatus, PutResult
+
+BLANK_BYTES: Final = BLANK.size
+_CLOSED: Final = "the commit log is not open for writing"
+
+
+class RecordAppender:
+    """Puts messages into a queue of files. Results are in the order of the messages, whatever happens."""
+
+    def __init__(self, queue: MappedFileQueue, delay_levels: DelayLevels, clock: Clock) -> None:
+        self._queue = queue
+        self._delay_levels = delay_levels
+        self._clock = clock
+        self._record_bytes_max = queue.file_bytes - BLANK_BYTES
+        self.lock = threading.Lock()
+        """The put lock: guards the fields below and appends to the queue."""
+        self.offsets = QueueOffsets()
+        self.last_timestamp = 0
+        """Store timestamp of the last message; no later one is lower."""
+        self.is_open = False
+        """Whether messages are taken."""
+        self.lock_taken_ms = 0
+        """When whoever holds the lock took it, in monotonic ms; 0 if nobody does."""
+
+    def _encode(self, message: Message) -> bytearray | PutResult:
+        """The message's record, or why there can be none."""
+        if message.properties:
+            prepare(message, self._delay_levels)
+        try:
+            record = encode_record_buffer(message)
+        except InvalidRequestError as error:
+            return refused(PutMessageStatus.MESSAGE_ILLEGAL, str(error))
+        if len(record) > self._record_bytes_max:
+            reason = f"the record of {len(record)} bytes is larger than a file of the log"
+            return refused(PutMessageStatus.MESSAGE_ILLEGAL, reason)
+        return record
+
+    def store_many(self, messages: Sequence[Message]) -> list[PutResult]:
+        """Write messages one behind the other; one that no record can hold is refused on its own."""
+        encoded = [self._encode(message) for message in messages]
+        records = [one for one in encoded if isinstance(one, bytearray)]
+        if len(records) < len(messages):
+            fine = [message for message, one in zip(messages, encoded, strict=True) if isinstance(one, bytearray)]
+            results = iter(self._put(fine, records))
+            return [next(results) if isinstance(one, bytearray) else one for one in encoded]
+        return self._put(messages, records)
+
+    def _put(self, messages: Sequence[Message], records: list[bytearray]) -> list[PutResult]:
+        results: list[PutResult] = []
+        with self.lock:
+            self.lock_taken_ms = self._clock.monotonic_ms()
+            try:
+                self._put_all(messages, records, results)
+            finally:
+                self.lock_taken_ms = 0
+        return results
+
+    def store_one(self, messages: Sequence[Message]) -> list[PutResult]:
+        """What ``store_many`` does, at half the price for a single message that finds room in the last file."""
+        message = messages[0]
+        record = self._encode(message)
+        if not isinstance(record, bytearray):
+            return [record]
+        with self.lock:
+            self.lock_taken_ms = self._clock.monotonic_ms()
+            try:
+                result = self._put_one(message, record)
+            finally:
+                self.lock_taken_ms = 0
+        return self._put(messages, [record]) if result is None else [result]
+
+    def _put_one(self, message: Message, record: bytearray) -> PutResult | None:
+        """Write a record into the last file; None, and nothing done, if there is no room or nothing may be written."""
+        queue, table = self._queue, self.offsets.table
+        file = queue.last_file(create=False)
+        if file is None or not self.is_open or queue.poison or len(record) + BLANK_BYTES > file.size - file.wrote:
+            return None
+        takes_offset = not message.sys_flag & TAKES_NO_QUEUE_OFFSET
+        key = (message.topic, message.queue_id)
+        message.queue_offset = queue_offset = table.get(key, 0) if takes_offset else 0
+        timestamp = self._clock.wall_ms()
+        if timestamp < self.last_timestamp:
+            timestamp = self.last_timestamp
+        message.store_timestamp = timestamp
+        message.offset = offset = file.base + file.wrote
+        place_record(record, message, queue_offset, offset)
+        try:
+            queue.append_to(file, record)
+        except DiskFullError as error:
+            return refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error))
+        except DiskError as error:
+            return refused(PutMessageStatus.UNKNOWN_ERROR, str(error), "unknown")
+        if takes_offset:
+            table[key] = queue_offset + 1
+        self.last_timestamp = file.store_timestamp = timestamp
+        return stored_result(message)
+
+    def _put_all(self, messages: Sequence[Message], records: list[bytearray], results: list[PutResult]) -> None:
+        """Write the records and append one result per message, whatever happens. Under the put lock."""
+        if not self.is_open or self._queue.poison:
+            reason = self._queue.poison or _CLOSED
+            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason)] * len(messages)
+            return
+        timestamp = self.last_timestamp = max(self._clock.wall_ms(), self.last_timestamp)
+        written = count = 0
+        try:
+            while written < len(records):
+                count = 0
+                file = self._queue.last_file()
+                if file is None or len(records[written]) + BLANK_BYTES > file.size - file.wrote:
+                    self._roll()
+                    continue
+                count = _fitting(records, written, file.size - file.wrote)
+                chunk = messages[written : written + count] if count < len(messages) else messages
+                following = self.offsets.assign(chunk)
+                offset = file.base + file.wrote
+                for message, record in zip(chunk, records[written : written + count], strict=True):
+                    message.store_timestamp = timestamp
+                    message.offset = offset
+                    place_record(record, message, message.queue_offset, offset)
+                    offset += len(record)
+                self._queue.append_to(
+                    file, records[written] if count == 1 else bytearray().join(records[written : written + count])
+                )
+                file.store_timestamp = timestamp
+                self.offsets.keep(following)
+                results += map(stored_result, chunk)
+                written += count
+        except DiskFullError as error:
+            results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, str(error))] * (len(messages) - written)
+        except DiskError as error:
+            results += self._failed(error, count, len(messages) - written - count)
+
+    def _failed(self, error: DiskError, tried: int, left: int) -> list[PutResult]:
+        """What the messages get that were not written because of ``error``.
+
+        Of those that it was tried with, bytes may be on the disk, and recovery may find them: their outcome is unknown.
+        """
+        status = PutMessageStatus.CREATE_MAPEDFILE_FAILED
+        if self._queue.poison:
+            status = PutMessageStatus.SERVICE_NOT_AVAILABLE
+        unknown = refused(PutMessageStatus.UNKNOWN_ERROR, str(error), "unknown")
+        return [unknown] * tried + [refused(status, str(error))] * left
+
+    def _roll(self) -> None:
+        """Give up the rest of the last file for a blank, once there is a next one.
+
+        A file is begun only when the last but one is durable: recovery takes records so far behind a bad one as a sign
+        of damage. Raises ``DiskError``, ``DiskFullError``.
+        """
+        queue = self._queue
+        file = queue.last_file(create=False)
+        if file is None:
+            return
+        queue.reserve_next()
+        if queue.flushed_where < file.base:
+            commit_all(queue)
+            flush_all(queue)
+        queue.append_to(file, BLANK.pack(file.size - file.wrote, BLANK_MAGIC), fill=True)
+
+
+def _fitting(records: list[bytearray], first: int, room: int) -> int:
+    """How many records from ``first`` on fit, with a blank behind each; at least one, which is known to."""
+    if first + 1 == len(records):
+        return 1
+    number = first
+    for number in range(first, len(records)):
+        room -= len(records[number])
+        if room < BLANK_BYTES:
+            return number - first
+    return number + 1 - first

@@ -1,0 +1,137 @@
+"""Brokers as processes, started from RocketMQ's kind of conf files: a group that loses its master, and a plain one."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import free_ports
+from rocketstore.client import Consumer, Producer
+from rocketstore.message.message import Message
+from tests.support.waiting import wait_until
+
+SMALL = {
+    "mappedFileSizeCommitLog": "4m",
+    "mappedFileSizeConsumeQueue": "20000",
+    "maxHashSlotNum": "1000",
+    "maxIndexNum": "4000",
+}
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[LocalBrokers]:
+    """A group of three."""
+    with LocalBrokers(tmp_path, settings=SMALL | {"index_segment_bytes": "320k", "warm_bytes": "0"}) as running:
+        running.master()
+        yield running
+
+
+def send_numbers(producer: Producer, numbers: Iterable[int]) -> list[int]:
+    """Send a message for each number to queue 0; gives their queue offsets."""
+    return [producer.send(Message("T", b"%d" % number), queue_id=0).queue_offset for number in numbers]
+
+
+def queue_offsets(brokers: LocalBrokers, topic: str, count: int) -> list[int]:
+    """Queue offsets of the first ``count`` messages of queue 0, as a consumer gets them; bodies are numbered alike."""
+    with Consumer(brokers.addresses, group="", topic=topic, start="first") as consumer:
+        found: list[int] = []
+        for message in itertools.chain.from_iterable(iter(lambda: consumer.poll(timeout_s=10.0), [])):
+            assert message.body == b"%d" % len(found)
+            found.append(message.queue_offset)
+            if len(found) == count:
+                break
+        return found
+
+
+def test_a_group_goes_on_when_its_master_is_killed(brokers: LocalBrokers) -> None:
+    """What was acknowledged is there, queue offsets go on without gap or repeat, the old master comes back as slave."""
+    with Producer(brokers.addresses, timeout_s=20.0) as producer:
+        before = send_numbers(producer, range(20))
+        master = brokers.master()
+        brokers.kill(master)
+        after = send_numbers(producer, range(20, 40))
+
+    brokers.start(master)
+    assert before + after == list(range(40))
+    assert queue_offsets(brokers, "T", 40) == list(range(40))
+    with brokers.admin() as admin:
+        address = brokers.nodes[master].client_address
+        wait_until(lambda: admin.status(address).leader_address not in ("", address), "it knows the new master")
+        assert admin.status(address).role == "SLAVE"
+
+
+def test_a_master_that_is_stopped_hands_over_first(brokers: LocalBrokers) -> None:
+    """SIGTERM: another member leads within the time of a transfer, not of an election; exit code 0."""
+    master = brokers.master()
+
+    assert brokers.stop(master) == 0
+
+    assert brokers.master(other_than=master) != master
+    assert "handing over" in brokers.logs(master)
+
+
+def test_a_plain_broker_needs_no_settings(tmp_path: Path) -> None:
+    """One process, one directory; messages outlive a kill."""
+    with LocalBrokers(tmp_path, size=0, settings=SMALL) as brokers:
+        (node,) = brokers.nodes
+        brokers.master()
+        with Producer(brokers.addresses, timeout_s=20.0) as producer:
+            send_numbers(producer, range(10))
+            brokers.kill(node)
+            brokers.start(node)
+            assert send_numbers(producer, range(10, 11)) == [10]
+        assert queue_offsets(brokers, "T", 11) == list(range(11))
+        assert brokers.stop(node) == 0
+
+
+def run_broker(*words: str) -> subprocess.CompletedProcess[str]:
+    """``dledger broker`` with something wrong, so that it ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "cluster.cli", "broker", *words], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_everything_wrong_with_a_conf_file_is_told_at_once(tmp_path: Path) -> None:
+    """Exit code 2, one line each, nothing opened."""
+    file = tmp_path / "broker.conf"
+    file.write_text(f"storePathRootDir={tmp_path / 'store'}\nlistenPrt=1\nflushDiskType=SOMETIMES\n")
+
+    done = run_broker("-c", str(file))
+
+    assert done.returncode == 2
+    assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [
+        f"{file}:2: unknown setting 'listenPrt': did you mean listenPort?",
+        f"{file}:3: flushDiskType: 'SOMETIMES' is none of SYNC_FLUSH, ASYNC_FLUSH",
+    ]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_taken_port_and_a_taken_directory_are_named(tmp_path: Path) -> None:
+    """Exit codes 2 and 1, no traceback."""
+    with LocalBrokers(tmp_path, size=0, settings=SMALL) as brokers:
+        (node,) = brokers.nodes.values()
+        port = run_broker("-s", str(tmp_path / "other"), "--port", str(node.client_port))
+        directory = run_broker("-s", str(brokers.broker_dir(node.node_id)), "--port", str(free_ports(1)[0]))
+
+    assert (port.returncode, directory.returncode) == (2, 1)
+    assert f"error: cannot listen on the broker's address 127.0.0.1:{node.client_port}" in port.stderr
+    assert str(brokers.broker_dir(node.node_id)) in directory.stderr.splitlines()[-1]
+    assert "Traceback" not in port.stderr + directory.stderr
+
+
+def test_a_stop_signal_ends_it_with_exit_code_0(tmp_path: Path) -> None:
+    """Although numpy's threads do not know the signal."""
+    command = [sys.executable, "-m", "cluster.cli", "broker", "-s", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert " is ready: " in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(30) == 0

@@ -1,0 +1,67 @@
+"""Building and running the Java programs under ``java/``. Whatever is missing is an error that says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "java"
+_OPEN = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
+"""Packages of the JDK that RocketMQ 4.9.8 reaches into to unmap files."""
+_BUILD_TIMEOUT_S = 600
+_RUN_TIMEOUT_S = 300
+
+
+class JavaMissingError(RuntimeError):
+    """Something that the Java programs need is not there."""
+
+
+def build() -> None:
+    """Compile both programs; Maven gets their dependencies from Maven Central into ``~/.m2``."""
+    for program, package in (("java", "JDK 17 or newer"), ("mvn", "Maven 3")):
+        if shutil.which(program) is None:
+            raise JavaMissingError(f"`{program}` is not on the PATH: `make interop` needs {package}")
+    command = ["mvn", "--batch-mode", "--quiet", "compile"]
+    built = subprocess.run(
+        command, cwd=SOURCES, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, env=_environment(), check=False
+    )
+    if built.returncode:
+        raise JavaMissingError(
+            f"`{' '.join(command)}` in {SOURCES} failed; it needs a JDK 17 and Maven Central (or a filled ~/.m2):\n"
+            f"{built.stdout[-4000:]}\n{built.stderr[-4000:]}"
+        )
+
+
+def run_store(command: str, directory: Path) -> list[str]:
+    """Run the RocketMQ program; gives the lines that it printed."""
+    return _run("store", "interop.Main", command, directory)
+
+
+def run_ledger(command: str, directory: Path) -> list[str]:
+    """Run the program of the newest DLedger; gives the lines that it printed."""
+    return _run("dledger", "interop.LedgerMain", command, directory)
+
+
+def _run(module: str, main: str, command: str, directory: Path) -> list[str]:
+    target = SOURCES / module / "target"
+    class_path = f"{target / 'classes'}:{(target / 'class-path').read_text().strip()}"
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPEN]
+    home = f"-Duser.home={directory.parent}"  # the libraries' log files go there
+    ended = subprocess.run(
+        ["java", "-ea", home, *opened, "-cp", class_path, main, command, str(directory)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=_RUN_TIMEOUT_S,
+        env=_environment(),
+        check=False,
+    )
+    if ended.returncode:
+        raise AssertionError(f"{main} {command} ended with status {ended.returncode}:\n{ended.stderr[-6000:]}")
+    return ended.stdout.splitlines()
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"LC_ALL": "C.UTF-8", "TZ": "UTC"}

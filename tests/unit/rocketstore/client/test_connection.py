@@ -1,0 +1,118 @@
+"""Who is the master, when brokers disagree or fall silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dledger.errors import RequestTimeoutError, UnavailableError
+from rocketstore.client.connection import LIST_TOPICS, QUEUE_RANGE, STATUS, BrokerConnection
+from rocketstore.client.errors import BadAnswerError, BrokerBusyError, NotMasterError, hint_of
+from rocketstore.client.pipe import SendPipe
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.types import BrokerRole
+from tests.support.fake_broker import FakeBrokers
+
+
+@pytest.fixture
+def connection(brokers: FakeBrokers) -> Iterator[BrokerConnection]:
+    made = BrokerConnection(brokers.addresses, timeout_s=0.5)
+    yield made
+    made.close()
+
+
+def make_two_masters(brokers: FakeBrokers) -> tuple[str, str]:
+    """The old one has not noticed yet; returns its address and the new one's."""
+    brokers.elect(1)
+    old = brokers.nodes[0]
+    old.role, old.term = BrokerRole.SYNC_MASTER, 1
+    return brokers.addresses[0], brokers.addresses[1]
+
+
+def test_a_master_of_a_newer_term_is_noticed(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """Although the old one still answers as if nothing had happened."""
+    old, new = make_two_masters(brokers)
+    connection.brokers.set_master(old)
+
+    connection.look_for_master()
+
+    assert connection.brokers.master == new
+
+
+def test_a_master_that_failed_is_not_believed_at_once(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """Its own word alone is not enough; a higher term is."""
+    old, new = make_two_masters(brokers)
+    connection.brokers.set_master(old)
+    connection.brokers.note_failure(old, UnavailableError("silent"))
+
+    assert connection.master(connection.deadline()) == new
+
+
+def test_a_suspect_is_believed_if_nobody_knows_better(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """Its failure may have passed."""
+    address = brokers.addresses[0]
+    connection.brokers.set_master(address)
+    connection.brokers.note_failure(address, UnavailableError("for a moment"))
+
+    assert connection.master(connection.deadline()) == address
+
+
+def test_an_old_master_alone_is_no_master(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """Others are in a newer term: wait for the one they elect. Meanwhile there is whom to read from."""
+    old, _ = make_two_masters(brokers)
+    brokers.nodes[1].role = BrokerRole.SLAVE
+    connection.brokers.set_master(old)
+    connection.brokers.note_failure(old, UnavailableError("silent"))
+
+    with pytest.raises(UnavailableError, match="no master"):
+        connection.master(connection.deadline())
+    assert connection.reader(connection.deadline()) in brokers.addresses
+
+
+def test_being_busy_is_no_reason_to_leave(connection: BrokerConnection, brokers: FakeBrokers) -> None:
+    """Another broker could do nothing; a hint is followed."""
+    first, second = brokers.addresses[:2]
+    connection.brokers.set_master(first)
+
+    connection.brokers.note_failure(first, BrokerBusyError("busy"))
+    assert connection.brokers.master == first
+    connection.brokers.note_failure(first, NotMasterError("moved", leader=hint_of(second)))
+    assert connection.brokers.master == second
+
+
+def test_a_pipe_opens_to_masters_only(connection: BrokerConnection, brokers: FakeBrokers) -> None:
+    """So that nothing is sent where it would be refused; the error names who leads."""
+    with pytest.raises(NotMasterError) as caught:
+        SendPipe(connection, brokers.addresses[1], connection.deadline())
+
+    assert caught.value.leader == hint_of(brokers.addresses[0])
+
+
+def test_a_closed_connection_refuses_everything(connection: BrokerConnection, brokers: FakeBrokers) -> None:
+    """With an error of ours, and looking for a master is quiet."""
+    connection.close()
+    connection.close()
+
+    with pytest.raises(UnavailableError, match="closed"):
+        connection.ask(STATUS, pb.StatusRequest(), brokers.addresses[0], connection.deadline())
+    with pytest.raises(UnavailableError, match="closed"):
+        connection.open_stream("PullStream", brokers.addresses[0], iter(()))
+    connection.look_for_master()
+
+
+def test_no_answer_in_time_is_told_as_such(connection: BrokerConnection, brokers: FakeBrokers) -> None:
+    """A server that holds a request back does not hold the caller."""
+    request = pb.QueueRequest(topic="orders")
+
+    with brokers.changed, pytest.raises(RequestTimeoutError):
+        connection.ask(QUEUE_RANGE, request, brokers.addresses[0], connection.deadline(0.1))
+
+
+def test_garbage_is_no_status(connection: BrokerConnection, brokers: FakeBrokers) -> None:
+    """A typed error that names the broker."""
+    brokers.nodes[2].garbled.add("Status")
+
+    with pytest.raises(BadAnswerError, match="StatusResponse"):
+        connection.ask(STATUS, pb.StatusRequest(), brokers.addresses[2], connection.deadline())
+    assert connection.ask_master(LIST_TOPICS, pb.ListTopicsRequest(), connection.deadline()).topics

@@ -1,0 +1,119 @@
+"""Records as consumers get them: whole, damaged, compressed, between IPv6 hosts."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketstore.client.errors import BadAnswerError
+from rocketstore.client.received import split_records, tags_of_expression
+from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
+from rocketstore.message.record import MESSAGE_MAGIC_V2, encode_record
+
+V4 = HostAddress(b"\x7f\0\0\1", 1)
+V6 = HostAddress(bytes(15) + b"\1", 1)
+
+
+def record_of(body: bytes = b"body", **fields: object) -> bytes:
+    values: dict[str, object] = {"queue_id": 3, "properties": {"TAGS": "a", "KEYS": "k"}} | fields
+    return encode_record(Message("orders", body, **values), queue_offset=7, physical_offset=100)  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.parametrize("born", [V4, V6])
+@pytest.mark.parametrize("store", [V4, V6])
+def test_hosts_of_both_kinds(born: HostAddress, store: HostAddress) -> None:
+    """The body stands elsewhere behind an IPv6 address."""
+    data = record_of(born_host=born, store_host=store) * 2
+
+    first, second = split_records(data)
+
+    assert first.body == second.body == b"body"
+    assert (first.queue_id, first.queue_offset, first.topic, first.tags) == (3, 7, "orders", "a")
+    assert len(first.message_id) == (56 if store is V6 else 32)
+    assert first.born_timestamp == 0
+    assert (first.unique_key, first.keys) == ("", ["k"])
+
+
+def test_properties_are_found_before_and_after_decoding() -> None:
+    """Both ways say the same."""
+    (message,) = split_records(record_of())
+
+    early = (message.tags, message.property("none"))
+    message.decode()
+
+    assert (message.tags, message.property("none")) == early == ("a", "")
+
+
+def test_records_of_version_2_are_read() -> None:
+    """RocketMQ 5 writes two bytes of topic length."""
+    old = record_of(b"")
+    topic_at = 88
+    new = bytearray(old[:topic_at] + b"\0" + old[topic_at:])
+    new[0:8] = len(new).to_bytes(4, "big") + MESSAGE_MAGIC_V2.to_bytes(4, "big", signed=True)
+
+    (message,) = split_records(bytes(new))
+
+    assert message.tags == "a"
+    assert message.topic == "orders"
+
+
+def test_compressed_bodies_are_inflated() -> None:
+    """As RocketMQ's consumers do; the stored form stays at hand."""
+    packed = zlib.compress(b"x" * 5000)
+
+    (message,) = split_records(record_of(packed, sys_flag=SYS_FLAG_COMPRESSED))
+
+    assert message.body == b"x" * 5000
+    assert message.raw_body == packed
+
+
+@pytest.mark.parametrize(
+    ("body", "sys_flag"),
+    [(b"no zlib", SYS_FLAG_COMPRESSED), (zlib.compress(b"x" * 99)[:-5], SYS_FLAG_COMPRESSED), (b"lz4", 0x101)],
+)
+def test_bodies_that_cannot_be_inflated(body: bytes, sys_flag: int) -> None:
+    """A typed error where the body is asked for; the rest can be read."""
+    (message,) = split_records(record_of(body, sys_flag=sys_flag))
+
+    with pytest.raises(BadAnswerError):
+        _ = message.body
+    assert message.tags == "a"
+
+
+def test_every_flipped_bit_of_a_body_is_noticed() -> None:
+    """By its CRC."""
+    good = record_of()
+    for bit in range(32):
+        bad = bytearray(good)
+        bad[88 + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadAnswerError, match="CRC"):
+            split_records(bytes(bad))
+
+
+@given(st.data())
+def test_damage_is_a_typed_error_or_nothing_worse(data: st.DataObject) -> None:
+    """Cut or overwritten anywhere: a ``BadAnswerError``, or messages whose bodies are whole."""
+    good = record_of() + record_of(b"other")
+    cut = data.draw(st.integers(0, len(good)))
+    bad = bytearray(good[:cut])
+    for _ in range(data.draw(st.integers(0, 3))):
+        if bad:
+            bad[data.draw(st.integers(0, len(bad) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        messages = split_records(bytes(bad))
+    except BadAnswerError:
+        return
+    assert all(message.raw_body in (b"body", b"other", b"") for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [("", None), (" * ", None), ("a", {"a"}), ("a || b", {"a", "b"}), ("a||", {"a"})],
+)
+def test_tag_expressions(expression: str, expected: set[str] | None) -> None:
+    """RocketMQ's: tags between double bars."""
+    assert tags_of_expression(expression) == expected

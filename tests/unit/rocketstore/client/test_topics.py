@@ -1,0 +1,60 @@
+"""What a client remembers of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dledger.errors import UnavailableError
+from rocketstore.client import topics
+from rocketstore.client.connection import BrokerConnection
+from tests.support.fake_broker import FakeBrokers
+
+
+@pytest.fixture
+def connection(brokers: FakeBrokers) -> Iterator[BrokerConnection]:
+    made = BrokerConnection(brokers.addresses, timeout_s=0.3)
+    yield made
+    made.close()
+
+
+def asked(brokers: FakeBrokers) -> int:
+    return sum(node.calls.count("ListTopics") for node in brokers.nodes)
+
+
+def test_topics_are_asked_for_once(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """Not with every message; unknown ones are not asked for at once again either."""
+    cache = topics.TopicCache(connection)
+
+    for _ in range(100):
+        assert cache.find("orders") is not None
+        assert cache.find("none") is None
+
+    assert asked(brokers) == 1
+
+
+def test_a_changed_topic_is_noticed(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """At the latest when what is known is too old."""
+    cache = topics.TopicCache(connection)
+    cache.find("orders")
+    brokers.add_topic("orders", 8)
+    cache.forget()
+
+    found = cache.find("orders")
+
+    assert found is not None
+    assert found.write_queues == 8
+
+
+def test_an_old_answer_is_better_than_none(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """While no broker answers, what was known goes on to count; what was not is an error."""
+    cache = topics.TopicCache(connection)
+    cache.find("orders")
+    for node in brokers.nodes:
+        node.stop()
+    cache.forget()
+
+    assert cache.find("orders") is not None
+    with pytest.raises(UnavailableError):
+        cache.find("other")
