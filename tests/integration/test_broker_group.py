@@ -37,13 +37,14 @@ def commands(brokers: BrokerGroup, nodes: Iterable[NodeId]) -> Callable[..., Res
     return run
 
 
-def use_as_people_do(dledger: Callable[..., Result], round_: str) -> str:
+def use_as_people_do(brokers: BrokerGroup, dledger: Callable[..., Result], round_: str) -> str:
     """Send, find, consume, look at progress; gives the id of a message."""
     key = f"order-{round_}"
     sent = dledger("message", "send", "-t", TOPIC, "--keys", key, "--tags", round_, "--queue", "1", f"hello {round_}")
     message_id = sent.output.strip()
     by_id = json.loads(dledger("message", "query-by-id", message_id, "--json").output)
-    wait_until(lambda: key in dledger("message", "query-by-key", "-t", TOPIC, key, "--json").output, "it is indexed")
+    with brokers.admin() as admin:
+        wait_until(lambda: bool(admin.messages_by_key(TOPIC, key)), "it is indexed")
     by_key = json.loads(dledger("message", "query-by-key", "-t", TOPIC, key, "--json").output)
     dledger("message", "send", "-t", TOPIC, "--key", "alice", f"first of {round_}", f"second of {round_}")
     consumed = dledger("message", "consume", "-t", TOPIC, "-g", "people", "--from", "first").output.splitlines()
@@ -61,12 +62,12 @@ def test_what_people_do_works_before_and_after_the_master_dies(brokers: BrokerGr
     everybody = commands(brokers, brokers.nodes)
     master = brokers.master()
     everybody("topic", "create", "news", "-q", "3")
-    message_id = use_as_people_do(everybody, "before")
+    message_id = use_as_people_do(brokers, everybody, "before")
 
     brokers.kill(master)
     new = brokers.master(other_than=master)
     survivors = commands(brokers, brokers.followers(master))
-    use_as_people_do(everybody, "after")
+    use_as_people_do(brokers, everybody, "after")
 
     old = json.loads(survivors("message", "query-by-id", message_id, "--json").output)
     listed = json.loads(survivors("cluster", "list", "--json").output)["brokers"]
@@ -84,7 +85,6 @@ def test_a_slave_refuses_every_write_and_names_the_master(brokers: BrokerGroup) 
     """Nothing of it was applied, so the client may go to the master and repeat it."""
     master = brokers.master()
     address = brokers.nodes[master].client_address
-    refused: list[Method[object]] = []
     wait_until(
         lambda: all(one.leader_address == address for one in brokers.broker_statuses().values()),
         "everybody knows the master",
@@ -108,7 +108,6 @@ def test_a_slave_refuses_every_write_and_names_the_master(brokers: BrokerGroup) 
                 assert (told["outcome"], told["leader"]) == ("not_applied", address)
         for result in answer.results:
             assert (result.status, result.outcome, result.leader) == ("SERVICE_NOT_AVAILABLE", "not_applied", address)
-    assert refused == []
     assert brokers.verify() == {queue: [] for queue in range(QUEUES)}
 
 

@@ -122,7 +122,7 @@ def test_a_change_of_unknown_outcome_says_so(broker: Harness) -> None:
 
 def test_the_status_says_who_leads_and_how_far_everything_is(broker: Harness) -> None:
     """What clients need to find the master, and people to see that all is well."""
-    broker.store.stats.puts = 3
+    broker.store.stats.put_done([PutResult(PutMessageStatus.PUT_OK)] * 3, 0.001)
 
     status = broker.call("Status", pb.StatusRequest(), pb.StatusResponse)
 
