@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 import click
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -43,6 +44,13 @@ def log_to_stderr(level: str) -> None:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(threadName)s %(name)s %(message)s",
     )
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_lost_client)
+
+
+def _is_no_lost_client(record: logging.LogRecord) -> bool:
+    """gRPC reports a client that went before its answer could be written as an error, with a traceback."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
 
 
 def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:

@@ -121,16 +121,18 @@ class AdminService:
         return await self._run(self._range_of, wire.topic, wire.queue_id)
 
     def _range_of(self, topic: str, queue_id: int) -> bytes:
-        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
-        last_update_ms = self._store.store_time(topic, queue_id, high - 1) if high > max(low, 0) else -1
+        low = max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)
+        high = max(self._store.max_offset(topic, queue_id), low)
+        last_update_ms = self._store.store_time(topic, queue_id, high - 1) if high > low else -1
         return pb.QueueRangeResponse(
-            min_offset=max(low, 0), max_offset=high, last_update_ms=last_update_ms
+            min_offset=low, max_offset=high, last_update_ms=last_update_ms
         ).SerializeToString()
 
     async def _offset_by_time(self, data: bytes) -> bytes:
         wire = parse(pb.OffsetByTimeRequest, data)
         self._topics.check_readable(wire.topic, wire.queue_id)
         offset = await self._run(self._store.offset_by_time, wire.topic, wire.queue_id, wire.timestamp_ms)
+        offset = max(offset, self._topics.begin_offset(wire.topic, wire.queue_id))
         return pb.OffsetResponse(offset=offset).SerializeToString()
 
     # -- state -----------------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ class _Wish:
     wait_ms: int
     max_messages: int
     max_bytes: int
+    begin_offset: int
+    """What is before it belongs to a deleted topic of the same name."""
 
 
 class PullService:
@@ -75,6 +77,10 @@ class PullService:
     async def pull(self, pull: Pull) -> GetResult:
         """Raises ``InvalidRequestError`` and the refusals of ``TopicAccess.check_readable``, ``TooManyPullsError``."""
         wish = self._check(pull)
+        if pull.offset < wish.begin_offset:
+            begin = wish.begin_offset
+            end = await self._run(self._store.max_offset, pull.topic, pull.queue_id)
+            return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, begin, begin, max(end, begin))
         if not wish.wait_ms:
             return await self._get(wish, pull.offset)
         waiter = self._waiting.enter((pull.topic, pull.queue_id), wish.tags.codes if wish.tags else None)
@@ -107,6 +113,7 @@ class PullService:
             0 if self._waiting.closed else min(pull.wait_ms, wait_ms_max),
             pull.max_messages or PULL_MESSAGES_DEFAULT,
             min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
+            self._topics.begin_offset(pull.topic, pull.queue_id),
         )
 
     def _filter(self, expression: str) -> TagFilter | None:
@@ -118,8 +125,8 @@ class PullService:
             self._filters[expression] = TagFilter.parse(expression)
         return self._filters[expression]
 
-    def _get(self, wish: _Wish, offset: int) -> Awaitable[GetResult]:
-        return self._run(
+    async def _get(self, wish: _Wish, offset: int) -> GetResult:
+        result = await self._run(
             self._store.get,
             wish.pull.topic,
             wish.pull.queue_id,
@@ -130,6 +137,9 @@ class PullService:
             matches_record=wish.tags.matches_record if wish.tags else None,
             group=wish.pull.group,
         )
+        if result.min_offset >= wish.begin_offset:
+            return result
+        return replace(result, min_offset=wish.begin_offset)
 
 
 def _with_progress(result: GetResult, asked_offset: int, offset: int) -> GetResult:

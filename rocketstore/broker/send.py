@@ -22,6 +22,7 @@ from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, Outcome
 from rocketstore.broker.codec import ResultEncoder, Send
 from rocketstore.broker.ports import Store
+from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic, check_message
@@ -222,6 +223,15 @@ class Sender:
         why = failure.reason if failure is not None else "it is being deleted"
         return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"the topic {name} could not be created: {why}")
 
+    def refusal_when_stopping(self) -> PutResult:
+        """What becomes of requests that were not taken any more."""
+        return PutResult(
+            PutMessageStatus.SERVICE_NOT_AVAILABLE,
+            outcome="not_applied",
+            reason="this broker is stopping",
+            leader=self._leader_address(),
+        )
+
     def _not_master(self) -> PutResult:
         leader = self._leader_address()
         reason = "this broker is a slave" if leader else "this broker is a slave and knows no master"
@@ -266,7 +276,7 @@ class SendStream:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until the client ends the stream or ``stop`` is set, and everything taken is answered.
 
-        Raises ``InvalidRequestError``.
+        Raises ``InvalidRequestError``, and after ``stop`` ``NotStoredError``, which refuses what was not taken.
         """
         # Tells the client that the stream is established: what fails before that was certainly not sent.
         await self._context.send_initial_metadata(())
@@ -277,9 +287,14 @@ class SendStream:
             await asyncio.wait((reader, stopping), return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
                 reader.result()
+            else:  # from here on nothing more is taken, so the refusal below is true of all that is not answered
+                reader.cancel()
+                await asyncio.wait((reader,))
             self._ended = True
             self._answer_ready.set()
             await writer
+            if stop.is_set():
+                raise NotStoredError(self._sender.refusal_when_stopping(), "")
         finally:
             for task in (reader, writer, stopping):
                 task.cancel()

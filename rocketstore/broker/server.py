@@ -151,6 +151,7 @@ class BrokerServer:
                 return
             self._stopping.set()
             if graceful and self.fatal is None:
+                self.schedule.stop()  # while the node still leads: else the next master does not know what is delivered
                 self._hand_over()
             self._close_service(STOP_GRACE_S if graceful else 0)
             self.schedule.stop()

@@ -49,6 +49,9 @@ class ServedState(State, Protocol):
     def topic(self, name: str) -> TopicLike | None:
         """A topic by name."""
 
+    def begin_offset(self, topic: str, queue_id: int) -> int:
+        """The first queue offset that is not of a deleted topic of this name."""
+
     def runtime_info(self) -> dict[str, str]:
         """Names and values for the status."""
 
@@ -80,7 +83,7 @@ class BrokerService:
         self._handling: set[asyncio.Task[Any]] = set()
         self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(self._waiting.arrived)
-        topics = TopicAccess(state.topic, broker_permission=config.broker_permission)
+        topics = TopicAccess(state.topic, state.begin_offset, broker_permission=config.broker_permission)
         self._admin = AdminService(config, store, state, topics, self._run, bridge, clock)
         self._admin.leader_address = lambda: view().leader_address
         self._pulls = PullService(config, store, topics, self._waiting, self._run, clock)

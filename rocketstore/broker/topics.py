@@ -15,10 +15,20 @@ CURSORS_MAX: Final = 65_536
 
 
 class TopicAccess:
-    """Lives on the event loop. ``find`` gives a topic of the broker state, or None."""
+    """Lives on the event loop. ``find`` gives a topic of the broker state, or None.
 
-    def __init__(self, find: Callable[[str], TopicLike | None], *, broker_permission: int) -> None:
+    ``begin_offset`` gives the first queue offset of a queue that is not of a deleted topic of the same name.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], TopicLike | None],
+        begin_offset: Callable[[str, int], int],
+        *,
+        broker_permission: int,
+    ) -> None:
         self._find = find
+        self.begin_offset: Final = begin_offset
         self._broker_permission = broker_permission
         self._cursors: dict[str, itertools.count[int]] = {}
 

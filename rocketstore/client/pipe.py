@@ -1,7 +1,8 @@
 """One ``SendStream`` to one broker: requests go out in order, answers come back on the pipe's own thread.
 
 A stream costs a third of a unary call, and tells what a unary call cannot: what was never handed to gRPC is certainly
-not applied when the stream breaks; the rest is unknown.
+not applied when the stream breaks; the rest is unknown. So nothing is handed over before the broker has answered that the
+stream is established: one that is about to stop may reset new streams without a word.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class SendPipe:
         self._next_id = 0
         self._handed_id = 0
         self._broken: DLedgerError | None = None
+        self._established = threading.Event()  # or it failed
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._call = connection.open_stream("SendStream", address, self._outgoing())
         self._thread = threading.Thread(target=self._read, name=f"rocketstore-send-{address}", daemon=True)
@@ -73,6 +75,7 @@ class SendPipe:
 
     def _outgoing(self) -> Iterator[bytes]:
         """On gRPC's thread."""
+        self._established.wait()
         while (item := self._requests.get()) is not None:
             request_id, request = item
             with self._lock:
@@ -84,6 +87,9 @@ class SendPipe:
     def _read(self) -> None:
         failure: DLedgerError = UnavailableError(f"{self.address} ended the stream")
         try:
+            self._call.initial_metadata()  # waits for it, or for the end of the stream
+            if self._call.is_active():
+                self._established.set()
             for data in self._call:
                 self._on_answer(data)
         except grpc.RpcError as error:
@@ -106,6 +112,7 @@ class SendPipe:
             self._broken = failure
             pending, self._pending = self._pending, {}
             handed = self._handed_id
+        self._established.set()
         self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
         self._requests.put(None)
         unsent = UnavailableError(f"the stream to {self.address} ended: {failure}", leader=failure.leader)

@@ -123,7 +123,8 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
 
     def check_files(self) -> None:
         """Stop all; then queues and index must be alike on all brokers, and every log sound."""
-        codes = {node: self.stop(node) for node in self.nodes}
+        master = self.master()  # last, so that nobody is elected and writes once more
+        codes = {node: self.stop(node) for node in (*self.followers(master), master)}
         assert set(codes.values()) == {0}, codes
         queues = {node: _tree(self.root_dir(node) / "consumequeue") for node in self.nodes}
         indexes = {node: list(_tree(self.root_dir(node) / "index").values()) for node in self.nodes}

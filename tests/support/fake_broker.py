@@ -232,6 +232,11 @@ class FakeBroker:
     # --- sends ------------------------------------------------------------------------------------------------------
 
     def _send_stream(self, requests: Iterable[pb.SendRequest], context: grpc.ServicerContext) -> Iterator[bytes]:
+        scripted = self.fail_calls.get("SendStream")
+        if scripted:
+            code, details, _ = scripted.popleft()
+            context.abort(code, details)
+        context.send_initial_metadata(())
         for request in requests:
             self.requests.append(request)
             self.waiting += 1

@@ -87,12 +87,16 @@ class FakeState:
     def __init__(self, *topics: TopicConfig) -> None:
         self.table = {one.name: one for one in topics}
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.begins: dict[tuple[str, int], int] = {}
         self.refusal: PutResult | None = None
         self.held: list[Callable[[], None]] | None = None
         """Not None: changes wait here until they are called."""
 
     def topic(self, name: str) -> TopicConfig | None:
         return self.table.get(name)
+
+    def begin_offset(self, topic: str, queue_id: int) -> int:
+        return self.begins.get((topic, queue_id), 0)
 
     def topics(self) -> list[TopicConfig]:
         return list(self.table.values())

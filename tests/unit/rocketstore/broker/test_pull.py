@@ -244,3 +244,25 @@ def test_a_stopping_broker_answers_waiting_pulls(broker: Harness) -> None:
     broker.stop(grace_s=10)
 
     assert pending.answer().count == 0
+
+
+def test_what_a_deleted_topic_of_the_same_name_held_is_not_given(broker: Harness) -> None:
+    """Pulls, ranges and offsets by time begin behind it, also in a queue that nothing was sent to since."""
+    send(broker, "old", "old", "new")
+    send(broker, "old", queue_id=1)
+    broker.state.begins = {("T", 0): 2, ("T", 1): 1}
+
+    below = broker.pull(offset=1)
+    pulled = broker.pull(offset=2)
+    empty = broker.pull(offset=1, queue_id=1)
+    ranges = [
+        broker.call("QueueRange", pb.QueueRequest(topic="T", queue_id=queue_id), pb.QueueRangeResponse)
+        for queue_id in (0, 1)
+    ]
+    by_time = broker.call("OffsetByTime", pb.OffsetByTimeRequest(topic="T", timestamp_ms=0), pb.OffsetResponse)
+
+    assert (below.status, below.next_offset, below.min_offset, below.max_offset) == ("OFFSET_TOO_SMALL", 2, 2, 3)
+    assert (pulled.count, pulled.next_offset, pulled.min_offset) == (1, 3, 2)
+    assert (empty.count, empty.min_offset, empty.max_offset) == (0, 1, 1)
+    assert [(one.min_offset, one.max_offset, one.last_update_ms > 0) for one in ranges] == [(2, 3, True), (1, 1, False)]
+    assert by_time.offset == 2

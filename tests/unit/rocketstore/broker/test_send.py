@@ -266,7 +266,7 @@ def test_no_more_streams_than_allowed() -> None:
 
 
 def test_a_stopping_broker_answers_what_it_took_and_ends_the_stream(broker: Harness) -> None:
-    """Whoever sent it learns what became of it."""
+    """Whoever sent it learns what became of it; what it sends later is certainly not stored, and sent elsewhere."""
     broker.store.hold_results = True
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     answers = broker.stream("SendStream", iter(requests.get, None))
@@ -276,8 +276,11 @@ def test_a_stopping_broker_answers_what_it_took_and_ends_the_stream(broker: Harn
     stopper = threading.Thread(target=lambda: broker.stop(grace_s=10))
     stopper.start()
     broker.store.release_results()
-    found = [pb.SendResponse.FromString(one).request_id for one in answers]
+    found = [pb.SendResponse.FromString(next(answers)).request_id]
+    with failing(grpc.StatusCode.UNAVAILABLE, "this broker is stopping") as metadata:
+        found += [pb.SendResponse.FromString(one).request_id for one in answers]
     stopper.join()
     requests.put(None)
 
     assert found == [1]
+    assert (metadata["outcome"], metadata["leader"]) == ("not_applied", "host:1")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from dledger.errors import ConfigError, UnavailableError
@@ -178,6 +180,17 @@ def test_a_broken_stream_leaves_unknown_only_what_was_sent(producer: Producer, b
     errors = [type(future.exception()) for future in futures]
     assert errors == [SendOutcomeUnknownError] * 2 + [type(None)] * 4
     assert brokers.bodies("orders") == bodies_of(6)[2:]
+
+
+def test_a_stream_that_was_never_established_leaves_nothing_unknown(producer: Producer, brokers: FakeBrokers) -> None:
+    """A broker that stops resets new streams without a word: what waited for them was not handed over."""
+    broker = brokers.nodes[0]
+    broker.fail_calls["SendStream"] = deque([(grpc.StatusCode.CANCELLED, "", {})] * 2)
+
+    producer.send(Message("orders", b"once"), queue_id=0)
+
+    assert brokers.bodies("orders") == [b"once"]
+    assert not broker.fail_calls["SendStream"]
 
 
 def test_a_silent_broker_is_given_up_at_the_deadline(brokers: FakeBrokers) -> None:

@@ -1,0 +1,48 @@
+"""SIGTERM of brokers: the master hands over, and producers hardly notice."""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.integration.broker_harness import BrokerGroup
+from tests.support.history import Outcome
+
+GAP_MAX_S = 1.0
+
+
+def test_stopped_master_hands_over(brokers: BrokerGroup) -> None:
+    """No send fails, none takes longer than a second, and nobody is left with an unknown outcome."""
+    with brokers.load() as load:
+        load.history.wait_for_acks(200)
+        master = brokers.master()
+
+        code = brokers.stop(master)
+        load.history.wait_for_acks(200)
+
+        failed = [one for one in load.history.sends if one.outcome is not Outcome.ACKED]
+        ends = sorted(one.ended for one in load.history.sends if one.outcome is Outcome.ACKED)
+        gap_s = max(second - first for first, second in itertools.pairwise(ends))
+        brokers.start(master)
+
+    assert code == 0
+    assert not failed, failed[:3]
+    assert gap_s < GAP_MAX_S
+    brokers.verify()
+
+
+def test_stopped_slave_is_not_missed(brokers: BrokerGroup) -> None:
+    """It leaves and returns without an election, and has everything afterwards."""
+    with brokers.load() as load:
+        load.history.wait_for_acks(100)
+        term, slave = brokers.term(), brokers.followers(brokers.master())[0]
+
+        code = brokers.stop(slave)
+        load.history.wait_for_acks(100)
+        brokers.start(slave)
+        load.history.wait_for_acks(100)
+        failed = [one for one in load.history.sends if one.outcome is not Outcome.ACKED]
+
+    assert code == 0
+    assert not failed, failed[:3]
+    assert brokers.term() == term
+    brokers.verify()
