@@ -80,11 +80,14 @@ def check_message(message: Message, config: MessageStoreConfig) -> PutResult | N
     if message.properties:
         try:
             text = join_properties(message.properties)
-            properties_bytes = len(text) if text.isascii() else len(text.encode())
+            encoded = text.encode()
         except (InvalidRequestError, UnicodeEncodeError) as refusal:
             return _illegal(f"the properties cannot be stored: {refusal}")
+        properties_bytes = len(encoded)
         if PROPERTY_DELAY in message.properties:
             properties_bytes += _delay_extra(message)
+        else:
+            message.checked_properties = encoded
         if properties_bytes > PROPERTIES_BYTES_MAX:
             return _properties_too_long(text, properties_bytes)
     return _check_size(message, properties_bytes, config)

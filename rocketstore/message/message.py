@@ -60,6 +60,8 @@ class Message:
     size: int = 0
     """Length of the record in bytes; 0 before it is stored."""
     body_crc: int = 0
+    checked_properties: bytes | None = field(default=None, repr=False, compare=False)
+    """The property string, from the check of the message to its encoding, which comes next and uses it up."""
 
     @property
     def tags(self) -> str:

@@ -137,7 +137,9 @@ def place_record(record: bytearray, message: Message, queue_offset: int, physica
 def _encode(message: Message, queue_offset: int, physical_offset: int) -> tuple[bytes, ...]:
     body = message.body
     topic = _topics.get(message.topic) or _topic_field(message.topic)
-    properties = encode_properties(message.properties) if message.properties else b""
+    properties, message.checked_properties = message.checked_properties, None
+    if properties is None:
+        properties = encode_properties(message.properties) if message.properties else b""
     properties_bytes = len(properties)
     born_ip, born_port = message.born_host
     store_ip, store_port = message.store_host

@@ -73,7 +73,11 @@ def test_names_that_try_to_escape_are_refused_and_create_nothing(used: BrokerGro
                 call = channel.unary_unary(f"/rocketstore.v1.BrokerService/{method}")
                 with pytest.raises(grpc.RpcError) as caught:
                     call(wire.SerializeToString(), timeout=5)
-                allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}
+                allowed = {
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    grpc.StatusCode.NOT_FOUND,
+                    grpc.StatusCode.PERMISSION_DENIED,
+                }
                 assert caught.value.code() in allowed, (name, method, caught.value)
 
     assert paths(used) == before

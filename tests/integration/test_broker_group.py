@@ -142,8 +142,10 @@ def test_topics_groups_and_offsets_survive_every_kill(brokers: BrokerGroup) -> N
         with brokers.pinned(node) as connection:
             address = brokers.nodes[node].client_address
             wait_until(
-                lambda: "read-only" in brokers.topics_of(node)  # noqa: B023 - used up within the round
-                and len(connection.ask(FETCH_OFFSETS, request, address, connection.deadline()).offsets) == 2,  # noqa: B023
+                lambda: (
+                    "read-only" in brokers.topics_of(node)  # noqa: B023 - used up within the round
+                    and len(connection.ask(FETCH_OFFSETS, request, address, connection.deadline()).offsets) == 2
+                ),  # noqa: B023
                 f"{node} has the state",
             )
 
@@ -175,7 +177,11 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
             got += [(one.body, one.born_timestamp, one.store_timestamp) for one in consumer.poll(100, 0.2)]
 
     times = Counter(body for body, *_ in got)
-    early = [one for one in got if one[2] - one[1] < 1000 * (DELAY_S if int(one[0][6:] or 0) % 3 else 1) and one[0] != b"last"]
+    early = [
+        one
+        for one in got
+        if one[2] - one[1] < 1000 * (DELAY_S if int(one[0][6:] or 0) % 3 else 1) and one[0] != b"last"
+    ]
     assert code == 0
     assert times == Counter([b"last", *(b"later-%d" % number for number in range(30))])
     assert not early
