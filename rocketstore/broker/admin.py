@@ -124,9 +124,7 @@ class AdminService:
         low = max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)
         high = max(self._store.max_offset(topic, queue_id), low)
         last_update_ms = self._store.store_time(topic, queue_id, high - 1) if high > low else -1
-        return pb.QueueRangeResponse(
-            min_offset=low, max_offset=high, last_update_ms=last_update_ms
-        ).SerializeToString()
+        return pb.QueueRangeResponse(min_offset=low, max_offset=high, last_update_ms=last_update_ms).SerializeToString()
 
     async def _offset_by_time(self, data: bytes) -> bytes:
         wire = parse(pb.OffsetByTimeRequest, data)

@@ -63,7 +63,7 @@ class BrokerService:
     ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per part of the broker
         self,
         config: BrokerConfig,
         store: ServedStore,

@@ -1,7 +1,7 @@
 """One ``SendStream`` to one broker: requests go out in order, answers come back on the pipe's own thread.
 
 A stream costs a third of a unary call, and tells what a unary call cannot: what was never handed to gRPC is certainly
-not applied when the stream breaks; the rest is unknown. So nothing is handed over before the broker has answered that the
+not applied when the stream breaks; the rest is unknown. So nothing is handed over before the broker has said that the
 stream is established: one that is about to stop may reset new streams without a word.
 """
 

@@ -137,8 +137,11 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         indexes = {node: list(_tree(self.root_dir(node) / "index").values()) for node in self.nodes}
         first = next(iter(self.nodes))
         for node in self.nodes:
-            differing = {path for path in queues[node].keys() | queues[first].keys()
-                         if queues[node].get(path) != queues[first].get(path)}
+            differing = {
+                path
+                for path in queues[node].keys() | queues[first].keys()
+                if queues[node].get(path) != queues[first].get(path)
+            }
             assert not differing, f"consume queues of {first} and {node} differ: {sorted(differing)}"
             assert indexes[node] == indexes[first], f"the indexes of {first} and {node} differ"
             if not self.plain:

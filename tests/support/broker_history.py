@@ -116,9 +116,7 @@ def _some(kind: str, found: Iterable[object]) -> list[str]:
     return [f"{len(listed)} {kind}: {listed[:SHOWN]}"] if listed else []
 
 
-def _check_outcomes(
-    sends: Sequence[SendOp], queues: Queues, where: Mapping[bytes, tuple[int, int]]
-) -> list[str]:
+def _check_outcomes(sends: Sequence[SendOp], queues: Queues, where: Mapping[bytes, tuple[int, int]]) -> list[str]:
     known = {one.body: one for one in sends}
     times = Counter(body for one in queues.values() for body in one)
     acked = [one for one in sends if one.outcome is Outcome.ACKED]
@@ -129,7 +127,10 @@ def _check_outcomes(
             (one for one in acked if one.body in times and where[one.body] != (one.queue_id, one.queue_offset)),
         ),
         *_some("messages are stored more than once", (body for body, count in times.items() if count > 1)),
-        *_some("stored messages were refused", (known[b] for b in times if b in known and known[b].outcome is Outcome.NOT_APPLIED)),
+        *_some(
+            "stored messages were refused",
+            (known[b] for b in times if b in known and known[b].outcome is Outcome.NOT_APPLIED),
+        ),
         *_some("stored messages were never sent", (body for body in times if body not in known)),
     ]
 
@@ -140,7 +141,9 @@ def _check_real_time(sends: Sequence[SendOp]) -> list[str]:
     acked = [one for one in sends if one.outcome is Outcome.ACKED]
     for queue_id in {one.queue_id for one in acked}:
         mine = [one for one in acked if one.queue_id == queue_id]
-        moments = sorted([(one.began, 1, one) for one in mine] + [(one.ended, 0, one) for one in mine], key=lambda m: m[:2])
+        moments = sorted(
+            [(one.began, 1, one) for one in mine] + [(one.ended, 0, one) for one in mine], key=lambda m: m[:2]
+        )
         highest = -1
         for _, begins, one in moments:
             if begins and one.queue_offset < highest:
@@ -153,7 +156,9 @@ def _check_real_time(sends: Sequence[SendOp]) -> list[str]:
 def _check_streams(sends: Sequence[SendOp], where: Mapping[bytes, tuple[int, int]]) -> list[str]:
     """An ordered sender's messages are in each queue as it sent them."""
     found: list[str] = []
-    ordered = sorted((one for one in sends if one.stream and one.body in where), key=lambda one: (one.stream, one.number))
+    ordered = sorted(
+        (one for one in sends if one.stream and one.body in where), key=lambda one: (one.stream, one.number)
+    )
     last: dict[tuple[str, int], tuple[int, int]] = {}
     for one in ordered:
         queue_id, offset = where[one.body]

@@ -41,8 +41,6 @@ def test_the_conf_files_make_one_group(tmp_path: Path) -> None:
     assert {config.store.mapped_file_size_commit_log for config in configs} == {1 << 20}
     roots = [config.store.store_path_root_dir for config in configs]
     assert roots == [brokers.root_dir(node) for node in brokers.nodes]
-        brokers.root_dir(node) for node in brokers.nodes
-    ]
     assert words[1][-4:] == ["broker", "-c", str(brokers.conf_file(N1)), "--until-stdin-closes"]
 
 
