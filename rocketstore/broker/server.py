@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -24,6 +25,7 @@ from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer
 from rocketstore.broker import codec
+from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.service import BrokerService
@@ -74,6 +76,7 @@ class BrokerServer:
         self._service: BrokerService | None = None
         self._health: health.aio.HealthServicer | None = None  # type: ignore[name-defined]  # missing in grpc-stubs
         self._watcher = threading.Thread(target=self._watch, name="rocketstore-watch", daemon=True)
+        self._has_caught_up: Callable[[], bool] = lambda: True
         self.node: DLedgerServer | None = None
         self._open(config.dledger, repair=repair)
 
@@ -110,6 +113,10 @@ class BrokerServer:
                 )
             self.store.load()
             self.state.load()
+            if self.node is not None:
+                self._has_caught_up = CatchUp(
+                    self.node.status, self.store, lambda: replicated.max_offset, lambda: self.state.is_applied
+                )
         except BaseException:
             self._close_store()
             raise
@@ -208,6 +215,7 @@ class BrokerServer:
             clock=self._clock,
             view=self.view,
             store_host=resolve(_host_of(self.address), self._port),
+            has_caught_up=self._has_caught_up,
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         await server.start()

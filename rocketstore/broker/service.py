@@ -24,13 +24,14 @@ from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.ports import GroupView, Store, TopicLike
 from rocketstore.broker.pull import PullService
-from rocketstore.broker.refusals import REFUSALS, Context, TooManyStreamsError, abort
+from rocketstore.broker.refusals import REFUSALS, Context, NotStoredError, TooManyStreamsError, abort
 from rocketstore.broker.send import Sender, SendStream
 from rocketstore.broker.status import ObservedStore, StatusReport
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
 
@@ -62,7 +63,7 @@ class BrokerService:
     ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per part of the broker
         self,
         config: BrokerConfig,
         store: ServedStore,
@@ -72,8 +73,10 @@ class BrokerService:
         clock: Clock,
         view: Callable[[], GroupView],
         store_host: HostAddress,
+        has_caught_up: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config = config
+        self._has_caught_up = has_caught_up
         self._bridge = bridge
         self._clock = clock
         self._store_host = store_host
@@ -109,7 +112,7 @@ class BrokerService:
             "Status": unary(self._refusing(self._status)),
         }
         for name, handler in self._admin.handlers().items():
-            methods[name] = unary(self._refusing(_without_context(handler)))
+            methods[name] = unary(self._refusing(self._once_caught_up(handler)))
         return grpc.method_handlers_generic_handler(codec.SERVICE, methods)
 
     def stop_waiting(self) -> None:
@@ -137,6 +140,7 @@ class BrokerService:
         await stream.run(self._stop)
 
     async def _pull(self, data: bytes, _context: Context) -> bytes:
+        self._check_caught_up()
         return codec.encode_pulled(await self._pulls.pull(codec.decode_pull(data)))
 
     async def _pull_stream(self, context: Context) -> None:
@@ -153,6 +157,23 @@ class BrokerService:
         return lambda data: codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_caught_up(self) -> None:
+        """Raises ``NotStoredError``: it is not known yet what is committed, so nothing can be said."""
+        if not self._has_caught_up():
+            reason = "this broker has just started and does not know yet what is committed"
+            refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
+            raise NotStoredError(refusal, self._admin.leader_address())
+
+    def _once_caught_up(
+        self, handler: Callable[[bytes], Awaitable[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        @wraps(handler)
+        async def answer(data: bytes, _context: Context) -> bytes:
+            self._check_caught_up()
+            return await handler(data)
+
+        return answer
 
     async def _run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(read, *args, **kwargs))
@@ -208,16 +229,6 @@ class BrokerService:
                     await abort(context, error)
 
         return serve
-
-
-def _without_context(
-    handler: Callable[[bytes], Awaitable[bytes]],
-) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    @wraps(handler)
-    async def answer(data: bytes, _context: Context) -> bytes:
-        return await handler(data)
-
-    return answer
 
 
 def _note(error: Exception) -> None:

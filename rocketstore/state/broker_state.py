@@ -213,6 +213,12 @@ class BrokerState:
         with self._applier.lock:
             return self._applier.tables.delay_offsets.get(level, 0)
 
+    @property
+    def is_applied(self) -> bool:
+        """Whether every change that is in the queue on this node has been applied."""
+        with self._applier.lock:
+            return self._applier.next_offset >= self._applier.end_offset
+
     def runtime_info(self) -> dict[str, str]:
         """Names and values for status commands."""
         applier = self._applier

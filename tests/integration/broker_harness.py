@@ -15,7 +15,8 @@ from cluster.local_brokers import LocalBrokers
 from cluster.local_group import HOST, LocalNode
 from dledger.types import NodeId
 from rocketstore.client import TopicInfo
-from rocketstore.client.connection import PULL, BrokerConnection
+from rocketstore.client.connection import LIST_TOPICS, PULL, BrokerConnection
+from rocketstore.client.errors import NotMasterError
 from rocketstore.client.received import split_records
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.harness import WatchedGroup
@@ -59,15 +60,20 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         """Create it and wait until every broker knows."""
         with self.admin(15.0) as admin:
             admin.put_topic(TopicInfo(name, queues, queues, 6))
-        wait_until(lambda: all(name in self.topics_of(node) for node in self.nodes), f"every broker knows {name}")
+        self.wait_topic(name)
+
+    def wait_topic(self, name: str) -> None:
+        """Wait until every broker serves reads and knows the topic."""
+        wait_until(lambda: all(name in self.topics_of(node) for node in self.nodes), f"every broker knows {name}", 20)
 
     def topics_of(self, node: NodeId) -> list[str]:
-        """The topics that this one broker knows."""
+        """The topics that this one broker knows; none before it serves reads."""
         with self.pinned(node) as connection:
-            from rocketstore.client.connection import LIST_TOPICS
-
             address = self.nodes[node].client_address
-            answer = connection.ask(LIST_TOPICS, pb.ListTopicsRequest(), address, connection.deadline())
+            try:
+                answer = connection.ask(LIST_TOPICS, pb.ListTopicsRequest(), address, connection.deadline())
+            except NotMasterError:
+                return []
         return [topic.name for topic in answer.topics]
 
     def pinned(self, node: NodeId, timeout_s: float = 5.0) -> closing[BrokerConnection]:
@@ -112,6 +118,7 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
             digests = self.digests()
             assert len(set(digests.values())) == 1, f"the logs differ: {digests}"
         self.wait_dispatched()
+        self.wait_topic(topic)
         stored = {node: {one: self.pull_all(node, topic, one) for one in range(queues)} for node in self.nodes}
         records = next(iter(stored.values()))
         assert all(one == records for one in stored.values()), "the brokers answer pulls differently"

@@ -143,8 +143,14 @@ class FakeState:
 class Harness:
     """A served broker and a channel to it."""
 
-    def __init__(self, config: BrokerConfig | None = None, *topics: TopicConfig) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig | None = None,
+        *topics: TopicConfig,
+        has_caught_up: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.config = config or BrokerConfig()
+        self._has_caught_up = has_caught_up
         self.store = ServedFakeStore()
         self.state = FakeState(*(topics or (TopicConfig("T", 4, 4),)))
         self.view = GroupView("LEADER", 3, "n0", "host:1", {"n0": "host:1", "n1": ""})
@@ -172,6 +178,7 @@ class Harness:
             clock=SystemClock(),
             view=lambda: self.view,
             store_host=STORE_HOST,
+            has_caught_up=self._has_caught_up,
         )
         self.server.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self.server.add_insecure_port("127.0.0.1:0")

@@ -276,7 +276,7 @@ def test_a_stopping_broker_answers_what_it_took_and_ends_the_stream(broker: Harn
     stopper = threading.Thread(target=lambda: broker.stop(grace_s=10))
     stopper.start()
     broker.store.release_results()
-    found = [pb.SendResponse.FromString(next(answers)).request_id]
+    found = [pb.SendResponse.FromString(next(iter(answers))).request_id]
     with failing(grpc.StatusCode.UNAVAILABLE, "this broker is stopping") as metadata:
         found += [pb.SendResponse.FromString(one).request_id for one in answers]
     stopper.join()

@@ -1,0 +1,87 @@
+"""When a member that was started again may answer reads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from rocketstore.broker.catch_up import CatchUp
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.types import BrokerRole
+from tests.unit.rocketstore.broker.harness import Harness, failing
+
+
+class Member:
+    """A node and its store as far as catching up needs them."""
+
+    def __init__(self, *, recovered_index: int = 10) -> None:
+        self.node = SimpleNamespace(leader=None, end_index=recovered_index, committed_index=4)
+        self.store = SimpleNamespace(role=BrokerRole.SLAVE, dispatch_behind_bytes=0)
+        self.committed_position = 400
+        self.is_applied = True
+        self.has_caught_up = CatchUp(
+            lambda: self.node,  # type: ignore[arg-type,return-value]
+            self.store,
+            lambda: self.committed_position,
+            lambda: self.is_applied,
+        )
+
+
+def test_nothing_is_known_before_a_leader_tells_what_is_committed() -> None:
+    """Not even if all of the log seemed to be committed when it stopped; then everything has to reach the queues."""
+    member = Member()
+    told = [member.has_caught_up()]
+    member.node.committed_index = 10
+    told.append(member.has_caught_up())
+    member.node.leader, member.node.committed_index = "n1", 9
+    told.append(member.has_caught_up())
+    member.node.committed_index, member.committed_position, member.store.dispatch_behind_bytes = 10, 1000, 600
+    told.append(member.has_caught_up())
+    member.committed_position, member.store.dispatch_behind_bytes, member.is_applied = 5000, 4000, False
+    told.append(member.has_caught_up())
+    member.is_applied = True
+    told.append(member.has_caught_up())
+    member.node.leader, member.is_applied = None, False
+    told.append(member.has_caught_up())
+
+    assert told == [False, False, False, False, False, True, True]
+
+
+def test_a_tail_that_was_never_committed_is_not_waited_for() -> None:
+    """The leader replaced it by less."""
+    member = Member(recovered_index=100)
+    member.node.leader, member.node.end_index, member.node.committed_index = "n1", 7, 7
+
+    assert member.has_caught_up()
+
+
+def test_a_master_has_caught_up() -> None:
+    """It was made master only then."""
+    member = Member()
+    member.store.role = BrokerRole.SYNC_MASTER
+
+    assert member.has_caught_up()
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Pull", pb.PullRequest(topic="T")),
+        ("QueueRange", pb.QueueRequest(topic="T")),
+        ("ListTopics", pb.ListTopicsRequest()),
+        ("FetchOffsets", pb.FetchOffsetsRequest(group="g")),
+    ],
+)
+def test_reads_are_refused_until_then(method: str, request_: pb.PullRequest) -> None:
+    """The refusal names the leader; the status is told all the same."""
+    caught_up = False
+    with Harness(has_caught_up=lambda: caught_up) as broker:
+        with failing(grpc.StatusCode.UNAVAILABLE, "does not know yet") as metadata:
+            broker.call_bytes(method, request_.SerializeToString())
+        broker.call("Status", pb.StatusRequest(), pb.StatusResponse)
+        caught_up = True
+        broker.call_bytes(method, request_.SerializeToString())
+
+    assert (metadata["outcome"], metadata["leader"]) == ("not_applied", "host:1")
