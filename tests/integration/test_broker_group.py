@@ -151,6 +151,27 @@ def noted_by(brokers: BrokerGroup, node: NodeId) -> dict[int, int]:
     return {one.queue_id: one.offset for one in answer.offsets}
 
 
+def test_a_topic_that_is_made_again_begins_empty(brokers: BrokerGroup) -> None:
+    """No old message is delivered, nor by the next master; queue offsets go on, so groups cannot mix them up."""
+    with brokers.producer() as producer, brokers.admin() as admin:
+        old = [producer.send(Message(TOPIC, b"old"), queue_id=0).queue_offset for _ in range(3)]
+        admin.delete_topic(TOPIC)
+        brokers.create_topic()
+        new = producer.send(Message(TOPIC, b"new"), queue_id=0).queue_offset
+        with brokers.consumer("one", TOPIC) as consumer:
+            before = [one.body for one in consumer.poll(10, 5)]
+        master = brokers.master()
+        brokers.kill(master)
+        brokers.master(other_than=master)
+        with brokers.consumer("two", TOPIC) as consumer:
+            after = [one.body for one in consumer.poll(10, 5)]
+        ranges = [(one.min_offset, one.max_offset) for one in admin.queue_ranges(TOPIC)]
+
+    assert (old, new) == ([0, 1, 2], 3)
+    assert before == after == [b"new"]
+    assert ranges == [(3, 4), (0, 0), (0, 0), (0, 0)]
+
+
 def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_brokers: Callable[..., BrokerGroup]) -> None:
     """Stored by one master, delivered by the next: each once, none too early, and the progress survives a restart."""
     brokers = make_brokers(settings={"messageDelayLevel": f"1s {DELAY_S}s"})
