@@ -658,7 +658,7 @@ def test_a_failed_flush_of_a_queue_closes_the_store(config: MessageStoreConfig) 
     store.start()
     fill(store, 4)
     fs.fails = lambda call, path: errno.EIO if call == "sync" and "consumequeue" in path else None
-    fill(store, 1, first=4)
+    store.put(Message("T", b"one more, so that there is something to flush; it may come too late"))
 
     wait_until(lambda: store.refusal is not None, "closed")
 
