@@ -52,17 +52,24 @@ def message_store(directory: Path) -> Iterator[MessageStore]:
         store.shutdown()
 
 
-def messages(count: int) -> list[Message]:
-    """Distinct messages of 1 KiB over all queues of one topic, each with a unique key and a business key."""
+def messages(count: int, *, keyed: bool) -> list[Message]:
+    """Distinct messages of 1 KiB over all queues of one topic; ``keyed``: with a unique key and a business key."""
     return [
-        Message("bench", os.urandom(BODY_BYTES), number % QUEUES, {"UNIQ_KEY": unique_id(), "KEYS": f"order-{number}"})
+        Message(
+            "bench",
+            os.urandom(BODY_BYTES),
+            number % QUEUES,
+            {"UNIQ_KEY": unique_id(), "KEYS": f"order-{number}"} if keyed else {},
+        )
         for number in range(count)
     ]
 
 
-def put_rate(context: Context, submit: Callable[[Sequence[Message], PutDone], None], *, batch: int) -> float:
+def put_rate(
+    context: Context, submit: Callable[[Sequence[Message], PutDone], None], *, batch: int, keyed: bool
+) -> float:
     """Messages per second that ``submit`` takes, every one answered PUT_OK."""
-    some = messages(4 * BATCH_MESSAGES)
+    some = messages(4 * BATCH_MESSAGES, keyed=keyed)
     batches = [some[at : at + batch] for at in range(0, len(some), batch)]
     limit = PUT_BYTES_MAX // len(encode_record(some[0]))
     refused: list[PutResult] = []
@@ -82,7 +89,7 @@ def put_rate(context: Context, submit: Callable[[Sequence[Message], PutDone], No
     return count / (now - started)
 
 
-def log_put_rate(context: Context, *, batch: int) -> float:
+def log_put_rate(context: Context, *, batch: int, keyed: bool = False) -> float:
     """Puts on a commit log alone, as RocketMQ's put path ends: encoded, placed, written."""
     directory = context.directory / "messages-log"
     config = MessageStoreConfig(store_path_root_dir=directory)
@@ -91,7 +98,7 @@ def log_put_rate(context: Context, *, batch: int) -> float:
     try:
         log.load(clean_stop=True)
         log.start()
-        return put_rate(context, log.submit, batch=batch)
+        return put_rate(context, log.submit, batch=batch, keyed=keyed)
     finally:
         log.shutdown()
         shutil.rmtree(directory, ignore_errors=True)
@@ -102,7 +109,7 @@ def store_put_rate(context: Context, *, batch: int) -> tuple[float, float]:
     directory = context.directory / "messages-store"
     try:
         with message_store(directory) as store:
-            rate = put_rate(context, store.submit, batch=batch)
+            rate = put_rate(context, store.submit, batch=batch, keyed=True)
             started = time.perf_counter()
             if not store.wait_dispatched(_LAG_S_MAX):
                 raise RuntimeError(f"dispatch is more than {_LAG_S_MAX} s behind")
@@ -143,7 +150,7 @@ def rebuild(context: Context) -> tuple[float, float]:
     wanted = min(REBUILD_BYTES, int(context.settings.log_gib * 1024) * MIB)
     try:
         count = 0
-        some = messages(4096)
+        some = messages(4096, keyed=True)
         with message_store(directory) as store:
             while store.log.max_offset < wanted:
                 for at in range(0, len(some), 512):
@@ -175,11 +182,15 @@ def rebuild(context: Context) -> tuple[float, float]:
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Rounds of ours and of the bare work, alternating, so that noise hits both."""
     rounds = range(context.settings.rounds)
-    for name, batch in (("commitlog_put", 1), ("commitlog_put_batch", BATCH_MESSAGES)):
+    for name, batch, keyed in (
+        ("commitlog_put", 1, False),
+        ("commitlog_put_keyed", 1, True),
+        ("commitlog_put_batch", BATCH_MESSAGES, False),
+    ):
         if name in names:
             ours, bare = [], []
             for _ in rounds:
-                ours.append(log_put_rate(context, batch=batch))
+                ours.append(log_put_rate(context, batch=batch, keyed=keyed))
                 bare.append(bare_puts(context))
             yield Figure(name, stats.median(ours), "messages/s", BARE_PUT, stats.median(bare))
     if names & {"store_put", "store_put_batch", "dispatch_lag"}:
@@ -199,6 +210,14 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 SCENARIO: Final = Scenario(
     "the message store alone",
-    ("commitlog_put", "commitlog_put_batch", "store_put", "store_put_batch", "dispatch_lag", "dispatch_rebuild"),
+    (
+        "commitlog_put",
+        "commitlog_put_keyed",
+        "commitlog_put_batch",
+        "store_put",
+        "store_put_batch",
+        "dispatch_lag",
+        "dispatch_rebuild",
+    ),
     measure,
 )
