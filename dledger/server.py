@@ -278,7 +278,7 @@ class DLedgerServer:
         return size <= _ISOLATED_PUSH_BYTES and pause_ms >= _ISOLATED_PUSH_PAUSE_MS
 
     def connection_lost(self, peer: NodeId) -> None:
-        """The push stream towards ``peer`` broke."""
+        """The push connection towards ``peer`` broke."""
         self._driver.call(lambda _now_ms: self._node.connection_lost(peer))
 
     def _send(self, target: NodeId, message: Message) -> None:

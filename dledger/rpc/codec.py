@@ -285,7 +285,7 @@ def decode_take_leadership(data: bytes) -> Envelope:
 
 
 def decode_push_request(data: bytes) -> Envelope:
-    """One message of a push stream."""
+    """One push."""
     wire = parse(pb.PushRequest, data)
     term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
     push: PushRequest
@@ -313,7 +313,7 @@ def decode_push_request(data: bytes) -> Envelope:
 
 
 def decode_push_response(data: bytes) -> Envelope:
-    """One answer of a push stream."""
+    """One answer to pushes."""
     wire = parse(pb.PushResponse, data)
     try:
         kind = PushKind(wire.kind)

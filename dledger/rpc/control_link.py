@@ -7,7 +7,7 @@ Each connection shakes hands before it carries anything else. For pushes alone t
 
 1. A node whose ``segment_bytes`` differs from the others' wins an election, since votes do not speak of segments.
 2. Its heartbeats are answered, so nobody campaigns and check-quorum is content.
-3. Every one of its push streams is refused at the handshake: a leader for ever, and nothing is ever committed.
+3. Every one of its push connections is refused at the handshake: a leader for ever, and nothing is ever committed.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Receiver(Protocol):
         """Take anything else: pushes, responses, ``TakeLeadership``. Never blocks; raises as ``request`` does."""
 
     def connection_lost(self, peer: NodeId) -> None:
-        """The push stream towards ``peer`` broke: what was in flight on it is lost."""
+        """The push connection towards ``peer`` broke: what was in flight on it is lost."""
 
 
 class Transport(Protocol):
@@ -41,7 +41,7 @@ class Transport(Protocol):
         """Queue a message, never block, never raise for a dead peer (it is dropped; the protocol repeats itself).
 
         A ``VoteRequest``/``HeartbeatRequest``'s answer comes back through ``Receiver.receive``. A ``PushResponse`` goes
-        out on the stream that its target opened.
+        out on the connection that its target opened.
         """
 
     def close(self) -> None:
