@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from dledger.config import Member, ServerConfig, StoreConfig
-from dledger.core.outbox import RoleChange
+from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
 from dledger.errors import DiskError, ShutdownError
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer, _protected_index
-from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
+from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
 from tests.support.cluster import N1, N2, Outcome
 from tests.support.ports import free_ports
 from tests.support.solo import Solo
@@ -193,8 +193,13 @@ def test_an_append_that_stops_the_node_is_answered_once(config: ServerConfig, mo
     wait_until(lambda: server.status().role is Role.LEADER, "it leads itself")
     monkeypatch.setattr(server._node.quorum_ack, "_advance_commit", lambda: None)
 
-    def fail(*_: object) -> None:
-        raise DiskError("broken")
+    carry_out, appending = server._driver._carry_out, threading.get_ident()
+
+    def fail(effects: Outbox, hard_state: HardState, version: int) -> None:
+        """Only for the append: a part's own thread that failed first would stop the node before it."""
+        if threading.get_ident() == appending:
+            raise DiskError("broken")
+        carry_out(effects, hard_state, version)
 
     monkeypatch.setattr(server._driver, "_carry_out", fail)
     outcome = Outcome[AppendedBatch]()
