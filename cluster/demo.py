@@ -23,7 +23,7 @@ import click
 import rich
 from rich.console import Console
 
-from cluster import console
+from cluster import terminal
 from cluster.local_group import LocalGroup, LocalGroupError
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
@@ -102,7 +102,7 @@ def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | 
     with (
         closing(group.client()) as client,
         ThreadPoolExecutor(1) as helper,
-        console.progress("appending", len(lines)) as advance,
+        terminal.progress("appending", len(lines)) as advance,
     ):
         writer = Writer(client, lines, advance)
         started = time.monotonic()
@@ -245,7 +245,7 @@ def _prove(out: Console, group: LocalGroup, statuses: Mapping[NodeId, NodeStatus
     if len(set(digests.values())) != 1:
         problems.append(f"the log files differ: {digests}")
     out.print()
-    console.print_table(("node", "role", "term", "lines", "log bytes", "SHA-256 of them"), rows, {"LEADER": "green"})
+    terminal.print_table(("node", "role", "term", "lines", "log bytes", "SHA-256 of them"), rows, {"LEADER": "green"})
     out.print()
     return problems
 

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cluster import console
+from cluster import terminal
 from cluster.connection import Target, group_options
 from dledger.errors import DLedgerError
 from dledger.rpc.ports import NodeStatus
@@ -60,7 +60,7 @@ def status(
 
 def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
     never = threading.Event()
-    if as_json or not console.on_terminal():
+    if as_json or not terminal.on_terminal():
         while True:
             _show(ask_members(client), as_json)
             never.wait(interval)
@@ -79,18 +79,18 @@ def _show(answers: Mapping[NodeId, NodeStatus | DLedgerError], as_json: bool) ->
     leader = find_leader(answers)
     if as_json:
         nodes = [_node_json(node_id, answer) for node_id, answer in sorted(answers.items())]
-        console.print_json({"leader": leader.node_id if leader else None, "nodes": nodes})
-    elif console.on_terminal():
+        terminal.print_json({"leader": leader.node_id if leader else None, "nodes": nodes})
+    elif terminal.on_terminal():
         Console().print(_rendered(status_rows(answers)))
     else:
-        click.echo(console.plain_table(_COLUMNS, status_rows(answers)))
+        click.echo(terminal.plain_table(_COLUMNS, status_rows(answers)))
     return leader is not None
 
 
 def _rendered(rows: Sequence[Sequence[str]]) -> RenderableType:
     """For people: the notes below the table, where a line is long enough for them."""
     notes = [Text(f"{row[0]}: {row[-1]}", style="bold yellow") for row in rows if row[-1]]
-    return Group(console.table(_COLUMNS[:-1], [row[:-1] for row in rows], _STYLES), *notes)
+    return Group(terminal.table(_COLUMNS[:-1], [row[:-1] for row in rows], _STYLES), *notes)
 
 
 def find_leader(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> NodeStatus | None:

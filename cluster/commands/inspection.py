@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cluster import console
+from cluster import terminal
 from dledger.errors import ConfigError
 from dledger.store.format import Header, magic_of
 from dledger.store.inspect import (
@@ -82,7 +82,7 @@ def _dump(items: Iterator[DataItem], as_json: bool) -> bool:
     for item in items:
         damaged |= isinstance(item, ProblemItem)
         if as_json:
-            console.print_json(_item_json(item))
+            terminal.print_json(_item_json(item))
         else:
             click.echo(_item_line(item))
     return damaged
@@ -175,7 +175,7 @@ def _print_summary(node_dir: Path, files: Sequence[_FileSummary], found: Sequenc
         described = [{"file": str(one.path), **{name: getattr(one, name) for name in names}} for one in files]
         listed = [{"file": str(one.path), "offset": one.offset, "reason": one.reason} for one in found]
         document = {"directory": str(node_dir), "ok": not found, "files": described, "problems": listed}
-        console.print_json(document)
+        terminal.print_json(document)
         return
     rows = [
         (
@@ -187,7 +187,7 @@ def _print_summary(node_dir: Path, files: Sequence[_FileSummary], found: Sequenc
         )
         for one in files
     ]
-    console.print_table(("file", "entries", "first index", "last index", "bytes", "first bad offset"), rows)
+    terminal.print_table(("file", "entries", "first index", "last index", "bytes", "first bad offset"), rows)
     for problem in found:
         click.echo(f"DAMAGED: {problem.path}: offset {problem.offset}: {problem.reason}")
     if not found:

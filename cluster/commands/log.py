@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster import console
+from cluster import terminal
 from cluster.commands.group import find_leader
 from cluster.connection import Target, group_options
 from dledger.errors import DLedgerError
@@ -55,9 +55,9 @@ def append(
     with closing(target.connect()) as client:
         if file is not None:
             with file.open("rb") as stream:
-                _append_stream(client, console.lines(stream), as_json, console.count_lines(file))
+                _append_stream(client, terminal.lines(stream), as_json, terminal.count_lines(file))
         elif texts == ("-",):
-            _append_stream(client, console.lines(sys.stdin.buffer), as_json, None)
+            _append_stream(client, terminal.lines(sys.stdin.buffer), as_json, None)
         else:
             for result in client.append_many([os.fsencode(text) for text in texts]):
                 _print_appended(result, as_json)
@@ -65,8 +65,8 @@ def append(
 
 def _print_appended(result: AppendResult, as_json: bool) -> None:
     if as_json:
-        console.print_json({"index": result.index, "term": result.term, "position": result.position})
-    elif console.on_terminal():
+        terminal.print_json({"index": result.index, "term": result.term, "position": result.position})
+    elif terminal.on_terminal():
         click.echo(f"appended at index {result.index} (term {result.term}, position {result.position})")
     else:
         click.echo(result.index)
@@ -83,7 +83,7 @@ class _Tally:
     last_index: LogIndex | None = None
     first_error: DLedgerError | None = None
 
-    def count(self, future: AppendFuture, as_json: bool, advance: console.Advance) -> None:
+    def count(self, future: AppendFuture, as_json: bool, advance: terminal.Advance) -> None:
         try:
             result = future.result()
         except DLedgerError as error:
@@ -106,7 +106,7 @@ def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool,
     tally = _Tally()
     in_flight: deque[AppendFuture] = deque()
     started = time.monotonic()
-    with console.progress("appending", total) as advance, client.appender() as appender:
+    with terminal.progress("appending", total) as advance, client.appender() as appender:
         for line in lines:
             in_flight.append(appender.append(line))
             if len(in_flight) >= PIPELINE_MAX or in_flight[0].done():
@@ -233,11 +233,11 @@ def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool, mod
 def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
     for entry in entries:
         if as_json:
-            console.print_json(_entry_json(entry))
-        elif console.on_terminal():
+            terminal.print_json(_entry_json(entry))
+        elif terminal.on_terminal():
             kind = "" if entry.magic is Magic.NORMAL else click.style(f"({entry.magic.name}) ", dim=True)
             click.echo(
-                f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{console.printable(entry.body)}"
+                f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{terminal.printable(entry.body)}"
             )
         elif entry.magic is Magic.NORMAL:
             click.echo(entry.body)
@@ -249,5 +249,5 @@ def _entry_json(entry: Entry) -> dict[str, object]:
         "term": entry.term,
         "position": entry.position,
         "type": entry.magic.name,
-        **console.body_json(entry.body),
+        **terminal.body_json(entry.body),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster import console
+from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options, time_text
 from cluster.commands.broker import broker as start
 from cluster.reporting import ErrorReportingGroup
@@ -81,12 +81,12 @@ def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
         found = admin.status(node)
     facts: dict[str, object] = dataclasses.asdict(found)
     if as_json:
-        console.print_json(facts)
+        terminal.print_json(facts)
         return
     del facts["runtime"]
     facts["members"] = ", ".join(f"{name}={address}" for name, address in sorted(found.members.items()))
     rows = [(name, str(value)) for name, value in (*facts.items(), *sorted(found.runtime.items()))]
-    console.print_table(("name", "value"), rows)
+    terminal.print_table(("name", "value"), rows)
 
 
 @click.group(
@@ -118,9 +118,9 @@ def list_brokers(as_json: bool, target: BrokerTarget) -> None:
         found = admin.cluster()
     if as_json:
         brokers = [_broker_json(address, answer) for address, answer in found.items()]
-        console.print_json({"master": _master_of(found), "brokers": brokers})
+        terminal.print_json({"master": _master_of(found), "brokers": brokers})
     else:
-        console.print_table(_COLUMNS, [_row(address, answer) for address, answer in found.items()], _STYLES)
+        terminal.print_table(_COLUMNS, [_row(address, answer) for address, answer in found.items()], _STYLES)
     if _master_of(found) is None:
         raise click.ClickException("no broker is the master: sends wait until a majority can elect one")
 

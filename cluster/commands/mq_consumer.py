@@ -7,7 +7,7 @@ from contextlib import closing
 
 import click
 
-from cluster import console
+from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.reporting import ErrorReportingGroup
 
@@ -48,13 +48,15 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
     if group is None:
         totals = [(one, len({row.topic for row in rows}), sum(row.lag for row in rows)) for one, rows in found.items()]
         if as_json:
-            console.print_json([{"group": name, "topics": topics, "lag": lag} for name, topics, lag in totals])
+            terminal.print_json([{"group": name, "topics": topics, "lag": lag} for name, topics, lag in totals])
         else:
-            console.print_table(("group", "topics", "lag"), [(one, str(two), str(three)) for one, two, three in totals])
+            terminal.print_table(
+                ("group", "topics", "lag"), [(one, str(two), str(three)) for one, two, three in totals]
+            )
         return
     rows = found[group]
     if as_json:
-        console.print_json([{**dataclasses.asdict(row), "lag": row.lag} for row in rows])
+        terminal.print_json([{**dataclasses.asdict(row), "lag": row.lag} for row in rows])
         return
     lines = [
         (
@@ -67,7 +69,7 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
         )
         for row in rows
     ]
-    console.print_table(("topic", "queue", "committed", "min offset", "max offset", "lag"), lines)
+    terminal.print_table(("topic", "queue", "committed", "min offset", "max offset", "lag"), lines)
 
 
 @consumer.command(
@@ -111,6 +113,6 @@ def reset_offset(
             start = start_of(moment if moment is not None else "first")
             places = admin.reset_offsets(group, topic, start, None if queue is None else [queue])
     if as_json:
-        console.print_json({str(queue_id): place for queue_id, place in places.items()})
+        terminal.print_json({str(queue_id): place for queue_id, place in places.items()})
     else:
-        console.print_table(("queue", "offset"), [(str(queue_id), str(place)) for queue_id, place in places.items()])
+        terminal.print_table(("queue", "offset"), [(str(queue_id), str(place)) for queue_id, place in places.items()])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster import console
+from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
@@ -115,9 +115,9 @@ def send(  # noqa: PLR0913  # one parameter per option
     with closing(target.producer()) as producer:
         if file is not None:
             with file.open("rb") as stream:
-                _send_stream(producer, letter, console.lines(stream), as_json, console.count_lines(file))
+                _send_stream(producer, letter, terminal.lines(stream), as_json, terminal.count_lines(file))
         elif texts == ("-",):
-            _send_stream(producer, letter, console.lines(sys.stdin.buffer), as_json, None)
+            _send_stream(producer, letter, terminal.lines(sys.stdin.buffer), as_json, None)
         else:
             for text in texts:
                 receipt = producer.send(letter.message(os.fsencode(text)), key=key, queue_id=queue)
@@ -146,8 +146,8 @@ def _print_sent(receipt: SendReceipt, as_json: bool) -> None:
             "offset",
             "store_timestamp",
         )
-        console.print_json({name: getattr(receipt, name) for name in fields})
-    elif console.on_terminal():
+        terminal.print_json({name: getattr(receipt, name) for name in fields})
+    elif terminal.on_terminal():
         soft = "" if receipt.status == "PUT_OK" else f" ({receipt.status})"
         click.echo(f"sent to queue {receipt.queue_id} at offset {receipt.queue_offset}, id {receipt.message_id}{soft}")
     else:
@@ -163,7 +163,7 @@ class _Tally:
     unknown: int = 0
     first_error: DLedgerError | None = None
 
-    def count(self, future: SendFuture, as_json: bool, advance: console.Advance) -> None:
+    def count(self, future: SendFuture, as_json: bool, advance: terminal.Advance) -> None:
         try:
             receipt = future.result()
         except DLedgerError as error:
@@ -185,7 +185,7 @@ def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as
     in_flight: deque[SendFuture] = deque()
     started = time.monotonic()
     ordered = letter.key is not None or letter.queue_id is not None
-    with console.progress("sending", total) as advance, producer.sender(ordered=ordered) as sender:
+    with terminal.progress("sending", total) as advance, producer.sender(ordered=ordered) as sender:
         for line in lines:
             in_flight.append(sender.send(letter.message(line), key=letter.key, queue_id=letter.queue_id))
             if len(in_flight) >= PIPELINE_MAX or in_flight[0].done():

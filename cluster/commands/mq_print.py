@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster import console
+from cluster import terminal
 from cluster.broker_target import time_text
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def print_message(received: ReceivedMessage, as_json: bool) -> None:
     """One line: JSON for scripts, place and body for people, the body alone for pipes."""
     if as_json:
-        console.print_json(message_json(received.decode(), received.body))
-    elif console.on_terminal():
+        terminal.print_json(message_json(received.decode(), received.body))
+    elif terminal.on_terminal():
         place = f"{received.queue_id}:{received.queue_offset}"
         when, tags = time_text(received.store_timestamp), received.tags
         head = click.style(f"{place:>10} {when}", dim=True)
-        click.echo(f"{head}  {click.style(tags, bold=True) + '  ' if tags else ''}{console.printable(received.body)}")
+        click.echo(f"{head}  {click.style(tags, bold=True) + '  ' if tags else ''}{terminal.printable(received.body)}")
     else:
         click.echo(received.body)
 
@@ -50,7 +50,7 @@ def message_json(message: Message, body: bytes) -> dict[str, object]:
         "born_host": host_text(message.born_host),
         "store_timestamp": message.store_timestamp,
         "store_host": host_text(message.store_host),
-        **console.body_json(body),
+        **terminal.body_json(body),
     }
 
 
@@ -62,10 +62,10 @@ def print_details(message: Message, body: bytes) -> None:
     facts["keys"] = " ".join(message.keys)
     facts["properties"] = ", ".join(f"{name}={value}" for name, value in sorted(message.properties.items()))
     facts.pop("body_base64", None)
-    facts["body"] = console.printable(body)
+    facts["body"] = terminal.printable(body)
     width = max(map(len, facts))
     for name, value in facts.items():
-        click.echo(f"{name.replace('_', ' '):<{width}}  {console.printable(str(value).encode())}")
+        click.echo(f"{name.replace('_', ' '):<{width}}  {terminal.printable(str(value).encode())}")
 
 
 def host_text(host: HostAddress) -> str:

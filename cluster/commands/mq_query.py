@@ -6,7 +6,7 @@ from contextlib import closing
 
 import click
 
-from cluster import console
+from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
 from cluster.commands.mq_print import message_json, print_details, print_message
 from dledger.errors import IndexOutOfRangeError
@@ -30,7 +30,7 @@ def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
     with closing(target.admin()) as admin:
         message = admin.message_by_id(message_id)
     if as_json:
-        console.print_json(message_json(message, message.body))
+        terminal.print_json(message_json(message, message.body))
     else:
         print_details(message, message.body)
 
@@ -63,7 +63,7 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
     facts = [message_json(message, message.body) for message in found]
     if as_json:
         for one in facts:
-            console.print_json(one)
+            terminal.print_json(one)
         return
     rows = [
         (
@@ -71,13 +71,13 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
             str(message.queue_id),
             str(message.queue_offset),
             time_text(message.store_timestamp),
-            console.printable(message.tags.encode()),
-            console.printable(" ".join(message.keys).encode()),
-            console.printable(message.body[:60]),
+            terminal.printable(message.tags.encode()),
+            terminal.printable(" ".join(message.keys).encode()),
+            terminal.printable(message.body[:60]),
         )
         for message, one in zip(found, facts, strict=True)
     ]
-    console.print_table(("id", "queue", "offset", "stored", "tags", "keys", "body"), rows)
+    terminal.print_table(("id", "queue", "offset", "stored", "tags", "keys", "body"), rows)
 
 
 @click.command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster import console
+from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options, time_text
 from cluster.reporting import ErrorReportingGroup
 from dledger.errors import DLedgerError
@@ -73,9 +73,9 @@ def list_topics(as_json: bool, target: BrokerTarget) -> None:
     with closing(target.admin()) as admin:
         topics = admin.topics()
     if as_json:
-        console.print_json([dataclasses.asdict(one) for one in topics])
+        terminal.print_json([dataclasses.asdict(one) for one in topics])
     else:
-        console.print_table(("topic", "write queues", "read queues", "permission"), [_row(one) for one in topics])
+        terminal.print_table(("topic", "write queues", "read queues", "permission"), [_row(one) for one in topics])
 
 
 @topic.command(
@@ -92,12 +92,12 @@ def status(name: str, as_json: bool, target: BrokerTarget) -> None:
     with closing(target.admin()) as admin:
         ranges = admin.queue_ranges(name)
     if as_json:
-        console.print_json([dataclasses.asdict(one) for one in ranges])
+        terminal.print_json([dataclasses.asdict(one) for one in ranges])
         return
     rows = [
         (str(one.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms)) for one in ranges
     ]
-    console.print_table(("queue", "min offset", "max offset", "last update"), rows)
+    terminal.print_table(("queue", "min offset", "max offset", "last update"), rows)
 
 
 @topic.command(
@@ -118,7 +118,7 @@ def route(name: str, as_json: bool, target: BrokerTarget) -> None:
             {"broker": one.broker_name, "broker_id": one.broker_id, "address": one.address, "role": one.role}
             for one in found
         ]
-        console.print_json({**dataclasses.asdict(info), "brokers": brokers})
+        terminal.print_json({**dataclasses.asdict(info), "brokers": brokers})
         return
     _, writes, reads, permission = _row(info)
     rows = [
@@ -133,7 +133,7 @@ def route(name: str, as_json: bool, target: BrokerTarget) -> None:
         )
         for one in found
     ]
-    console.print_table(("broker", "id", "address", "role", "write queues", "read queues", "permission"), rows)
+    terminal.print_table(("broker", "id", "address", "role", "write queues", "read queues", "permission"), rows)
 
 
 @topic.command(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster import cli, connection, console, demo
+from cluster import cli, connection, demo, terminal
 from cluster.commands import serve as serve_module
 from dledger.config import FlushMode, ServerConfig
 from dledger.errors import (
@@ -155,7 +155,7 @@ def run() -> Callable[..., Result]:
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commands believe that a person looks."""
-    monkeypatch.setattr(console, "on_terminal", lambda: True)
+    monkeypatch.setattr("cluster.terminal.on_terminal", lambda: True)
 
 
 # --- help and usage --------------------------------------------------------------------------------------------------
@@ -544,7 +544,7 @@ def test_watching_repeats_until_ctrl_c(
     """Ctrl-C is the normal end, and a missing leader is no reason to stop looking."""
     client = WatchedClient(members={NodeId("n0"): status_of("n0")})
     monkeypatch.setattr(connection.Target, "connect", lambda _target: client)
-    monkeypatch.setattr(console, "on_terminal", lambda: terminal)
+    monkeypatch.setattr("cluster.terminal.on_terminal", lambda: terminal)
 
     shown = run("status", "--watch", "--interval", "0.1", *words)
 
@@ -557,12 +557,12 @@ def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
     """A bar on a terminal's standard error; elsewhere nothing."""
     written = io.StringIO()
     monkeypatch.setattr("sys.stderr", written)
-    with console.progress("appending", 3) as advance:
+    with terminal.progress("appending", 3) as advance:
         advance()
         advance(2)
     silent = written.getvalue()
     monkeypatch.setattr(written, "isatty", lambda: True)
-    with console.progress("appending", 3) as advance:
+    with terminal.progress("appending", 3) as advance:
         advance(3)
 
     assert silent == ""

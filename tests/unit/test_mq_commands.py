@@ -12,7 +12,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster import cli, console
+from cluster import cli
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
 from rocketstore.message.message import Message
@@ -269,7 +269,7 @@ def test_send_prints_the_id_of_each_argument(run: Run, brokers: FakeBrokers) -> 
 def test_send_speaks_json_and_to_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """One object per message, or a sentence."""
     described = json.loads(run("message", "send", "-t", "orders", "--queue", "0", "--json", "x").stdout)
-    monkeypatch.setattr(console, "on_terminal", lambda: True)
+    monkeypatch.setattr("cluster.terminal.on_terminal", lambda: True)
     sentence = run("message", "send", "-t", "orders", "--queue", "0", "x").stdout
 
     assert (described["status"], described["queue_id"], described["queue_offset"]) == ("PUT_OK", 0, 0)
@@ -347,7 +347,7 @@ def test_consume_shows_people_where_a_message_is(
 ) -> None:
     """And no byte of it moves the cursor."""
     brokers.put(Message("orders", b"\x1b[2Jx", 1, {"TAGS": "a"}))
-    monkeypatch.setattr(console, "on_terminal", lambda: True)
+    monkeypatch.setattr("cluster.terminal.on_terminal", lambda: True)
 
     line = run("message", "consume", "-t", "orders").stdout
 
