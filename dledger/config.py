@@ -49,12 +49,19 @@ class ElectionConfig:
     """Timers of the elector, in milliseconds."""
 
     heartbeat_interval_ms: int = 100
+    """How often a leader tells the others that it lives."""
     election_timeout_ms_min: int = 500
+    """Shortest silence after which a follower seeks leadership; within it nobody helps to depose a leader."""
     election_timeout_ms_max: int = 1000
+    """Longest such silence, drawn anew each time; a leader that no quorum answers for so long steps down."""
     transfer_timeout_ms: int = 1000
+    """How long a hand-over of leadership may take before the old leader goes on."""
     transfer_max_lag_entries: int = 1000
+    """A member that lags further behind is not handed leadership."""
     preferred_leaders: tuple[NodeId, ...] = ()
+    """Members to which any other leader hands over as soon as they have caught up."""
     preferred_check_interval_ms: int = 1000
+    """How often a leader looks whether a preferred one, or one with room on its disk, should lead instead."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -96,10 +103,15 @@ class ReplicationConfig:
     commit_push_delay_ms: int = 5
     """How long an idle leader waits for an append to carry the commit index before it sends one alone."""
     handler_queue_pushes_max: int = 256
+    """Pushes that a follower queues; beyond it they are refused, and the leader compares again."""
     pending_entries_max: int = 10_000
+    """Entries that may wait for a quorum on the leader; beyond it appends are refused (``PendingFullError``)."""
     pending_bytes_max: int = 64 * MIB
+    """Bytes of them."""
     ack_timeout_ms: int = 2500
+    """How long an append or a linearizable read waits for a quorum; then an append's outcome is unknown."""
     noop_body: bytes = b""
+    """Body of the entry with which a leader begins its term."""
     noop_compatible: bool = False
     """Write NOOPs so that Java readers before 0.4 take them for ordinary entries, which ``noop_body`` must then be."""
 
@@ -138,10 +150,15 @@ class StoreConfig:
     """
 
     base_dir: Path = Path("dledger-store")
+    """Holds ``dledger-<node id>/``, all that the node keeps."""
     data_dirs: tuple[Path, ...] = ()
+    """Directories over which segments are spread, instead of ``data`` in the node's own."""
     read_only_data_dirs: tuple[Path, ...] = ()
+    """Directories whose segments are read but never written to or removed."""
     segment_bytes: int = 1024 * MIB
+    """Size of a segment file; the same on all members, and for the life of a log."""
     index_segment_bytes: int = 160 * MIB
+    """Size of an index file; for the life of a log."""
     max_entry_bytes: int = 4 * MIB
     """Largest record, its 48 byte header included."""
     flush_mode: FlushMode = FlushMode.SYNC
@@ -156,6 +173,7 @@ class StoreConfig:
     import_unchecked: bool = False
     """Open a log whose CRC fields are 0, as the Java line writes them."""
     retention_hours: float = 72
+    """Age (since its last write) from which a segment may be removed."""
     delete_hour: tuple[int, ...] = (4,)
     """Local hours of the day in which expired segments are removed."""
     disk_check_ratio: float = 0.70
@@ -165,7 +183,9 @@ class StoreConfig:
     disk_full_ratio: float = 0.90
     """Usage above which appends are refused with ``DISK_FULL``."""
     force_clean: bool = True
+    """Whether a disk above ``disk_clean_ratio`` costs the oldest segments, expired or not."""
     clean_interval_ms: int = 1000
+    """How often the disk is measured and expired segments are looked for."""
     follower_keep_bytes: int = 16 * 1024 * MIB
     """How many bytes of log are kept, beyond retention, for a live follower that still needs them."""
 
@@ -210,8 +230,11 @@ class ServerConfig:
     """Everything one node needs to run. Build it, then ``check()`` it before anything is opened."""
 
     group: str = "default"
+    """Name of the group; the same on all members, kept on the disk."""
     node_id: NodeId = _DEFAULT_NODE
+    """This node's id, one of the members'; kept on the disk."""
     members: tuple[Member, ...] = (Member(_DEFAULT_NODE, "127.0.0.1", 20911),)
+    """All members, this one included: ``id-host:port;id-host:port``, with the hosts and ports for peers."""
     client_host: str = ""
     """Address to listen on for clients; empty: the host of this node in ``members``."""
     client_port: int | None = None
@@ -224,6 +247,7 @@ class ServerConfig:
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     client_streams_max: int = 1024
+    """Streams (append, follow, watch) that clients may have open on this node."""
     client_appends: bool = True
     """Whether the log service takes appends; false where the log belongs to an application in this process."""
 

@@ -37,6 +37,7 @@ class BrokerConfig:
     store: MessageStoreConfig = field(default_factory=_broker_store)
     dledger: ServerConfig | None = None
     cluster_name: str = "DefaultCluster"
+    """Shown to people; the same on all brokers of a cluster."""
     broker_name: str = ""
     """Empty: the DLedger group's name, or ``broker-a``."""
     broker_id: int = 0
@@ -48,22 +49,33 @@ class BrokerConfig:
     broker_ip1: str = ""
     """The host that clients and the other brokers shall connect to; empty: the one listened on."""
     namesrv_addr: str = ""
+    """RocketMQ's name servers."""
     broker_permission: int = PERMISSION_READ | PERMISSION_WRITE
+    """What clients may do with topics that do not say: a sum of 4 (read) and 2 (write)."""
     auto_create_topic_enable: bool = True
+    """Whether a send makes the topic that it names."""
     auto_create_subscription_group: bool = True
+    """Whether RocketMQ makes a consumer group that is not there."""
     default_topic_queue_nums: int = 8
+    """Queues of a topic that does not say how many."""
     long_polling_enable: bool = True
+    """Whether a pull waits for messages as long as it asks to (``pull_wait_ms_max`` at most)."""
     short_polling_time_mills: int = 1000
     """Longest wait of a pull while ``long_polling_enable`` is false."""
     pull_wait_ms_max: int = 60_000
+    """Longest wait of a pull."""
     pull_bytes_max: int = 4 * MIB
     """Records in one answer, except that a single larger one is always given."""
     pulls_waiting_max: int = 20_000
+    """Pulls that may wait for messages."""
     streams_max: int = 1024
+    """Streams (send, pull) that clients may have open on this broker."""
     send_pending_messages_max: int = 40_000
     """Messages of all producers that may wait to be stored; beyond it streams are not read, single sends refused."""
     send_pending_bytes_max: int = 48 * MIB
+    """Bytes of them."""
     read_threads: int = 4
+    """Threads that read messages for pulls and queries."""
 
     @property
     def name(self) -> str:

@@ -134,16 +134,16 @@ _SAME_AS: Final = {
 }
 """Names of ``dledger``'s for what the message store has a setting of its own."""
 
-_TARGETS: Final = {
+TARGETS: Final = {
     **dledger_settings.TARGETS,
     **_OWN,
     **{name: _OWN[setting] for name, setting in _SAME_AS.items()},
 }
-_UNUSED: Final = UNUSED - set(_TARGETS)
+BROKER_UNUSED: Final = UNUSED - set(TARGETS)
 _VOCABULARY: Final = Vocabulary(
-    _TARGETS,
-    _UNUSED,
-    {name for name in _TARGETS if name.islower()},
+    TARGETS,
+    BROKER_UNUSED,
+    {name for name in TARGETS if name.islower()},
     dledger_settings.OTHERS_VARIABLES,
 )
 
@@ -159,11 +159,18 @@ _SPOKEN_OF_AS: Final = {
     "listen_port": ("listen port",),
 }
 
-# Read, and without an effect so far: the name server and classic replication are not here.
-_WITHOUT_EFFECT: Final = frozenset(
-    {"namesrv_addr", "ha_listen_port", "slave_timeout", "auto_create_subscription_group"}
-)
-_PLAIN_ONLY: Final = frozenset(
+WITHOUT_EFFECT: Final = {
+    "namesrv_addr": "there is no name server here: clients ask the brokers",
+    "ha_listen_port": "classic replication to slaves is not here",
+    "slave_timeout": "classic replication to slaves is not here",
+    "auto_create_subscription_group": "a consumer group needs not be made",
+    "delete_consume_queue_files_interval": "queue files are removed without a pause",
+    "redelete_hanged_file_interval": "a file is removed at once, readers or not",
+    "disk_fall_recorded": "how far consumers are behind is shown by `dledger consumer progress`",
+    "flush_delay_offset_interval": "the progress of delayed delivery is written every second",
+}
+"""Read, and without an effect; and why."""
+PLAIN_ONLY: Final = frozenset(
     {
         "store_path_commit_log",
         "broker_role",
@@ -176,6 +183,7 @@ _PLAIN_ONLY: Final = frozenset(
         "commit_commit_log_least_pages",
         "commit_commit_log_thorough_interval",
         "sync_flush_timeout",
+        "check_crc_on_recover",
         "transient_store_pool_enable",
         "transient_store_pool_size",
         "fast_fail_if_no_buffer_in_store_pool",
@@ -184,7 +192,7 @@ _PLAIN_ONLY: Final = frozenset(
     }
 )
 """Settings of the plain commit log, which a DLedger broker does not have."""
-_DLEDGER_ONLY: Final = {target.setting for target in dledger_settings.TARGETS.values()} - {
+DLEDGER_ONLY: Final = {target.setting for target in dledger_settings.TARGETS.values()} - {
     target.setting for target in _OWN.values()
 }
 
@@ -254,14 +262,14 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
 
 def _warnings(chosen: Mapping[str, Chosen], unused: Iterable[str], *, replicated: bool) -> tuple[str, ...]:
     idle = [*unused]
-    idle += [f"{one.given.name} ({one.given.source})" for name, one in chosen.items() if name in _WITHOUT_EFFECT]
+    idle += [f"{one.given.name} ({one.given.source})" for name, one in chosen.items() if name in WITHOUT_EFFECT]
     found = []
     if idle:
         found.append(f"settings that change nothing here: {', '.join(idle)}")
     of_other_mode = [
         f"{one.given.name} ({one.given.source})"
         for name, one in chosen.items()
-        if name in (_PLAIN_ONLY if replicated else _DLEDGER_ONLY)
+        if name in (PLAIN_ONLY if replicated else DLEDGER_ONLY)
     ]
     if of_other_mode:
         why = "with enableDLegerCommitLog=true" if replicated else "without enableDLegerCommitLog=true"
