@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from cluster.connection import parse_addresses
+from cluster.security_options import NO_SECURITY, SecurityOptions, security_options
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin, Consumer, ConsumerOptions, Producer
@@ -29,6 +30,7 @@ class BrokerTarget:
 
     addresses: tuple[str, ...]
     timeout_s: float
+    security: SecurityOptions = NO_SECURITY
 
     # Imported in the methods, so that --help need not wait for gRPC.
 
@@ -36,27 +38,29 @@ class BrokerTarget:
         """To be closed by the caller, as the others."""
         from rocketstore.client import Admin
 
-        return Admin(list(self.addresses), timeout_s=self.timeout_s)
+        return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
     def producer(self) -> Producer:
         """Never sends anything twice."""
         from rocketstore.client import Producer
 
-        return Producer(list(self.addresses), timeout_s=self.timeout_s)
+        return Producer(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
     def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer:
         """Of a group, or with an empty one of none."""
         from rocketstore.client import Consumer
 
-        return Consumer(list(self.addresses), group=group, topic=topic, options=options)
+        security = self.security.for_client()
+        return Consumer(list(self.addresses), group=group, topic=topic, options=options, security=security)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``-b/--broker`` and ``--timeout``, which reach the command as one ``target``."""
+    """Add ``--broker``, ``--timeout`` and the security options, which reach the command as one ``target``."""
 
+    @security_options
     @functools.wraps(command)
-    def with_target(broker: tuple[str, ...], timeout_s: float, **others: object) -> None:
-        command(target=BrokerTarget(broker, timeout_s), **others)
+    def with_target(broker: tuple[str, ...], timeout_s: float, security: SecurityOptions, **others: object) -> None:
+        command(target=BrokerTarget(broker, timeout_s, security), **others)
 
     with_target = click.option(
         "--timeout",

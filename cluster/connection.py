@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cluster.security_options import NO_SECURITY, SecurityOptions, security_options
+
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
 
@@ -23,12 +25,15 @@ class Target:
     bootstrap: tuple[str, ...]
     group: str
     timeout_s: float
+    security: SecurityOptions = NO_SECURITY
 
     def connect(self) -> DLedgerClient:
         """A client for it; to be closed by the caller."""
         from dledger.client import DLedgerClient  # here, so that --help need not wait for gRPC
 
-        return DLedgerClient(list(self.bootstrap), group=self.group, timeout_s=self.timeout_s)
+        return DLedgerClient(
+            list(self.bootstrap), group=self.group, timeout_s=self.timeout_s, security=self.security.for_client()
+        )
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:
@@ -44,11 +49,14 @@ def parse_addresses(text: str) -> tuple[str, ...]:
 
 
 def group_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``-b/--bootstrap``, ``-g/--group`` and ``--timeout``, which reach the command as one ``target``."""
+    """Add ``--bootstrap``, ``--group``, ``--timeout`` and the security options: one ``target`` for the command."""
 
+    @security_options
     @functools.wraps(command)
-    def with_target(bootstrap: tuple[str, ...], group: str, timeout_s: float, **others: object) -> None:
-        command(target=Target(bootstrap, group, timeout_s), **others)
+    def with_target(
+        bootstrap: tuple[str, ...], group: str, timeout_s: float, security: SecurityOptions, **others: object
+    ) -> None:
+        command(target=Target(bootstrap, group, timeout_s, security), **others)
 
     with_target = click.option(
         "--timeout",

@@ -151,7 +151,17 @@ TARGETS: Final = {
 }
 """Every name of a setting of ``ServerConfig``: our own, RocketMQ's and DLedger's."""
 OWN_NAMES: Final = frozenset(_OWN)
-OTHERS_VARIABLES: Final = frozenset({"DLEDGER_BOOTSTRAP", "DLEDGER_BROKER", "DLEDGER_CONFIG", "DLEDGER_LOG_LEVEL"})
+OTHERS_VARIABLES: Final = frozenset(
+    {
+        "DLEDGER_BOOTSTRAP",
+        "DLEDGER_BROKER",
+        "DLEDGER_CONFIG",
+        "DLEDGER_LOG_LEVEL",
+        "DLEDGER_TLS_CA",
+        "DLEDGER_TLS_CERT",
+        "DLEDGER_TLS_KEY",
+    }
+)
 """Read by the command line before it asks for settings."""
 
 _VOCABULARY: Final = Vocabulary(TARGETS, UNUSED, OWN_NAMES, OTHERS_VARIABLES)

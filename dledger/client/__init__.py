@@ -2,6 +2,7 @@
 
 from dledger.client.aio import AsyncAppender, AsyncDLedgerClient
 from dledger.client.appender import Appender, AppendFuture
+from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client.shared import AppendResult
 from dledger.client.sync import DLedgerClient
 from dledger.rpc.client_codec import ReadMode
@@ -12,6 +13,8 @@ __all__ = [
     "Appender",
     "AsyncAppender",
     "AsyncDLedgerClient",
+    "ClientSecurity",
     "DLedgerClient",
     "ReadMode",
+    "TlsFiles",
 ]

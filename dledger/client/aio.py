@@ -13,6 +13,7 @@ import tenacity
 
 from dledger.client.appender import Appender, AppendFuture
 from dledger.client.pipe import Outcome
+from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     DISCOVERY_TIMEOUT_S,
     RETRY_WAIT_S_MAX,
@@ -46,10 +47,18 @@ _T = TypeVar("_T")
 class AsyncDLedgerClient:
     """As ``DLedgerClient``. Belongs to the event loop it is first used on; not for several threads."""
 
-    def __init__(self, addresses: Sequence[str] | str, *, group: str = "default", timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str] | str,
+        *,
+        group: str = "default",
+        timeout_s: float = 5.0,
+        security: ClientSecurity | None = None,
+    ) -> None:
         self.group = group
         self.timeout_s = timeout_s
         self._directory = Directory(parse_addresses(addresses))
+        self._channel_maker = ChannelMaker(security, self._directory.addresses)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._pipes: dict[str, _AsyncPipe] = {}
         self._opening: dict[str, asyncio.Lock] = {}
@@ -95,7 +104,12 @@ class AsyncDLedgerClient:
 
     def appender(self, **settings: Any) -> AsyncAppender:  # noqa: ANN401  # the arguments of DLedgerClient.appender
         """See ``DLedgerClient.appender``, whose arguments it takes. Use with ``async with``."""
-        client = DLedgerClient(self._directory.addresses, group=self.group, timeout_s=self.timeout_s)
+        client = DLedgerClient(
+            self._directory.addresses,
+            group=self.group,
+            timeout_s=self.timeout_s,
+            security=self._channel_maker.security,
+        )
         return AsyncAppender(client, client.appender(**settings))
 
     async def _append_batch(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
@@ -334,7 +348,7 @@ class AsyncDLedgerClient:
             raise UnavailableError("the client is closed")
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(address, options.client_channel_options())
+            channel = self._channel_maker.open_async(address)
             self._channels[address] = channel
         return channel
 

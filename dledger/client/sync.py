@@ -14,6 +14,7 @@ import tenacity
 
 from dledger.client.appender import Appender, AppenderOptions
 from dledger.client.pipe import AppendPipe
+from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     DISCOVERY_TIMEOUT_S,
     RETRY_WAIT_S_MAX,
@@ -54,10 +55,18 @@ class DLedgerClient:
     their ``outcome`` says whether a failed append may still be in the log (``"unknown"``) or not (``"not_applied"``).
     """
 
-    def __init__(self, addresses: Sequence[str] | str, *, group: str = "default", timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str] | str,
+        *,
+        group: str = "default",
+        timeout_s: float = 5.0,
+        security: ClientSecurity | None = None,
+    ) -> None:
         self.group = group
         self.timeout_s = timeout_s
         self._directory = Directory(parse_addresses(addresses))
+        self._channel_maker = ChannelMaker(security, self._directory.addresses)
         self._lock = threading.Lock()  # guards the fields below
         self._channels: dict[str, grpc.Channel] = {}
         self._methods: dict[tuple[str, str], _Unary] = {}
@@ -397,8 +406,7 @@ class DLedgerClient:
                 raise _closed_error()
             channel = self._channels.get(address)
             if channel is None:
-                channel = grpc.insecure_channel(address, options.client_channel_options())
-                self._channels[address] = channel
+                channel = self._channels[address] = self._channel_maker.open(address)
             return channel
 
     def _method(self, name: str, address: str) -> _Unary:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
+from dledger.client.security import ClientSecurity
 from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline
 from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.connection import (
@@ -94,8 +95,10 @@ class QueueProgress:
 class Admin:
     """Thread-safe; every call has a deadline (``timeout_s``) and is repeated until then while that may help."""
 
-    def __init__(self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0) -> None:
-        self._connection = BrokerConnection(addresses, timeout_s=timeout_s)
+    def __init__(
+        self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0, security: ClientSecurity | None = None
+    ) -> None:
+        self._connection = BrokerConnection(addresses, timeout_s=timeout_s, security=security)
 
     def __enter__(self) -> Admin:
         return self

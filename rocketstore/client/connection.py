@@ -13,6 +13,7 @@ import grpc
 import tenacity
 from google.protobuf.message import DecodeError, Message
 
+from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline, parse_addresses, retry_options
 from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
@@ -135,9 +136,12 @@ class BrokerConnection:
     ``addresses``: one or more brokers' listen addresses (``host:port``); the others of the group are learnt.
     """
 
-    def __init__(self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0, security: ClientSecurity | None = None
+    ) -> None:
         self.timeout_s = timeout_s
         self.brokers = Brokers(parse_addresses(addresses))
+        self._channel_maker = ChannelMaker(security, self.brokers.addresses)
         self._lock = threading.Lock()  # guards the fields below
         self._channels: dict[str, grpc.Channel] = {}
         self._closing = threading.Event()
@@ -167,7 +171,7 @@ class BrokerConnection:
                 raise UnavailableError("the connection is closed")
             channel = self._channels.get(address)
             if channel is None:
-                channel = self._channels[address] = grpc.insecure_channel(address, options.client_channel_options())
+                channel = self._channels[address] = self._channel_maker.open(address)
             return channel
 
     def open_stream(self, name: str, address: str, requests: Iterator[bytes]) -> grpc.CallIterator[bytes]:

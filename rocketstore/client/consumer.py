@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, TypedDict, Unpack
 
+from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
@@ -119,13 +120,14 @@ class Consumer:
         group: str,
         topic: str,
         options: ConsumerOptions | None = None,
+        security: ClientSecurity | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self.group = group
         self.topic = topic
         self._options = options or ConsumerOptions(**settings)
         self._tags = tags_of_expression(self._options.tags)
-        self._connection = BrokerConnection(addresses, timeout_s=self._options.timeout_s)
+        self._connection = BrokerConnection(addresses, timeout_s=self._options.timeout_s, security=security)
         self._topics = TopicCache(self._connection)
         self._lock = threading.RLock()  # guards the fields below
         self._queues: dict[int, _Queue] = {}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
+from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
 from dledger.errors import DLedgerError
@@ -44,8 +45,9 @@ class Producer:
         timeout_s: float = 5.0,
         allow_duplicates: bool = False,
         body_bytes_max: int = BODY_BYTES_MAX,
+        security: ClientSecurity | None = None,
     ) -> None:
-        self._connection = BrokerConnection(addresses, timeout_s=timeout_s)
+        self._connection = BrokerConnection(addresses, timeout_s=timeout_s, security=security)
         self._topics = TopicCache(self._connection)
         self._turn = itertools.count()
         self._body_bytes_max = body_bytes_max
