@@ -16,7 +16,7 @@ SEEDS ?= 2000
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: help install demo test interop check format bench sim proto clean
+.PHONY: help install demo test interop check format bench sim proto docs clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -59,6 +59,7 @@ check: $(STAMP) ## What CI checks besides the tests: format, lint, types, import
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	PYTHON=$(BIN)/python proto/generate.sh --check
+	$(BIN)/python -m cluster.docs_reference --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed
 	$(BIN)/ruff format
@@ -73,6 +74,9 @@ bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipeli
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
+
+docs: $(STAMP) ## Write docs/configuration.md and docs/cli.md anew, from the code
+	$(BIN)/python -m cluster.docs_reference
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -111,9 +111,9 @@ class ReplicationConfig:
     ack_timeout_ms: int = 2500
     """How long an append or a linearizable read waits for a quorum; then an append's outcome is unknown."""
     noop_body: bytes = b""
-    """Body of the entry with which a leader begins its term."""
+    """Body of the entry with which a leader begins its term; a broker gives its own."""
     noop_compatible: bool = False
-    """Write NOOPs so that Java readers before 0.4 take them for ordinary entries, which ``noop_body`` must then be."""
+    """Write NOOPs that Java readers before 0.4 take for ordinary entries, as ``noop_body`` must be; a broker does."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -162,6 +162,7 @@ class StoreConfig:
     max_entry_bytes: int = 4 * MIB
     """Largest record, its 48 byte header included."""
     flush_mode: FlushMode = FlushMode.SYNC
+    """When an entry counts as stored: after its flush, or once it is in the page cache (a power cut can lose it)."""
     flush_interval_ms: int = 10
     """Flush period of ``flush_mode=async``; ``sync`` flushes as soon as something waits."""
     checkpoint_interval_ms: int = 100
@@ -238,7 +239,7 @@ class ServerConfig:
     client_host: str = ""
     """Address to listen on for clients; empty: the host of this node in ``members``."""
     client_port: int | None = None
-    """Port for clients; ``None``: the peer port + 10000; 0: any free port."""
+    """Port for clients; not given: the peer port + 10000; 0: any free port."""
     advertised_client_address: str = ""
     """What other nodes tell clients to connect to; empty: ``client_host:client_port``."""
     cluster_id: str = ""
@@ -249,7 +250,7 @@ class ServerConfig:
     client_streams_max: int = 1024
     """Streams (append, follow, watch) that clients may have open on this node."""
     client_appends: bool = True
-    """Whether the log service takes appends; false where the log belongs to an application in this process."""
+    """Whether the log service takes appends; a broker sets it to false, because its log is its own."""
 
     @property
     def self_member(self) -> Member:

@@ -43,7 +43,7 @@ class BrokerConfig:
     broker_id: int = 0
     """Of a plain broker. In a DLedger broker the role decides: 0 leads, n0 to n2 follow as 1 to 3."""
     listen_port: int = 10911
-    """0: any free port (plain broker only)."""
+    """Port for clients; 0: any free port (plain broker only)."""
     listen_host: str = ""
     """Empty: the member's host in a DLedger broker; else every address if ``broker_ip1`` is given, or loopback."""
     broker_ip1: str = ""

@@ -68,7 +68,7 @@ _IRREGULAR_NAMES: Final = {
     "broker_ip1": "brokerIP1",
     "warm_mapped_file_enable": "warmMapedFileEnable",
 }
-_SIZES: Final = re.compile(r".*(_size|_bytes_max)|mapped_file_size_.*|max_transfer_bytes_.*")
+_SIZES: Final = re.compile(r"max_message_size|.*_bytes_max|mapped_file_size_.*|max_transfer_bytes_.*")
 
 
 _Word = TypeVar("_Word", bound=StrEnum)

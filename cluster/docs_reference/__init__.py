@@ -1,0 +1,6 @@
+"""Documentation made from the code: ``docs/configuration.md`` and ``docs/cli.md``; ``make docs`` writes them.
+
+Nothing here knows a single setting's default, limit or meaning: they come from the records, from what their
+``problems()`` say about odd values, and from the docstrings below the fields. So a new setting is in the reference the
+next time that it is made, and ``make check`` fails until it is.
+"""

@@ -1,0 +1,111 @@
+"""``docs/cli.md``: every command, from click's own tree."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import click
+
+from cluster.cli import main
+
+_HEAD: Final = """# Commands
+
+<!-- made by `make docs` from the commands themselves; do not edit -->
+
+Every command explains itself: `dledger --help`, `dledger COMMAND --help`. Exit codes: **0** done, **1** failed (or
+there is no leader, no master, damage found), **2** wrong usage or settings, **3** the outcome of a write is unknown. A
+server ends with 0 after SIGTERM or SIGINT, with **70** after a fatal error, and with 128 + the signal's number when a
+second signal interrupts its graceful stop. What to do about each: [operating.md](operating.md#exit-codes).
+
+Commands for the log find a group by `-b HOST:PORT,…` or `DLEDGER_BOOTSTRAP`, those for brokers by `-b HOST:PORT,…` or
+`DLEDGER_BROKER`. One address is enough: the rest is learned.
+
+"""
+
+
+def text() -> str:
+    """The whole document."""
+    found = list(_walk(main, click.Context(main, info_name="dledger")))
+    index = "".join(
+        f"| [`{context.command_path}`](#{_anchor(context.command_path)}) | {_cell(command.get_short_help_str(200))} |\n"
+        for command, context in found[1:]
+    )
+    parts = [
+        _HEAD,
+        "| command | |\n|---|---|\n",
+        index,
+        *(_section(command, context) for command, context in found[1:]),
+    ]
+    return "".join(parts)
+
+
+def walk() -> Iterator[tuple[click.Command, click.Context]]:
+    """Every command that is not hidden, groups before what is in them."""
+    yield from _walk(main, click.Context(main, info_name="dledger"))
+
+
+def _walk(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+    yield command, context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            one = command.get_command(context, name)
+            if one is not None and not one.hidden:
+                yield from _walk(one, click.Context(one, info_name=name, parent=context))
+
+
+def _section(command: click.Command, context: click.Context) -> str:
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    parts = [f"\n## {context.command_path}\n\n", f"```\n{' '.join(usage.split())}\n```\n\n", _help(command), "\n"]
+    rows = [row for one in command.params if (row := _row(one))]
+    if rows:
+        parts += ["\n| option | default | |\n|---|---|---|\n", *rows]
+    if command.epilog:
+        parts.append("\n" + _epilog(command.epilog))
+    return "".join(parts)
+
+
+def _help(command: click.Command) -> str:
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(command.help or ""))
+    return "\n\n".join(" ".join(one.split()) for one in paragraphs)
+
+
+def _row(parameter: click.Parameter) -> str:
+    if not isinstance(parameter, click.Option) or parameter.hidden:
+        return ""
+    names = ", ".join(f"`{one}`" for one in (*parameter.opts, *parameter.secondary_opts))
+    if not parameter.is_flag:
+        names += f" {parameter.make_metavar(click.Context(main))}"
+    shown = parameter.default if parameter.show_default else None
+    default = f"`{shown}`" if shown not in (None, (), False) else ""
+    words = parameter.help or ""
+    if parameter.multiple and "repeated" not in words:
+        words += " May be repeated."
+    if parameter.envvar and str(parameter.envvar) not in words:
+        words += f" Also `{parameter.envvar}`."
+    return f"| {_cell(names)} | {_cell(default)} | {_cell(words)} |\n"
+
+
+def _epilog(epilog: str) -> str:
+    """Click keeps the lines of a paragraph that begins with ``\\b``; so do we. Others are prose."""
+    parts: list[str] = []
+    for one in re.split(r"\n\s*\n", inspect.cleandoc(epilog)):
+        verbatim, _, rest = one.partition("\n")
+        if verbatim.strip() == "\b":
+            title, _, lines = rest.partition("\n")
+            if title == "Examples:":
+                parts.append(f"```\n{inspect.cleandoc(lines)}\n```\n")
+                continue
+            one = rest
+        parts.append(" ".join(one.split()) + "\n")
+    return "\n".join(parts)
+
+
+def _cell(words: str) -> str:
+    return " ".join(words.split()).replace("|", "\\|")
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))

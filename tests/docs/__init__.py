@@ -1,0 +1,1 @@
+"""What the documents claim, checked against the code."""

@@ -1,0 +1,144 @@
+"""The generated references: complete, fresh, and made from nothing but the code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import click
+import pytest
+
+from cluster.docs_reference import __main__ as program
+from cluster.docs_reference import commands, configuration
+from cluster.docs_reference.records import Field, default_text, fields_of, size_text
+from cluster.docs_reference.unused import by_reason
+from dledger import settings as node_settings
+from dledger.java_names import UNUSED
+from rocketstore import settings as broker_settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class _Inner:
+    bytes_max: int = 1 << 20
+    """How
+    much."""
+    silent: bool = False
+
+
+class _Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class _Outer:
+    """A record with a record in it."""
+
+    name: str = "x"
+    colour: _Colour = _Colour.RED
+    """What it looks like."""
+    inner: _Inner = field(default_factory=_Inner)
+
+    def problems(self) -> list[str]:
+        found = [] if self.inner.bytes_max > 0 else [f"bytes_max={self.inner.bytes_max} must be positive"]
+        return found + ([] if self.name else ["name must not be empty"]) + ["always wrong"]
+
+
+def test_a_new_setting_is_found_with_its_docstring_and_the_limits_that_the_code_enforces() -> None:
+    """Nothing has to be told to the generator: a field is enough."""
+    found = {one.name: one for one in fields_of(_Outer(), lambda one: one.problems())}
+
+    assert set(found) == {"name", "colour", "bytes_max", "silent"}
+    assert found["bytes_max"] == Field(
+        "bytes_max", "int", 1 << 20, "How much.", "_Inner", ("bytes_max must be positive",)
+    )
+    assert found["name"].limits == ("name must not be empty",)
+    assert (found["colour"].meaning, found["silent"].meaning) == ("What it looks like.", "")
+    assert default_text(found["bytes_max"], "size") == "1 MiB"
+    assert default_text(found["colour"], "") == "red"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(1 << 30, "1 GiB"), (160 << 20, "160 MiB"), (6_000_000, "6,000,000 bytes"), (0, "0 bytes")]
+)
+def test_sizes_are_rounded_only_where_that_is_exact(size: int, text: str) -> None:
+    """``6000000`` is not 5.7 MiB to anybody who sets it."""
+    assert size_text(size) == text
+
+
+def test_every_setting_says_what_it_means() -> None:
+    """A sentence below each field of each record."""
+    assert [one.name for one in configuration.entries() if not one.field.meaning] == []
+
+
+def test_every_name_that_a_server_reads_is_in_the_reference() -> None:
+    """Own names have a heading, all others stand somewhere in the text."""
+    text = configuration.text()
+    headings = {line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")}
+
+    targets = {**node_settings.TARGETS, **broker_settings.TARGETS}
+    own = {name for name in targets if name.islower() and targets[name].setting == name}
+
+    assert own - headings == set()
+    assert [name for name in (*targets, *UNUSED) if f"`{name}`" not in text and name not in headings] == []
+
+
+def test_every_setting_is_used_by_the_code_or_said_to_change_nothing() -> None:
+    """What is read and thrown away must not look like a setting."""
+    used = set(_attributes_read())
+
+    idle = {one.name for one in configuration.entries() if one.name not in used}
+
+    assert idle <= set(broker_settings.WITHOUT_EFFECT)
+
+
+def _attributes_read() -> Iterator[str]:
+    for package in ("dledger", "rocketstore", "cluster"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    yield node.attr
+
+
+def test_a_name_that_changes_nothing_and_has_no_reason_is_an_error() -> None:
+    """Whoever adds one says why."""
+    with pytest.raises(LookupError, match="madeUpName"):
+        by_reason(["namesrvDomain", "madeUpName"])
+
+    assert dict(by_reason(["namesrvDomain"])) == {
+        "There is no name server: clients learn of all brokers from any of them.": ["namesrvDomain"]
+    }
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    """Of all that is not hidden."""
+    text = commands.text()
+
+    for command, context in commands.walk():
+        if context.parent is None:
+            continue
+        assert f"\n## {context.command_path}\n" in text
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                assert f"`{parameter.opts[-1]}`" in text
+
+
+def test_a_stale_document_is_named_and_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``make check`` fails until ``make docs`` was run."""
+    monkeypatch.setattr(program, "DOCS", tmp_path)
+    monkeypatch.setattr(program, "DOCUMENTS", {"one.md": lambda: "new\n", "two.md": lambda: "two\n"})
+    (tmp_path / "one.md").write_text("old\n")
+    (tmp_path / "two.md").write_text("two\n")
+
+    assert program.main(["--check"]) == 1
+    assert capsys.readouterr().err == "stale: docs/one.md; run make docs\n"
+    assert program.main([]) == 0
+    assert (tmp_path / "one.md").read_text() == "new\n"
+    assert program.main(["--check"]) == 0
