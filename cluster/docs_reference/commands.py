@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import click
@@ -20,10 +21,13 @@ there is no leader, no master, damage found), **2** wrong usage or settings, **3
 server ends with 0 after SIGTERM or SIGINT, with **70** after a fatal error, and with 128 + the signal's number when a
 second signal interrupts its graceful stop. What to do about each: [operating.md](operating.md#exit-codes).
 
-Commands for the log find a group by `-b HOST:PORT,…` or `DLEDGER_BOOTSTRAP`, those for brokers by `-b HOST:PORT,…` or
-`DLEDGER_BROKER`. One address is enough: the rest is learned.
-
 """
+_TABLE: Final = "| option | default | |\n|---|---|---|\n"
+_FAMILIES: Final = (
+    ("DLEDGER_BOOTSTRAP", "Options of commands that talk to a log", "One address is enough: the others are learned."),
+    ("DLEDGER_BROKER", "Options of commands that talk to brokers", "One address is enough: the others are learned."),
+)
+"""Commands that read one of these variables share options; those are shown once."""
 
 
 def text() -> str:
@@ -33,13 +37,33 @@ def text() -> str:
         f"| [`{context.command_path}`](#{_anchor(context.command_path)}) | {_cell(command.get_short_help_str(200))} |\n"
         for command, context in found[1:]
     )
-    parts = [
-        _HEAD,
-        "| command | |\n|---|---|\n",
-        index,
-        *(_section(command, context) for command, context in found[1:]),
+    commands = [command for command, _ in found[1:]]
+    families = [_Family(title, words, _shared(commands, variable)) for variable, title, words in _FAMILIES]
+    sections = [_section(command, context, families) for command, context in found[1:]]
+    return "".join((_HEAD, "| command | |\n|---|---|\n", index, *map(_family_section, families), *sections))
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What many commands have in common."""
+
+    title: str
+    words: str
+    rows: tuple[str, ...]
+
+
+def _shared(commands: list[click.Command], variable: str) -> tuple[str, ...]:
+    """The rows of those options that all commands have which read ``variable``."""
+    rows = [
+        [_row(one) for one in command.params]
+        for command in commands
+        if any(one.envvar == variable for one in command.params)
     ]
-    return "".join(parts)
+    return tuple(row for row in rows[0] if row and all(row in others for others in rows)) if rows else ()
+
+
+def _family_section(family: _Family) -> str:
+    return f"\n## {family.title}\n\n{family.words}\n\n{_TABLE}{''.join(family.rows)}"
 
 
 def walk() -> Iterator[tuple[click.Command, click.Context]]:
@@ -56,12 +80,17 @@ def _walk(command: click.Command, context: click.Context) -> Iterator[tuple[clic
                 yield from _walk(one, click.Context(one, info_name=name, parent=context))
 
 
-def _section(command: click.Command, context: click.Context) -> str:
+def _section(command: click.Command, context: click.Context, families: list[_Family]) -> str:
     usage = command.get_usage(context).removeprefix("Usage: ")
     parts = [f"\n## {context.command_path}\n\n", f"```\n{' '.join(usage.split())}\n```\n\n", _help(command), "\n"]
     rows = [row for one in command.params if (row := _row(one))]
+    family = next((one for one in families if one.rows and set(one.rows) <= set(rows)), None)
+    if family is not None:
+        rows = [one for one in rows if one not in family.rows]
     if rows:
-        parts += ["\n| option | default | |\n|---|---|---|\n", *rows]
+        parts += ["\n" + _TABLE, *rows]
+    if family is not None:
+        parts.append(f"\n{'And the' if rows else 'The'} [{family.title.lower()}](#{_anchor(family.title)}).\n")
     if command.epilog:
         parts.append("\n" + _epilog(command.epilog))
     return "".join(parts)
