@@ -12,14 +12,15 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 
+BASE_IMAGE ?=
 SEEDS ?= 2000
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: help install demo test interop check format bench sim proto docs clean
+.PHONY: help install demo test interop check format bench sim image-base image proto docs clean
 
 help: ## This list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 install: $(STAMP) ## The virtual environment .venv with everything in it
 
@@ -71,6 +72,12 @@ sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
 	$(BIN)/dledger bench $(if $(BENCH),--name $(BENCH)) --output build/bench.json
+
+image-base: $(STAMP) ## A base image of Debian's packages, where none can be pulled (root; build/image/base-….tar)
+	@$(BIN)/python -m cluster.containers.image --base
+
+image: $(STAMP) ## The container image (BASE_IMAGE=python:3.12-slim; without it, on a base of Debian's packages)
+	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/python -m cluster.containers.image
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh

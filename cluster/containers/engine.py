@@ -1,0 +1,203 @@
+"""A Docker engine for as long as it is needed: the one that runs, or else a ``dockerd`` of our own.
+
+Our own engine is shared by every process that asks for one meanwhile. Each of them holds a shared lock on ``users``;
+whoever leaves and finds nobody else there ends it, by its process id, and removes what it made: containers, networks,
+images, files, and its chains in iptables. Starting and ending are done under the lock on ``door``. Both locks are the
+kernel's, so a killed user does not hold the engine up: the next one takes it over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import docker
+import requests
+
+from cluster.containers import firewall
+from cluster.local_group import LocalGroupError, wait_until
+from dledger.errors import DLedgerError
+
+RUN_DIR: Final = Path("/run/dledger-engine")
+"""Locks, socket, pid and log of our own engine. A short path: sockets' names have little room."""
+DATA_DIR: Final = Path("/var/lib/dledger-engine")
+"""Its images, containers and volumes."""
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 60.0
+REQUEST_TIMEOUT_S: Final = 300
+"""A build answers nothing for a while."""
+_LOG_BYTES_SHOWN: Final = 2000
+
+
+class EngineUnavailableError(DLedgerError):
+    """Raised when no Docker engine runs and none can be started; says why."""
+
+
+class EngineClient(docker.DockerClient):
+    """A client that knows its engine's address, for programs that take it from ``DOCKER_HOST``."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(base_url=url, timeout=REQUEST_TIMEOUT_S)  # asks for the engine's version at once
+        self.url = url
+
+
+@contextlib.contextmanager
+def engine(*, keep: bool = False) -> Iterator[EngineClient]:
+    """A client of a working engine. Raises ``EngineUnavailableError``.
+
+    ``keep``: leave our own engine running, with all it holds; the next user without ``keep`` ends it.
+    """
+    others = _running_engine()
+    if others is not None:
+        with contextlib.closing(others):
+            yield others
+        return
+    _check_tools()
+    RUN_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (RUN_DIR / "users").open("w") as users, (RUN_DIR / "door").open("w") as door:
+        with _locked(door):
+            fcntl.flock(users, fcntl.LOCK_SH)
+            client = _connect(_own_url()) or _start()
+        try:
+            yield client
+        finally:
+            with _locked(door), contextlib.closing(client):
+                if not keep and _is_last(users):
+                    _end(client)
+
+
+def why_not() -> str:
+    """Why there can be no engine here, in words; empty if there is one or one can be tried."""
+    client = _running_engine()
+    if client is not None:
+        client.close()
+        return ""
+    try:
+        _check_tools()
+    except EngineUnavailableError as error:
+        return str(error)
+    return ""
+
+
+def _own_url() -> str:
+    return f"unix://{RUN_DIR}/docker.sock"
+
+
+def _running_engine() -> EngineClient | None:
+    """The engine that somebody else runs: where ``DOCKER_HOST`` says, or at Docker's usual socket."""
+    url = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    return _connect(url) if url != _own_url() else None
+
+
+def _connect(url: str) -> EngineClient | None:
+    """A client, if an engine answers there."""
+    try:
+        return EngineClient(url)
+    except docker.errors.DockerException:
+        return None
+
+
+def _check_tools() -> None:
+    if os.geteuid() != 0:
+        raise EngineUnavailableError("no Docker engine answers, and only root can start one")
+    missing = [tool for tool in ("dockerd", "containerd", "runc", "iptables", "setsid") if shutil.which(tool) is None]
+    if missing:
+        raise EngineUnavailableError(
+            f"no Docker engine answers, and none can be started: {', '.join(missing)} missing "
+            "(Debian: apt-get install docker.io iptables)"
+        )
+
+
+@contextlib.contextmanager
+def _locked(file: IO[str]) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_last(users: IO[str]) -> bool:
+    """Give our share back; true if nobody else holds one."""
+    fcntl.flock(users, fcntl.LOCK_UN)
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _start() -> EngineClient:
+    """Start ``dockerd`` and wait until it answers. Its parent is init, since it may outlive the process that asked."""
+    _pid_file().unlink(missing_ok=True)
+    firewall.prepare(_firewall_file())
+    log = RUN_DIR / "log"
+    command = ["setsid", "--fork", "dockerd", "--host", _own_url(), "--data-root", str(DATA_DIR)]
+    command += ["--exec-root", str(RUN_DIR / "exec"), "--pidfile", str(_pid_file())]
+    command += ["--bridge", "none"]  # containers live on networks that somebody made for them
+    with log.open("wb") as output:
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    found: list[EngineClient] = []
+
+    def answers() -> bool:
+        client = _connect(_own_url())
+        found.extend([client] if client is not None else [])
+        return client is not None
+
+    try:
+        wait_until(answers, START_TIMEOUT_S, "dockerd does not answer")
+    except LocalGroupError as error:
+        tail = log.read_bytes()[-_LOG_BYTES_SHOWN:].decode(errors="replace")
+        _kill(signal.SIGKILL)
+        firewall.restore(_firewall_file())
+        raise EngineUnavailableError(f"{error}; it said:\n{tail}") from None
+    return found[0]
+
+
+def _end(client: EngineClient) -> None:
+    with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):
+        for container in client.containers.list(all=True, ignore_removed=True):
+            container.remove(force=True)
+        client.networks.prune()
+    _kill(signal.SIGTERM)
+    try:
+        wait_until(lambda: _pid() is None, STOP_TIMEOUT_S, "dockerd does not end")
+    except LocalGroupError:
+        _kill(signal.SIGKILL)
+        raise
+    finally:
+        firewall.restore(_firewall_file())
+    shutil.rmtree(DATA_DIR)
+    shutil.rmtree(RUN_DIR / "exec", ignore_errors=True)
+
+
+def _firewall_file() -> Path:
+    return RUN_DIR / "firewall.json"
+
+
+def _pid_file() -> Path:
+    return RUN_DIR / "docker.pid"
+
+
+def _pid() -> int | None:
+    """The process id of our own ``dockerd``, if it lives: never that of a process which only has the same number."""
+    try:
+        pid = int(_pid_file().read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if str(_pid_file()).encode() in words else None
+
+
+def _kill(number: signal.Signals) -> None:
+    pid = _pid()
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,240 @@
+"""The image of the present sources: ``python -m cluster.containers.image`` (``make image``).
+
+It is built by ``cluster/deploy/Dockerfile`` on ``BASE_IMAGE`` if that variable names one, with packages from PyPI. Else
+nothing is pulled: the base is made of Debian's packages (``debootstrap``), and what the project needs comes as wheels
+that the machine's own pip has fetched for the base's Python. All of it is kept under ``build/``, each thing with a key
+made of what went into it, so that it is made again only when that changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import click
+import docker
+
+from cluster.containers.engine import EngineUnavailableError, engine
+from cluster.containers.requirements import requirements
+from dledger.errors import DLedgerError
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+BUILD: Final = PROJECT / "build"
+DEPLOY: Final = Path("cluster/deploy")
+DOCKERFILE: Final = DEPLOY / "Dockerfile"
+NAME: Final = "dledger"
+BASE_NAME: Final = "dledger-base"
+EXTRAS: Final = ("certs", "console")
+"""Optional parts of the project that are in the image; the Dockerfile names them, too."""
+BASE_PYTHON: Final = "3.11"
+"""The Python of the base that is made here: Debian 12's."""
+_GLIBC_MINOR: Final = 36
+"""Of Debian 12: wheels for newer C libraries would not run there."""
+_CONTEXT: Final = ("pyproject.toml", "README.md", "LICENSE", "dledger", "rocketstore", "cluster")
+_KEY_LENGTH: Final = 12
+_log = logging.getLogger(__name__)
+
+
+class ImageError(DLedgerError):
+    """Raised when the image cannot be made; says what to do."""
+
+
+def ensure_image(client: docker.DockerClient) -> str:
+    """The tag of an image of the present sources; builds it if the engine has none. Raises ``ImageError``."""
+    if not (PROJECT / DOCKERFILE).exists():
+        raise ImageError("an image is made of the project's sources, and this is an installed package without them")
+    base = os.environ.get("BASE_IMAGE", "")
+    tag = f"{NAME}:{_image_key(base)}"
+    with _locked(BUILD / "image"):
+        if not _has(client, tag):
+            saved = _kept("image", tag)
+            if saved.exists():
+                _log.info("loading %s", saved)
+                _load(client, saved)
+            else:
+                _build(client, tag, base)
+                _save(client, tag, saved)
+    return tag
+
+
+def ensure_base(client: docker.DockerClient) -> str:
+    """The tag of a base image of Debian's packages; makes it if there is none. Raises ``ImageError``."""
+    script = PROJECT / DEPLOY / "image-base.sh"
+    tag = f"{BASE_NAME}:{_digest([script.read_bytes()])}"
+    if not _has(client, tag):
+        name, _, version = tag.partition(":")
+        client.api.import_image(str(_base_file(script, tag)), repository=name, tag=version)
+    return tag
+
+
+def _base_file(script: Path, tag: str) -> Path:
+    file = _kept("base", tag)
+    if file.exists():
+        return file
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        raise ImageError(
+            "a base image of Debian's packages is made by root, with debootstrap (apt-get install debootstrap); "
+            "where images can be pulled, say BASE_IMAGE=python:3.12-slim"
+        )
+    _log.info("making a base image of Debian's packages")
+    made = file.with_suffix(".part")
+    _run(["sh", str(script), str(made)])
+    _replace("base", made, file)
+    return file
+
+
+def ensure_wheels() -> Path:
+    """A directory with the wheels of everything that the project needs, for the base that is made here."""
+    target = BUILD / "wheelhouse"
+    wanted = [*requirements(PROJECT / "pyproject.toml", list(EXTRAS)), *_build_requirements()]
+    key = _digest(line.encode() for line in (BASE_PYTHON, platform.machine(), *wanted))
+    marker = target / "key"
+    if marker.exists() and marker.read_text() == key:
+        return target
+    _log.info("fetching wheels")
+    fresh = BUILD / "wheelhouse.part"
+    shutil.rmtree(fresh, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--dest", str(fresh), "--only-binary=:all:", "--implementation=cp", f"--python-version={BASE_PYTHON}"]
+    command += [f"--platform=manylinux_2_{minor}_{platform.machine()}" for minor in range(_GLIBC_MINOR, 4, -1)]
+    command += [f"--platform={name}_{platform.machine()}" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
+    _run([*command, *wanted])
+    (fresh / "key").write_text(key)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+    return target
+
+
+def _build_requirements() -> list[str]:
+    """What is needed to install the project itself."""
+    import tomllib
+
+    build: list[str] = tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"]
+    return [*build, "pip"]
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def _build(client: docker.DockerClient, tag: str, base: str) -> None:
+    arguments = {"BASE_IMAGE": base}
+    if not base:
+        with ThreadPoolExecutor(1, thread_name_prefix="wheels") as beside:
+            wheels = beside.submit(ensure_wheels)
+            arguments = {"BASE_IMAGE": ensure_base(client), "PIP_OPTIONS": "--no-index --find-links wheels"}
+            wheels.result()
+    _log.info("building %s", tag)
+    try:
+        client.images.build(
+            path=str(PROJECT),
+            dockerfile=str(DOCKERFILE),
+            tag=tag,
+            buildargs=arguments,
+            network_mode=None if base else "none",
+            rm=True,
+            forcerm=True,
+        )
+    except docker.errors.BuildError as error:
+        said = "".join(part.get("stream", "") for part in error.build_log if isinstance(part, dict))
+        raise ImageError(f"the image cannot be built: {error}\n{said[-4000:]}") from None
+
+
+def _save(client: docker.DockerClient, tag: str, file: Path) -> None:
+    """Keep it for the next engine, in place of older ones: our own engine forgets everything when it ends."""
+    made = file.with_suffix(".part")
+    with made.open("wb") as output:
+        for chunk in client.images.get(tag).save(named=tag):
+            output.write(chunk)
+    _replace("image", made, file)
+
+
+def _load(client: docker.DockerClient, file: Path) -> None:
+    with file.open("rb") as content:
+        client.images.load(content)
+
+
+def _has(client: docker.DockerClient, tag: str) -> bool:
+    try:
+        client.images.get(tag)
+    except docker.errors.ImageNotFound:
+        return False
+    return True
+
+
+# --- keys, files -----------------------------------------------------------------------------------------------------
+
+
+def _image_key(base: str) -> str:
+    files = sorted(
+        file
+        for name in _CONTEXT
+        for file in ((PROJECT / name).rglob("*") if (PROJECT / name).is_dir() else [PROJECT / name])
+        if file.is_file() and "__pycache__" not in file.parts
+    )
+    parts = [base.encode(), BASE_PYTHON.encode()]
+    for file in files:
+        parts += [str(file.relative_to(PROJECT)).encode(), file.read_bytes()]
+    return _digest(parts)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big") + part)
+    return found.hexdigest()[:_KEY_LENGTH]
+
+
+def _kept(kind: str, tag: str) -> Path:
+    """The file in which an image is kept."""
+    return BUILD / "image" / f"{kind}-{tag.partition(':')[2]}.tar"
+
+
+def _replace(kind: str, made: Path, file: Path) -> None:
+    """Keep ``made`` as ``file``, and no older one of its kind."""
+    for old in file.parent.glob(f"{kind}-*.tar"):
+        old.unlink()
+    made.rename(file)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One at a time makes images; the others take what it made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ImageError(f"{' '.join(command[:4])} … failed:\n{(done.stdout + done.stderr)[-2000:]}")
+
+
+@click.command()
+@click.option("--base", "only_base", is_flag=True, help="Only the base image of Debian's packages.")
+def main(only_base: bool) -> None:
+    """Make the image of the present sources, and say where it is."""
+    logging.basicConfig(level="INFO", format="%(message)s")
+    try:
+        with engine() as client:
+            tag = ensure_base(client) if only_base else ensure_image(client)
+            size = client.images.get(tag).attrs["Size"]
+    except (EngineUnavailableError, ImageError) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{tag}: {size / 1e6:.0f} MB; kept in {BUILD / 'image'} (docker load -i …)")
+
+
+if __name__ == "__main__":
+    main()
