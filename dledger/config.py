@@ -251,6 +251,10 @@ class ServerConfig:
     """Streams (append, follow, watch) that clients may have open on this node."""
     client_appends: bool = True
     """Whether the log service takes appends; a broker sets it to false, because its log is its own."""
+    metrics_port: int = 0
+    """Port on which Prometheus finds ``/metrics``, beside ``/healthz`` and ``/readyz``; 0: none."""
+    metrics_host: str = "127.0.0.1"
+    """Address to serve metrics at. They are read-only and not encrypted, for anybody who can connect."""
 
     @property
     def self_member(self) -> Member:
@@ -300,6 +304,8 @@ class ServerConfig:
             )
         if self.client_streams_max <= 0:
             found.append("client_streams_max must be positive")
+        if not 0 <= self.metrics_port <= 65535:
+            found.append(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         found += self.election.problems() + self.replication.problems() + self.store.problems()
         return found
 

@@ -41,6 +41,8 @@ ALIASES: Final = {
     "maxLeadershipTransferWaitIndex": "transfer_max_lag_entries",
     "leadershipTransferWaitTimeout": "transfer_timeout_ms",
     "checkTransferLeaderInterval": "preferred_check_interval_ms",
+    "metricsPromExporterPort": "metrics_port",
+    "metricsPromExporterHost": "metrics_host",
 }
 """Java name to the name of a field of ``dledger.config``."""
 
@@ -75,8 +77,8 @@ maxMessageSize maxMsgsNumBatch maxPopPollingSize maxSnapshotReservedNum maxTakeL
 maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
 maxTransferCountOnMessageInMemory messageDelayLevel messageIndexEnable messageIndexSafe messageStorePlugIn
 metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills
-metricsExporterType metricsGrpcExporterHeader metricsGrpcExporterTarget metricsPromExporterHost
-metricsPromExporterPort minInSyncReplicas minTakeLeadershipVoteIntervalMs msgTraceTopicName namesrvAddr
+metricsExporterType metricsGrpcExporterHeader metricsGrpcExporterTarget minInSyncReplicas
+minTakeLeadershipVoteIntervalMs msgTraceTopicName namesrvAddr
 namesrvDomain namesrvDomainSubgroup notifyConsumerIdsChangedEnable offsetCheckInSlave
 osPageCacheBusyTimeOutMills peerPushQuota peerPushThrottlePoint popPollingMapSize popPollingSize
 printStoreThreadPoolTimeInterval processReplyMessageThreadPoolNums pullMessageThreadPoolNums

@@ -24,6 +24,7 @@ from dledger.core.messages import (
     HeartbeatResponse,
     Message,
     PushAppend,
+    PushResponse,
     VoteRequest,
     VoteResponse,
 )
@@ -31,6 +32,8 @@ from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
 from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
+from dledger.instruments import SILENT, Instruments
+from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
 from dledger.rpc.peer_transport import GrpcTransport
@@ -43,6 +46,8 @@ from dledger.rpc.ports import (
     RoleEvent,
 )
 from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
+from dledger.runtime.log_lines import NodeLines
+from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
@@ -64,8 +69,18 @@ class DLedgerServer:
     ``CorruptLogError`` (``repair=True`` sets a damaged log aside and fetches it again from the peers).
     """
 
-    def __init__(self, config: ServerConfig, *, repair: bool = False, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        repair: bool = False,
+        clock: Clock | None = None,
+        instruments: Instruments = SILENT,
+    ) -> None:
         self._config = config.check()
+        self._instruments = instruments
+        measured = instruments is not SILENT
+        self._push_times = PushTimes([peer.node_id for peer in config.peers], instruments) if measured else None
         self._last_push_ms = 0
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
@@ -73,6 +88,8 @@ class DLedgerServer:
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self.log = self._open_log(repair=repair)
+        self.log.instruments = instruments
+        self._lines = NodeLines(config.node_id)
         try:
             self._wire()
         except BaseException:
@@ -129,7 +146,7 @@ class DLedgerServer:
         self._driver.on_commit = self._publish_commit
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
-        self._roles.listen(self._log_role_change)
+        self._roles.listen(self._lines.role_changed)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
         self._clients = ClientServer(config, self)
         name = config.node_id
@@ -158,7 +175,7 @@ class DLedgerServer:
         with self._life_lock:
             if self._stopped.is_set():
                 return self
-            _log.info("%s: %s", self._config.node_id, self.log.recovery_report)
+            self._lines.recovered(self.log.recovery_report)
             try:
                 self._clients.start()
                 self._node.elector.client_address = self.client_address
@@ -246,6 +263,7 @@ class DLedgerServer:
         room = self.log.measure_room()
         if self._driver.call(lambda now_ms: self.log.retire(_protected_index(self._node, now_ms), room)):
             self.log.remove_retired()
+        self._lines.disk(full=self.log.disk_full, used_ratio=room.ratio)
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------
@@ -264,6 +282,8 @@ class DLedgerServer:
         """Take any other message; a run is verified first, outside the lock."""
         message: Message = envelope.message
         flush_here = False
+        if self._push_times is not None and isinstance(message, PushResponse):
+            self._push_times.answered(envelope.sender, message)
         if isinstance(message, PushAppend):
             checked = self.log.check_run(message.run)
             flush_here = self._is_isolated(len(message.run.data))
@@ -279,10 +299,14 @@ class DLedgerServer:
 
     def connection_lost(self, peer: NodeId) -> None:
         """The push connection towards ``peer`` broke."""
+        if self._push_times is not None:
+            self._push_times.lost(peer)
         self._driver.call(lambda _now_ms: self._node.connection_lost(peer))
 
     def _send(self, target: NodeId, message: Message) -> None:
         config = self._config
+        if self._push_times is not None and isinstance(message, PushAppend):
+            self._push_times.sent(target, message)
         if self._transport is not None:
             self._transport.send(Envelope(self._cluster_id, config.group, config.node_id, target, message))
 
@@ -290,12 +314,12 @@ class DLedgerServer:
 
     def submit_append(self, bodies: Sequence[Body], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
         """See ``LogNode.submit_append``."""
-        answer = self._with_address(done)
+        answer = self._with_address(self._instruments.timed(done))
         self._submit(lambda now_ms: self._node.append(bodies, now_ms, answer), answer)
 
     def submit_prepared(self, prepared: PreparedAppend, done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
         """Append what ``prepared`` makes under the node's lock; everything else is as with ``submit_append``."""
-        answer = self._with_address(done)
+        answer = self._with_address(self._instruments.timed(done))
         self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, answer), answer)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
@@ -328,6 +352,27 @@ class DLedgerServer:
     def status(self) -> NodeStatus:
         """See ``LogNode.status``."""
         return self._driver.look(self._status)
+
+    def measure(self) -> NodeMeasurements:
+        """What metrics show besides what ``Instruments`` were told. Holds the node's lock as briefly as ``status``."""
+        status, pending_bytes, elector = self._driver.look(
+            lambda node: (self._status(node), node.quorum_ack.pending_bytes, node.elector)
+        )
+        log, transport, end = self.log, self._transport, status.end_position
+        dropped = (
+            {} if transport is None else {peer.node_id: transport.dropped(peer.node_id) for peer in self._config.peers}
+        )
+        return NodeMeasurements(
+            status=status,
+            peers=tuple(PeerMeasurements(peer, max(0, end - log.end_of(peer.match_index))) for peer in status.peers),
+            pending_bytes=pending_bytes,
+            committed_position=log.committed_position,
+            flushed_position=log.flushed_position,
+            pre_votes=elector.pre_votes,
+            elections=elector.elections,
+            dropped_messages=dropped,
+            disk_used_ratio=log.disk_used_ratio,
+        )
 
     def _submit(self, action: Callable[[int], None], done: Callable[[DLedgerError], None]) -> None:
         try:
@@ -407,10 +452,6 @@ class DLedgerServer:
 
     def _role_event(self, change: RoleChange) -> RoleEvent:
         return RoleEvent(self._config.node_id, change.role, change.term, self._hint(change.leader))
-
-    def _log_role_change(self, change: RoleChange) -> None:
-        leader = change.leader or "unknown"
-        _log.info("%s is %s in term %d, leader %s", self._config.node_id, change.role, change.term, leader)
 
     def _hint(self, leader: NodeId | None) -> LeaderHint | None:
         return None if leader is None else LeaderHint(leader, self._client_address_of(leader))

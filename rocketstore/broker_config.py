@@ -76,6 +76,12 @@ class BrokerConfig:
     """Bytes of them."""
     read_threads: int = 4
     """Threads that read messages for pulls and queries."""
+    metrics_port: int = 0
+    """Port on which Prometheus finds ``/metrics``, beside ``/healthz`` and ``/readyz``; 0: none."""
+    metrics_host: str = "127.0.0.1"
+    """Address to serve metrics at. They are read-only and not encrypted, for anybody who can connect."""
+    metrics_topics_max: int = 200
+    """Topics, and pairs of a group and a topic, that get figures of their own; all others are told as one."""
 
     @property
     def name(self) -> str:
@@ -111,6 +117,8 @@ class BrokerConfig:
         ]
         if not 0 <= self.listen_port <= 65535:
             found.append(f"listen_port={self.listen_port} must be between 0 and 65535")
+        if not 0 <= self.metrics_port <= 65535:
+            found.append(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         if not 0 <= self.broker_permission <= 7:
             found.append(f"broker_permission={self.broker_permission} must be a sum of 4 (read) and 2 (write)")
         if self.dledger is None:
@@ -150,6 +158,7 @@ _POSITIVE: Final = (
     "send_pending_messages_max",
     "send_pending_bytes_max",
     "read_threads",
+    "metrics_topics_max",
 )
 _STORE_POSITIVE: Final = (
     "mapped_file_size_commit_log",

@@ -293,7 +293,7 @@ class MessageStore:
         max_bytes: int = 0,
         matches_tags: TagFilter | None = None,
         matches_record: RecordFilter | None = None,
-        group: str = "",  # noqa: ARG002  # who asks; for accounting by the caller
+        group: str = "",
     ) -> GetResult:
         """Messages of a queue from ``offset`` on, at most ``max_count`` and the settings' limits, at least one.
 
@@ -313,7 +313,9 @@ class MessageStore:
             correct_offset=self._gate.role is not BrokerRole.SLAVE or self.config.offset_check_in_slave,
         )
         found = len(result.records) if result.status is GetMessageStatus.FOUND else 0
-        self.stats.got(found, int((monotonic() - began_s) * 1000))
+        took_ms = int((monotonic() - began_s) * 1000)
+        size = sum(map(len, result.records)) if found else 0
+        self.stats.got(found, took_ms, size_bytes=size, group=group, topic=topic)
         return result
 
     def read_record(self, offset: int) -> bytes | None:
@@ -345,6 +347,11 @@ class MessageStore:
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """When a message was stored; -1 if it is not there."""
         return self._reader.store_time(topic, queue_id, queue_offset)
+
+    def disk_used_ratio(self) -> float:
+        """How full the fuller one of log and queues is, from 0 to 1; -1 if that is unknown. Asks the file system."""
+        worst = self._cleaner.ratios().worst
+        return worst / 100 if worst >= 0 else -1.0
 
     def earliest_message_time(self) -> int:
         """When the first kept message was stored; -1 if there is none."""

@@ -67,6 +67,8 @@ _IRREGULAR_NAMES: Final = {
     "cluster_name": "brokerClusterName",
     "broker_ip1": "brokerIP1",
     "warm_mapped_file_enable": "warmMapedFileEnable",
+    "metrics_port": "metricsPromExporterPort",
+    "metrics_host": "metricsPromExporterHost",
 }
 _SIZES: Final = re.compile(r"max_message_size|.*_bytes_max|mapped_file_size_.*|max_transfer_bytes_.*")
 

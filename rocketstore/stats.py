@@ -25,6 +25,9 @@ _BUCKET_NAMES: Final = (
 )  # fmt: skip
 WINDOWS_S: Final = (10, 60, 600)
 _SAMPLES_MAX: Final = WINDOWS_S[-1] + 1
+GROUPS_MAX: Final = 10_000
+"""Pairs of a group and a topic that are counted by themselves: a group's name is whatever a client says it is."""
+_OTHERS: Final = ("(others)", "(others)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,14 @@ _Rate = Callable[[int], float]
 @dataclass(frozen=True, slots=True)
 class TopicTotals:
     """What arrived in a topic since the store started."""
+
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """What a group got of a topic since the store started."""
 
     messages: int
     size_bytes: int
@@ -71,8 +82,11 @@ class StoreStats:
         self.get_ms_max = 0
         self.dispatch_ms_max = 0
         self._latency = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        self._latency_sum_s = 0.0
         self._topic_messages: Counter[str] = Counter()
         self._topic_bytes: Counter[str] = Counter()
+        self._group_messages: Counter[tuple[str, str]] = Counter()
+        self._group_bytes: Counter[tuple[str, str]] = Counter()
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES_MAX)
         self.sample()
 
@@ -114,15 +128,21 @@ class StoreStats:
     def _note_latency(self, took_s: float, count: int) -> None:
         took_ms = int(took_s * 1000)
         self._latency[bisect_left(LATENCY_BOUNDS_MS, took_ms)] += count
+        self._latency_sum_s += took_s * count
         if took_ms > self._put_ms_max:
             self._put_ms_max = took_ms
 
-    def got(self, messages: int, took_ms: int) -> None:
-        """Count a get that gave ``messages``."""
+    def got(self, messages: int, took_ms: int, *, size_bytes: int = 0, group: str = "", topic: str = "") -> None:
+        """Count a get of ``group`` that gave ``messages``."""
         with self._lock:
             if messages:
                 self.gets_found += 1
                 self.transferred += messages
+                pair = (group, topic)
+                if pair not in self._group_messages and len(self._group_messages) >= GROUPS_MAX:
+                    pair = _OTHERS
+                self._group_messages[pair] += messages
+                self._group_bytes[pair] += size_bytes
             else:
                 self.gets_missed += 1
             self.get_ms_max = max(self.get_ms_max, took_ms)
@@ -156,6 +176,11 @@ class StoreStats:
                 topic: TopicTotals(count, self._topic_bytes[topic]) for topic, count in self._topic_messages.items()
             }
 
+    def groups(self) -> dict[tuple[str, str], GroupTotals]:
+        """What was given out, by group and topic."""
+        with self._lock:
+            return {pair: GroupTotals(count, self._group_bytes[pair]) for pair, count in self._group_messages.items()}
+
     def put_tps(self, window_s: int = 10) -> float:
         """Messages stored per second over about the last ``window_s`` seconds."""
         return self._rate(window_s, lambda sample: sample.puts)
@@ -186,6 +211,12 @@ class StoreStats:
         with self._lock:
             self._take_fresh()
             return tuple(self._latency)
+
+    def latency_sum_s(self) -> float:
+        """How long all puts took together."""
+        with self._lock:
+            self._take_fresh()
+            return self._latency_sum_s
 
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's keys and its formats."""

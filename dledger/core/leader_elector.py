@@ -22,7 +22,7 @@ from dledger.core.messages import (
     VoteResponse,
     VoteResult,
 )
-from dledger.core.outbox import Wake, hint
+from dledger.core.outbox import RoleReason, Wake, hint
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
     DiskFullError,
@@ -68,6 +68,10 @@ class LeaderElector:
         self._used_peers: set[NodeId] = set()
         self._asked_ms: int | None = None
         self.client_address = ""
+        self.pre_votes = 0
+        """How often this member asked whether it would be elected, since it started."""
+        self.elections = 0
+        """How often it campaigned, each time in a new term."""
 
     # -- timers --------------------------------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class LeaderElector:
     def _step_leader(self, leader: Leader, now_ms: int) -> int:
         state = self._state
         if not self._quorum_is_in_contact(leader, now_ms):
-            state.become_follower(state.term, None, now_ms)
+            state.become_follower(state.term, None, now_ms, RoleReason.QUORUM_LOST)
             return self._role_due_ms()
         if now_ms >= self._heartbeat_due_ms or self._reads.wants_round:
             self._heartbeat(now_ms)
@@ -132,21 +136,24 @@ class LeaderElector:
         """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
         state = self._state
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
-            state.become_follower(state.term, None, now_ms)
+            state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
         self._bootstrap_if_all_new(now_ms)
         if not state.hard_state.voter:
-            state.become_follower(state.term, None, now_ms)
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_VOTE_YET)
             self._ask_whether_new(now_ms)
         elif state.quorum == 1:
-            self._campaign(now_ms, transfer=False)
+            self._campaign(now_ms, RoleReason.ELECTION_TIMEOUT)
         else:
+            self.pre_votes += 1
             state.become_candidate(now_ms, pre_vote=True)
             self._broadcast(VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, fresh=state.log_is_empty))
 
-    def _campaign(self, now_ms: int, *, transfer: bool) -> None:
+    def _campaign(self, now_ms: int, reason: RoleReason) -> None:
         state = self._state
-        state.become_candidate(now_ms, pre_vote=False)
+        transfer = reason is RoleReason.LEADERSHIP_OFFERED
+        self.elections += 1
+        state.become_candidate(now_ms, pre_vote=False, reason=reason)
         self._broadcast(VoteRequest(state.term, state.log.last, transfer=transfer, fresh=state.log_is_empty))
         if state.quorum == 1:
             self._lead(now_ms)
@@ -158,7 +165,7 @@ class LeaderElector:
         try:
             batch = state.log.append_as_leader(state.term, [self._noop_body], magic, channel=channel)
         except DiskFullError:
-            state.become_follower(state.term, None, now_ms)
+            state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
         state.become_leader(batch.first_index, now_ms)
         self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
@@ -263,7 +270,7 @@ class LeaderElector:
         role.granted[sender] = response.granted
         if sum(role.granted.values()) >= state.quorum:
             if role.pre_vote:
-                self._campaign(now_ms, transfer=False)
+                self._campaign(now_ms, RoleReason.PRE_VOTE_WON)
             else:
                 self._lead(now_ms)
 
@@ -391,7 +398,7 @@ class LeaderElector:
         follows = isinstance(role, Follower) and role.leader == sender
         able = state.hard_state.voter and not state.log.disk_full
         if message.term == state.term and follows and able:
-            self._campaign(now_ms, transfer=True)
+            self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
 
     def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:
         if done is not None:

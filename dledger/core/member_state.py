@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from dledger.config import FlushMode, ServerConfig
-from dledger.core.outbox import Outbox, RoleChange, Wake
+from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, Random
 from dledger.errors import invariant
 from dledger.types import GENESIS, NO_ENTRY, NO_INDEX, HardState, LogIndex, NodeId, Role, Term
@@ -152,7 +152,9 @@ class MemberState:
 
     # -- what it becomes -----------------------------------------------------------------------------------------
 
-    def become_follower(self, term: Term, leader: NodeId | None, now_ms: int) -> None:
+    def become_follower(
+        self, term: Term, leader: NodeId | None, now_ms: int, reason: RoleReason = RoleReason.HIGHER_TERM
+    ) -> None:
         """Follow ``leader`` (None: whoever will win) in ``term``, which must not be older than the current one."""
         invariant(term >= self.term, "a term never goes back", term=term, current=self.term)
         before = self._view()
@@ -163,16 +165,18 @@ class MemberState:
             invariant(known in (None, leader), "one leader per term", term=term, known=known, claims=leader)
         heard = None if leader is None else now_ms
         self.role = Follower(leader, self.next_election_due_ms(now_ms), heard)
-        self._announce(before)
+        self._announce(before, reason)
 
-    def become_candidate(self, now_ms: int, *, pre_vote: bool) -> None:
+    def become_candidate(
+        self, now_ms: int, *, pre_vote: bool, reason: RoleReason = RoleReason.ELECTION_TIMEOUT
+    ) -> None:
         """Ask for votes; a real campaign (not ``pre_vote``) starts a new term with a vote for itself."""
         invariant(self._hard_state.voter, "only a voter campaigns", node=self.node_id)
         before = self._view()
         if not pre_vote:
             self.save_hard_state(replace(self._hard_state, term=Term(self.term + 1), vote=self.node_id))
         self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: True})
-        self._announce(before)
+        self._announce(before, reason)
 
     def become_leader(self, noop_index: LogIndex, now_ms: int) -> None:
         """Lead the current term; only a candidate that voted for itself in it may."""
@@ -187,7 +191,7 @@ class MemberState:
             contact_ms=dict.fromkeys(self.peers, now_ms),
             disk_full=dict.fromkeys(self.peers, False),
         )
-        self._announce(before)
+        self._announce(before, RoleReason.ELECTED)
         self.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS | Wake.FLUSH
 
     def follow(self, leader: NodeId, term: Term, now_ms: int) -> bool:
@@ -203,7 +207,7 @@ class MemberState:
             role.last_heard_ms = now_ms
             role.election_due_ms = self.next_election_due_ms(now_ms)
         else:
-            self.become_follower(term, leader, now_ms)
+            self.become_follower(term, leader, now_ms, RoleReason.LEADER_HEARD)
         return True
 
     def save_hard_state(self, hard_state: HardState) -> None:
@@ -250,8 +254,8 @@ class MemberState:
     def _view(self) -> tuple[Role, Term, NodeId | None]:
         return self.role_name, self.term, self.leader_id
 
-    def _announce(self, before: tuple[Role, Term, NodeId | None]) -> None:
+    def _announce(self, before: tuple[Role, Term, NodeId | None], reason: RoleReason) -> None:
         after = self._view()
         if after != before:
-            self.outbox.role_changes.append(RoleChange(*after))
+            self.outbox.role_changes.append(RoleChange(*after, reason))
             self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK | Wake.DISPATCHERS

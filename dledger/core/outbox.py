@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Flag, auto
+from enum import Flag, StrEnum, auto
 
 from dledger.core.messages import Message
 from dledger.errors import LeaderHint
@@ -28,6 +28,29 @@ class Wake(Flag):
     FLUSH = auto()
 
 
+class RoleReason(StrEnum):
+    """Why a member's role, term or known leader changed: for people, logs and counters; nothing is decided by it."""
+
+    ELECTION_TIMEOUT = "election_timeout"
+    """No leader was heard for an election timeout: the member asks for votes (or, alone in its group, leads)."""
+    PRE_VOTE_WON = "pre_vote_won"
+    """A quorum would vote for it: it campaigns in a new term."""
+    LEADERSHIP_OFFERED = "leadership_offered"
+    """The leader hands over to it: it campaigns at once."""
+    ELECTED = "elected"
+    """A quorum voted for it."""
+    LEADER_HEARD = "leader_heard"
+    """A leader of its term or of a later one spoke to it."""
+    HIGHER_TERM = "higher_term"
+    """Somebody spoke of a later term."""
+    QUORUM_LOST = "quorum_lost"
+    """It led, and a quorum has not answered for an election timeout."""
+    DISK_FULL = "disk_full"
+    """It has no room for a new leader's first entry."""
+    NO_VOTE_YET = "no_vote_yet"
+    """Its disk is new: it may neither vote nor lead before it has caught up."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleChange:
     """The member's role, term or known leader changed."""
@@ -35,6 +58,8 @@ class RoleChange:
     role: Role
     term: Term
     leader: NodeId | None
+    reason: RoleReason | None = field(default=None, compare=False)
+    """What brought it about; None if whoever made the record does not know."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import errno
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 
 from dledger.clock import Clock
 from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES, StoreConfig
@@ -31,6 +32,7 @@ from dledger.errors import (
     MisplacedRunError,
     invariant,
 )
+from dledger.instruments import SILENT, Instruments
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
 from dledger.store.checkpoint import Mark
@@ -82,7 +84,12 @@ class FileStore:
         self._marked_ms = -MARK_INTERVAL_MS
         self._disk_full = False
         self._ran_out_of_space = False
+        self.instruments: Instruments = SILENT
+        """Told of every batch written and of every flush."""
+        self.disk_used_ratio = -1.0
+        """How full the fuller of the disks was when ``measure_room`` last looked; -1 before."""
         reader = self._reader
+        self.end_of, self.last_index_before = reader.end_of, reader.last_index_before
         self.term_at, self.chain_crc_at = reader.term_at, reader.chain_crc_at
         self.first_index_of_term, self.slice_run = reader.first_index_of_term, reader.slice_run
         self.read_run, self.read_range, self.read_at = reader.read_run, reader.read_range, reader.read_at
@@ -211,7 +218,9 @@ class FileStore:
             end, chain = piece.position + len(encoded.records), encoded.chain_crc
             index += len(piece.bodies)
         last = EntryId(term, LogIndex(index - 1))
+        begin = state.end
         self._write(writes, b"".join(units), last, Mark(index - 1, end, chain))
+        self.instruments.wrote(index - first, end - begin, as_leader=True)
         return AppendedBatch(term, LogIndex(first), last.index, tuple(positions))
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
@@ -229,6 +238,7 @@ class FileStore:
         units = checked.index_units[(from_index - run.first_index) * INDEX_UNIT_BYTES :]
         writes = [(position, data)] if position == state.end else [self._files.tail_blank(state.end), (position, data)]
         self._write(writes, units, checked.last, Mark(checked.last.index, position + len(data), checked.last_chain_crc))
+        self.instruments.wrote(checked.last.index - from_index + 1, len(data), as_leader=False)
         return checked.last
 
     def _check_writable(self) -> None:
@@ -363,6 +373,7 @@ class FileStore:
         if begun is None:
             return self.flushed
         dirty, sequence = begun
+        began_s, flushed_to = monotonic(), state.flushed.position
         try:
             for file in sorted(dirty, key=lambda one: one.base):
                 file.sync()
@@ -371,6 +382,7 @@ class FileStore:
             self._note_mark()
         except OSError as error:
             raise state.poisoned("flushing the log", error) from error
+        self.instruments.flushed(max(0, state.flushed.position - flushed_to), monotonic() - began_s)
         return mark
 
     def _note_mark(self) -> None:
@@ -418,9 +430,11 @@ class FileStore:
         """How full the disks are. For a background thread, without the node's lock. Raises ``DiskError``."""
         layout = self._opened.layout
         try:
-            return cleaner.measure(self._fs, set(layout.data) - set(layout.read_only), layout.directory)
+            room = cleaner.measure(self._fs, set(layout.data) - set(layout.read_only), layout.directory)
         except OSError as error:
             raise self._state.poisoned("cleaning up", error) from error
+        self.disk_used_ratio = room.ratio
+        return room
 
     def retire(self, protected_index: LogIndex, room: cleaner.Room) -> tuple[Path, ...]:
         """Apply retention in memory and note whether the disk is full; returns what ``remove_retired`` will remove.

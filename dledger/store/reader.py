@@ -162,6 +162,27 @@ class LogReader:
         unit = self._files.unit(index)
         return index, Position(unit.position + unit.size)
 
+    def end_of(self, index: LogIndex) -> Position:
+        """Where an entry's record ends: the log's begin for one that is no longer kept, its end for one beyond it."""
+
+        def locate() -> Position:
+            begin, last = self._state.begin, self._state.last
+            if index <= begin.index:
+                return begin.position
+            unit = self._files.unit(min(index, last.index))
+            return Position(unit.position + unit.size)
+
+        return self._stable(locate)
+
+    def last_index_before(self, position: int) -> LogIndex:
+        """The last entry that starts before ``position``; the index before the first kept one if none does."""
+
+        def search() -> LogIndex:
+            begin, last = self._state.begin, self._state.last
+            return LogIndex(self._files.first_index_at(position, begin.index + 1, last.index) - 1)
+
+        return self._stable(search)
+
     def read_committed(self, position: Position, max_bytes: int) -> LogBytes:
         """Raw committed bytes from the entry or blank at ``position`` on: of one segment, within ``max_bytes``.
 

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from dledger.clock import Clock, SystemClock
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
+from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.runtime.supervisor import EXIT_FATAL
@@ -27,6 +28,7 @@ from dledger.server import DLedgerServer
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.hosts import resolve
+from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.service import BrokerService
 from rocketstore.broker.status import group_view, is_leader
@@ -57,13 +59,21 @@ class BrokerServer:
     ``IdentityError``, ``DiskError``. ``repair``: set a damaged replicated log aside and fetch it from the others.
     """
 
-    def __init__(self, config: BrokerConfig, *, repair: bool = False, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        repair: bool = False,
+        clock: Clock | None = None,
+        instruments: Instruments = SILENT,
+    ) -> None:
         problems = config.problems()
         if problems:
             raise ConfigError(problems)
         if repair and config.dledger is None:
             raise ConfigError(["--repair fetches a damaged log from other members; a plain broker has none"])
         self.config: Final = config
+        self._instruments = instruments
         self._clock = clock or SystemClock()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._stopped = threading.Event()
@@ -84,9 +94,11 @@ class BrokerServer:
         config = self.config
         log: CommitLog
         if dledger is None:
-            log = PlainCommitLog(config.store, clock=self._clock)
+            log = PlainCommitLog(config.store, clock=self._clock, instruments=self._instruments)
         else:
-            self.node = DLedgerServer(for_broker(dledger), repair=repair, clock=self._clock)
+            self.node = DLedgerServer(
+                for_broker(dledger), repair=repair, clock=self._clock, instruments=self._instruments
+            )
         try:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
@@ -190,6 +202,17 @@ class BrokerServer:
             return group_view(self.node.status())
         alone = self.config.node_id
         return GroupView(leader=alone, leader_address=self.address, members={alone: self.address})
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether clients get answers from it: it serves, knows a master, and knows what is committed."""
+        serves = self._service is not None and not self._stopping.is_set() and self.fatal is None
+        return serves and bool(self.view().leader) and self._has_caught_up()
+
+    def measure(self) -> BrokerMeasurements:
+        """What metrics show of the broker, besides what its node tells. May wait for a disk."""
+        service = self._service.counters() if self._service is not None else ServiceCounters()
+        return measure(self.store, self.state, service, topics_max=self.config.metrics_topics_max)
 
     # -- gRPC ------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from rocketstore.broker import codec
 from rocketstore.broker.admin import AdminService, State
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.ports import GroupView, Store, TopicLike
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.refusals import REFUSALS, Context, NotStoredError, TooManyStreamsError, abort
@@ -178,12 +179,22 @@ class BrokerService:
     async def _run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(read, *args, **kwargs))
 
+    def counters(self) -> ServiceCounters:
+        """What is under way; from any thread."""
+        return ServiceCounters(
+            messages_pending=self._sender.messages_pending,
+            bytes_pending=self._sender.bytes_pending,
+            pulls_waiting=len(self._waiting),
+            streams=self._streams,
+        )
+
     def _counters(self) -> dict[str, str]:
+        now = self.counters()
         return {
-            "sendPendingMessages": str(self._sender.messages_pending),
-            "sendPendingBytes": str(self._sender.bytes_pending),
-            "pullsWaiting": str(len(self._waiting)),
-            "streams": str(self._streams),
+            "sendPendingMessages": str(now.messages_pending),
+            "sendPendingBytes": str(now.bytes_pending),
+            "pullsWaiting": str(now.pulls_waiting),
+            "streams": str(now.streams),
         }
 
     @contextmanager

@@ -13,6 +13,7 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
+from dledger.instruments import SILENT, Instruments
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
 from dledger.store.mmap_file_list import Placement
@@ -52,7 +53,14 @@ class PlainCommitLog:
 
     is_replicated = False
 
-    def __init__(self, config: MessageStoreConfig, *, clock: Clock, fs: FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        config: MessageStoreConfig,
+        *,
+        clock: Clock,
+        fs: FileSystem | None = None,
+        instruments: Instruments = SILENT,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._fs = fs or RealFileSystem()
@@ -70,6 +78,7 @@ class PlainCommitLog:
         self._queue = MappedFileQueue(
             self._fs, placement, config.mapped_file_size_commit_log, allocation=self._allocation
         )
+        self._queue.instruments = instruments
         self._flusher = CommitLogFlusher(config, self._queue, clock, self._supervisor, pooled=self._pool is not None)
         self._appender = RecordAppender(self._queue, self._delay_levels, clock)
         self._started = False

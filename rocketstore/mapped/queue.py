@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
+from dledger.instruments import SILENT, Instruments
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Found, FoundFile, Placement, list_segments
@@ -70,6 +71,8 @@ class MappedFileQueue:
         self._reserved: StoreFile | None = None
         """Created and not yet in use. Appending thread only."""
         self._unsynced_dirs: set[Path] = set()
+        self.instruments: Instruments = SILENT
+        """Told of every flush."""
 
     # Looking
 
@@ -319,6 +322,7 @@ class MappedFileQueue:
             if file is None or not file.flush_due(least_pages):
                 return True
             timestamp, wrote, before = file.store_timestamp, file.wrote, self.flushed_where
+            began_s = time.monotonic()
             try:
                 file.flush()
                 while self._unsynced_dirs:
@@ -329,6 +333,7 @@ class MappedFileQueue:
             if file.flushed >= wrote:  # else the message with that time is still in a buffer
                 self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed
+            self.instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
             return self.flushed_where == before
 
     def commit(self, least_pages: int) -> bool:

@@ -182,6 +182,11 @@ class BrokerState:
         with self._applier.lock:
             return sorted(self._applier.tables.topics.values(), key=lambda topic: topic.name)
 
+    def topic_count(self) -> int:
+        """How many topics there are."""
+        with self._applier.lock:
+            return len(self._applier.tables.topics)
+
     def topic(self, name: str) -> TopicConfig | None:
         """The topic of this name."""
         with self._applier.lock:

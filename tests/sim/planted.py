@@ -27,7 +27,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResult,
 )
-from dledger.core.outbox import Wake
+from dledger.core.outbox import RoleReason, Wake
 from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.errors import QuorumAckTimeoutError, ResponseCode, TermChangedError
 from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, Term
@@ -154,13 +154,15 @@ def _verified_of_last_leader(self: EntryHandler, leader: NodeId) -> None:
     self._ack_due = False
 
 
-def _campaign_in_old_term(self: MemberState, now_ms: int, *, pre_vote: bool) -> None:
+def _campaign_in_old_term(
+    self: MemberState, now_ms: int, *, pre_vote: bool, reason: RoleReason = RoleReason.ELECTION_TIMEOUT
+) -> None:
     before = self._view()
     if not pre_vote:
         term = self.term if self.term > 0 and self._hard_state.vote in (None, self.node_id) else Term(self.term + 1)
         self.save_hard_state(replace(self._hard_state, term=term, vote=self.node_id))
     self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: True})
-    self._announce(before)
+    self._announce(before, reason)
 
 
 def _install_always(self: EntryHandler, push: PushInstall) -> None:

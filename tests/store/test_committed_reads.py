@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import IndexOutOfRangeError
+from dledger.instruments import Instruments
 from dledger.store.file_store import FileStore
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.store.support import SEGMENT_BYTES, fill, open_store, small_config
@@ -106,3 +107,50 @@ def test_the_committed_position_is_known_again_after_a_restart(store: FileStore,
     assert again.committed_position == position
     assert [path.name for path in again.data_directories] == ["data"]
     again.close()
+
+
+def test_every_index_has_an_end_and_every_position_a_last_entry_before_it(store: FileStore) -> None:
+    """What lags are measured by: beyond the log's ends it is the ends, in between each is the other's inverse."""
+    ends = [store.end_of(LogIndex(index)) for index in range(60)]
+
+    assert store.end_of(LogIndex(-1)) == 0
+    assert ends[0] == RECORD_BYTES
+    assert ends[59] == store.end_of(LogIndex(1000)) == store.end_position
+    assert [store.last_index_before(end) for end in ends] == list(range(60))
+    assert store.last_index_before(0) == -1
+    assert store.last_index_before(RECORD_BYTES - 1) == 0
+
+
+def test_ends_below_the_begin_are_the_begin(tmp_path: Path) -> None:
+    """A follower that lags behind what is kept lags by all that is kept."""
+    store = open_store(small_config(tmp_path))
+    store.reset(Boundary(LogIndex(9), Term(1), Position(2 * SEGMENT_BYTES + 100), 7))
+    store.append_as_leader(Term(1), [b"x"])
+
+    assert store.end_of(LogIndex(3)) == 2 * SEGMENT_BYTES + 100
+    assert store.end_of(LogIndex(10)) == store.end_position
+    assert store.last_index_before(0) == 9
+    store.close()
+
+
+def test_a_store_tells_of_batches_and_flushes_and_of_no_single_entry(tmp_path: Path) -> None:
+    """The port is called once per batch and once per flush, with what they held."""
+    store = open_store(small_config(tmp_path))
+    told: list[tuple[object, ...]] = []
+
+    class Noting(Instruments):
+        def wrote(self, entries: int, size_bytes: int, *, as_leader: bool) -> None:
+            told.append(("wrote", entries, size_bytes, as_leader))
+
+        def flushed(self, size_bytes: int, took_s: float) -> None:
+            assert took_s >= 0
+            told.append(("flushed", size_bytes))
+
+    store.instruments = Noting()
+    store.append_as_leader(Term(1), [b"a" * 52, b"b" * 52])
+    store.append_as_leader(Term(1), [b"c" * 52])
+    store.flush()
+    store.flush()
+    store.close()
+
+    assert told == [("wrote", 2, 200, True), ("wrote", 1, 100, True), ("flushed", 300)]

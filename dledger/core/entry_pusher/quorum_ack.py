@@ -46,7 +46,7 @@ class QuorumAckChecker:
         self._config = config
         self._pending: deque[_PendingAppend] = deque()
         self.pending_entries = 0
-        self._pending_bytes = 0
+        self.pending_bytes = 0
 
     def append(self, bodies: Sequence[Body], now_ms: int, done: AppendDone) -> AppendedBatch | None:
         """Append a batch as leader; ``done`` hears of a quorum, a refusal (nothing applied) or an unknown outcome.
@@ -65,7 +65,7 @@ class QuorumAckChecker:
         size = sum(map(len, bodies))
         self._pending.append(_PendingAppend(batch, size, now_ms + self._config.ack_timeout_ms, done))
         self.pending_entries += len(bodies)
-        self._pending_bytes += size
+        self.pending_bytes += size
         self._state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
         if self._state.quorum == 1 or len(self._pending) == 1:
             self._state.outbox.wake |= Wake.QUORUM_ACK  # the worker learns the first deadline
@@ -97,10 +97,10 @@ class QuorumAckChecker:
         config = self._config
         if self.pending_entries and (
             self.pending_entries + len(bodies) > config.pending_entries_max
-            or self._pending_bytes + sum(map(len, bodies)) > config.pending_bytes_max
+            or self.pending_bytes + sum(map(len, bodies)) > config.pending_bytes_max
         ):
             return PendingFullError(
-                f"{self.pending_entries} entries ({self._pending_bytes} bytes) wait for a quorum already; the limits "
+                f"{self.pending_entries} entries ({self.pending_bytes} bytes) wait for a quorum already; the limits "
                 f"are {config.pending_entries_max} entries and {config.pending_bytes_max} bytes: slow down and repeat"
             )
         return None
@@ -146,7 +146,7 @@ class QuorumAckChecker:
     def _pop(self, result: AppendedBatch | DLedgerError) -> None:
         pending = self._pending.popleft()
         self.pending_entries -= len(pending.batch.positions)
-        self._pending_bytes -= pending.size_bytes
+        self.pending_bytes -= pending.size_bytes
         self._finish(pending.done, result)
 
     def _finish(self, done: AppendDone, result: AppendedBatch | DLedgerError) -> None:

@@ -1,0 +1,50 @@
+"""What a node tells about itself in its log: one line per event, for people, with the same facts as fields.
+
+The fields are attributes of the log record (``extra``), so that a formatter can write them as JSON: ``event`` names the
+kind of line; nothing secret is among them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dledger.core.outbox import RoleChange
+from dledger.types import NodeId
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_log = logging.getLogger("dledger")
+
+
+class NodeLines:
+    """The lines of one node."""
+
+    def __init__(self, node_id: NodeId) -> None:
+        self._node_id = node_id
+        self._disk_was_full = False
+
+    def recovered(self, report: DataclassInstance) -> None:
+        """What opening the log found and did."""
+        fields: dict[str, Any] = asdict(report)  # Any: numbers, texts and paths
+        _log.info("%s: %s", self._node_id, report, extra={"event": "recovery", **fields})
+
+    def role_changed(self, change: RoleChange) -> None:
+        """Role, term or leader changed, and why."""
+        leader, reason = change.leader or "unknown", change.reason or "unknown"
+        extra = {"event": "role_change", "role": change.role, "term": change.term, "leader": leader, "reason": reason}
+        text = "%s is %s in term %d, leader %s: %s"
+        _log.info(text, self._node_id, change.role, change.term, leader, reason, extra=extra)
+
+    def disk(self, *, full: bool, used_ratio: float) -> None:
+        """Say once when the disk becomes full, and once when it has room again."""
+        if full is self._disk_was_full:
+            return
+        self._disk_was_full = full
+        extra = {"event": "disk", "disk_full": full, "disk_used_ratio": round(used_ratio, 4)}
+        if full:
+            _log.error("%s: the disk is full, no entries are taken", self._node_id, extra=extra)
+        else:
+            _log.warning("%s: there is room on the disk again", self._node_id, extra=extra)

@@ -1,0 +1,59 @@
+"""How long pushes take to come back acknowledged, for those who measure. Decides nothing.
+
+One answer may acknowledge several pushes, so each push is remembered until an index at or above its last one is told to
+be held. What a broken connection carried is forgotten.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from dledger.core.messages import PushAppend, PushKind, PushResponse
+from dledger.errors import ResponseCode
+from dledger.instruments import Instruments
+from dledger.types import LogIndex, NodeId, Term
+
+REMEMBERED_MAX: Final = 256
+"""Pushes per peer; more than any window, so that only those go that will not be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    term: Term
+    last_index: LogIndex
+    entries: int
+    size_bytes: int
+    at_s: float
+
+
+class PushTimes:
+    """Of one leader. ``sent`` and ``answered`` of a peer may run side by side, each on one thread at a time."""
+
+    def __init__(self, peers: Iterable[NodeId], instruments: Instruments) -> None:
+        self._instruments = instruments
+        self._sent: dict[NodeId, deque[_Sent]] = {peer: deque(maxlen=REMEMBERED_MAX) for peer in peers}
+
+    def sent(self, peer: NodeId, push: PushAppend) -> None:
+        """A push goes out."""
+        run = push.run
+        entries = run.last_index - run.first_index + 1
+        self._sent[peer].append(_Sent(push.term, run.last_index, entries, len(run.data), time.monotonic()))
+
+    def answered(self, peer: NodeId, answer: PushResponse) -> None:
+        """A follower told how far it is."""
+        if answer.kind is not PushKind.APPEND or answer.code is not ResponseCode.SUCCESS:
+            return
+        waiting = self._sent[peer]
+        while waiting and waiting[0].last_index <= answer.flushed_index:
+            push = waiting.popleft()
+            if push.term == answer.term:
+                took_s = time.monotonic() - push.at_s
+                self._instruments.push_acknowledged(peer, push.entries, push.size_bytes, took_s)
+
+    def lost(self, peer: NodeId) -> None:
+        """The connection broke, and with it what was under way."""
+        self._sent[peer].clear()

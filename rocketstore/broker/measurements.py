@@ -1,0 +1,199 @@
+"""What can be told of a broker when somebody looks, besides what its node tells: for metrics.
+
+Bounded: a broker may have tens of thousands of topics and groups, and whoever gathers metrics keeps every name for
+ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from rocketstore.state.changes import QueueOffset
+from rocketstore.stats import GroupTotals, StoreStats, TopicTotals
+from rocketstore.types import HIDDEN_TOPICS, BrokerRole
+
+
+class MeasuredState(Protocol):
+    """``rocketstore.state.BrokerState``."""
+
+    def topic_count(self) -> int:
+        """How many topics there are."""
+
+    def groups(self) -> list[str]:
+        """All groups."""
+
+    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
+        """A group's offsets."""
+
+
+class MeasuredStore(Protocol):
+    """``rocketstore.message_store.MessageStore``."""
+
+    @property
+    def stats(self) -> StoreStats:
+        """Its counters."""
+
+    @property
+    def role(self) -> BrokerRole:
+        """Whether it takes writes."""
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """How far queues and index are behind."""
+
+    @property
+    def dispatch_position(self) -> int:
+        """Up to where the log is in queues and index."""
+
+    @property
+    def log(self) -> MeasuredLog:
+        """Its commit log."""
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Next offset of a queue."""
+
+    def disk_used_ratio(self) -> float:
+        """How full the fuller one of log and queues is; -1 if unknown."""
+
+    def earliest_message_time(self) -> int:
+        """When the first kept message was stored; -1 if there is none."""
+
+
+class MeasuredLog(Protocol):
+    """The commit log."""
+
+    @property
+    def min_offset(self) -> int:
+        """Where it begins."""
+
+    @property
+    def max_offset(self) -> int:
+        """Where what may be read ends."""
+
+    @property
+    def end_offset(self) -> int:
+        """Where everything ends."""
+
+    def remaining_to_flush(self) -> int:
+        """Bytes written and not yet durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCounters:
+    """What is under way between clients and this broker."""
+
+    messages_pending: int = 0
+    bytes_pending: int = 0
+    pulls_waiting: int = 0
+    streams: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How many messages of a topic a group has not consumed yet, over all queues that it has ever committed for."""
+
+    group: str
+    topic: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerMeasurements:
+    """One broker at one moment."""
+
+    role: BrokerRole
+    service: ServiceCounters
+    topics: dict[str, TopicTotals]
+    """The first that arrived, and all others as one named ``OTHERS``."""
+    groups: dict[tuple[str, str], GroupTotals]
+    """By group and topic; bounded alike."""
+    lags: tuple[GroupLag, ...]
+    lags_left_out: int
+    """Pairs of a group and a topic beyond the limit."""
+    topic_count: int
+    group_count: int
+    min_offset: int
+    max_offset: int
+    end_offset: int
+    dispatch_position: int
+    dispatch_behind_bytes: int
+    flush_behind_bytes: int
+    disk_used_ratio: float
+    earliest_message_ms: int
+
+
+OTHERS: Final = "(others)"
+"""Stands for all topics or groups beyond the limit; no topic can be called so."""
+
+
+def measure(
+    store: MeasuredStore, state: MeasuredState, service: ServiceCounters, *, topics_max: int
+) -> BrokerMeasurements:
+    """Look at everything; may wait for a disk (``statvfs``), so not on an event loop."""
+    groups = state.groups()
+    lags: list[GroupLag] = []
+    left_out = 0
+    for lag in _lags(store, state, groups[:topics_max]):
+        if len(lags) < topics_max:
+            lags.append(lag)
+        else:
+            left_out += 1
+    left_out += max(0, len(groups) - topics_max)
+    return BrokerMeasurements(
+        role=store.role,
+        service=service,
+        topics=first_topics(store.stats.topics(), topics_max),
+        groups=first_groups(store.stats.groups(), topics_max),
+        lags=tuple(lags),
+        lags_left_out=left_out,
+        topic_count=state.topic_count(),
+        group_count=len(groups),
+        min_offset=store.log.min_offset,
+        max_offset=store.log.max_offset,
+        end_offset=store.log.end_offset,
+        dispatch_position=store.dispatch_position,
+        dispatch_behind_bytes=store.dispatch_behind_bytes,
+        flush_behind_bytes=store.log.remaining_to_flush(),
+        disk_used_ratio=store.disk_used_ratio(),
+        earliest_message_ms=store.earliest_message_time(),
+    )
+
+
+def _lags(store: MeasuredStore, state: MeasuredState, groups: list[str]) -> Iterator[GroupLag]:
+    for group in groups:
+        behind: dict[str, int] = {}
+        for noted in state.offsets(group):
+            end = store.max_offset(noted.topic, noted.queue_id)
+            behind[noted.topic] = behind.get(noted.topic, 0) + max(0, end - noted.offset)
+        for topic, messages in behind.items():
+            yield GroupLag(group, topic, messages)
+
+
+def first_topics(totals: dict[str, TopicTotals], topics_max: int) -> dict[str, TopicTotals]:
+    """The first topics by arrival, which stay the first, so that no counter ever goes back; the rest added up."""
+    found: dict[str, TopicTotals] = {}
+    messages = size_bytes = 0
+    for topic, total in totals.items():
+        if topic in HIDDEN_TOPICS:
+            continue
+        if len(found) < topics_max:
+            found[topic] = total
+        else:
+            messages += total.messages
+            size_bytes += total.size_bytes
+    if messages:
+        found[OTHERS] = TopicTotals(messages, size_bytes)
+    return found
+
+
+def first_groups(totals: dict[tuple[str, str], GroupTotals], pairs_max: int) -> dict[tuple[str, str], GroupTotals]:
+    """The first pairs of group and topic that got messages; the rest added up."""
+    found = dict(list(totals.items())[:pairs_max])
+    rest = list(totals.values())[pairs_max:]
+    if rest:
+        found[OTHERS, OTHERS] = GroupTotals(
+            sum(total.messages for total in rest), sum(total.size_bytes for total in rest)
+        )
+    return found
