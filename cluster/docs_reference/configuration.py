@@ -166,7 +166,10 @@ def entries() -> list[Entry]:
     replicated = fields_of(
         BrokerConfig(dledger=ServerConfig()), lambda one: one.problems(), without=frozenset({"dledger"})
     )
+    of_both = {one.name for one in found}  # a plain broker has no node's record to keep these in
     for one, also in zip(plain, replicated, strict=True):
+        if one.name in of_both:
+            continue
         limits = tuple(dict.fromkeys((*one.limits, *also.limits)))
         found.append(_broker_entry(replace(one, limits=limits)))
     return found
