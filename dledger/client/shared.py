@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 import tenacity
 
+from dledger.client.whereabouts import Whereabouts
 from dledger.config import CLIENT_PORT_OFFSET, MIB
 from dledger.errors import (
     ConfigError,
@@ -182,9 +183,7 @@ class Directory:
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self._lock = threading.Lock()  # guards all fields
-        self._given = addresses
-        self._learnt: dict[NodeId, str] = {}
-        self._answered: dict[NodeId, str] = {}
+        self._whereabouts = Whereabouts(addresses)
         self._leader: str | None = None
         self._turn = 0
 
@@ -197,8 +196,7 @@ class Directory:
     def addresses(self) -> tuple[str, ...]:
         """Every address worth asking: given ones first, then learnt ones of nodes that answer at no given one."""
         with self._lock:
-            learnt = [address for node, address in self._learnt.items() if node not in self._answered]
-            return tuple(dict.fromkeys((*self._given, *self._answered.values(), *learnt)))
+            return self._whereabouts.addresses
 
     def candidates(self) -> tuple[str, ...]:
         """``addresses``, the leader first and the others in turn, so that load and failures spread."""
@@ -212,19 +210,27 @@ class Directory:
     def learn(self, address: str, status: NodeStatus) -> None:
         """Take what the node at ``address`` said of itself and the others."""
         with self._lock:
-            self._answered[status.node_id] = address
+            self._whereabouts.note_answer(address, status.node_id)
             for member in status.members:
                 if member.client_address:
-                    self._learnt[member.node_id] = member.client_address
+                    self._whereabouts.note_said(member.node_id, member.client_address)
             if status.role is Role.LEADER:
                 self._leader = address
 
+    def note_tried(self, address: str) -> None:
+        """Remember that ``address`` was asked, and gave no answer."""
+        with self._lock:
+            self._whereabouts.note_tried(address)
+
     def resolve(self, hint: LeaderHint | None) -> str | None:
-        """The address of a hinted leader: where that node answered us before, or what the hint says."""
+        """The address of a hinted leader: where that node answered us before, or what the hint says.
+
+        None if it may be at a given address that was not asked yet.
+        """
         if hint is None:
             return None
         with self._lock:
-            return self._answered.get(hint.node_id) or hint.address or self._learnt.get(hint.node_id)
+            return self._whereabouts.find(hint.node_id, hint.address)
 
     def set_leader(self, address: str) -> None:
         """Believe that ``address`` leads."""
@@ -233,8 +239,10 @@ class Directory:
 
     def note_failure(self, address: str, error: DLedgerError) -> None:
         """Draw the conclusion from a failed request: follow the hint, or forget a leader that does not answer."""
-        hinted = self.resolve(error.leader)
         with self._lock:
+            self._whereabouts.note_tried(address)
+            hint = error.leader
+            hinted = self._whereabouts.find(hint.node_id, hint.address) if hint is not None else None
             if hinted is not None and hinted != address:
                 self._leader = hinted
             elif self._leader == address and not isinstance(error, LeaderNotReadyError | PendingFullError):
@@ -246,30 +254,28 @@ class Search:
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._best: tuple[Term, str] | None = None
+        self._best: tuple[Term, LeaderHint] | None = None
         self._failures: dict[str, DLedgerError] = {}
 
     def take(self, address: str, answer: NodeStatus | DLedgerError) -> str | None:
         """The leader's address if this answer settles it."""
         if isinstance(answer, DLedgerError):
             self._failures[address] = answer
+            self._directory.note_tried(address)
             return None
         self._directory.learn(address, answer)
         if answer.role is Role.LEADER:
             return address
-        hinted = self._directory.resolve(answer.leader)
-        if hinted is not None and (self._best is None or answer.term > self._best[0]):
-            self._best = (answer.term, hinted)
+        if answer.leader is not None and (self._best is None or answer.term > self._best[0]):
+            self._best = (answer.term, answer.leader)
         return None
 
     def conclude(self) -> str:
         """The best guess when no node said it leads. Raises ``UnavailableError``, or what makes asking hopeless."""
-        if self._best is not None:
-            address = self._best[1]
-            failure = self._failures.get(address)
-            if failure is None:
-                self._directory.set_leader(address)
-                return address
+        address = self._directory.resolve(self._best[1]) if self._best is not None else None
+        if address is not None and address not in self._failures:
+            self._directory.set_leader(address)
+            return address
         for failure in self._failures.values():
             if isinstance(failure, _HOPELESS):
                 raise failure

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline, parse_addresses, retry_options
+from dledger.client.whereabouts import Whereabouts
 from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
 from rocketstore.client.errors import BadAnswerError, BrokerBusyError, failure_of, is_retried_read
@@ -68,9 +69,7 @@ class Brokers:
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self._lock = threading.Lock()  # guards all fields
-        self._given = addresses
-        self._learnt: dict[str, str] = {}
-        self._answered: dict[str, str] = {}
+        self._whereabouts = Whereabouts(addresses)
         self._master: str | None = None
         self._suspect: str | None = None
         self._turn = 0
@@ -89,8 +88,7 @@ class Brokers:
     def addresses(self) -> tuple[str, ...]:
         """Every address worth asking: given ones first, then learnt ones of brokers that answer at no given one."""
         with self._lock:
-            learnt = [address for node, address in self._learnt.items() if node not in self._answered]
-            return tuple(dict.fromkeys((*self._given, *self._answered.values(), *learnt)))
+            return self._whereabouts.addresses
 
     def candidates(self) -> tuple[str, ...]:
         """``addresses``, the master first and the others in turn, so that load and failures spread."""
@@ -105,12 +103,12 @@ class Brokers:
         """Take what the broker at ``address`` said of itself and the others."""
         with self._lock:
             if status.node_id:
-                self._answered[status.node_id] = address
+                self._whereabouts.note_answer(address, status.node_id)
             for node, member in status.members.items():
                 if member:
-                    self._learnt[node] = member
+                    self._whereabouts.note_said(node, member)
             if status.leader and status.leader_address:
-                self._learnt[status.leader] = status.leader_address
+                self._whereabouts.note_said(status.leader, status.leader_address)
 
     def set_master(self, address: str) -> None:
         """Believe that ``address`` is the master."""
@@ -118,12 +116,18 @@ class Brokers:
             self._master = address
             self._suspect = None
 
+    def note_tried(self, address: str) -> None:
+        """Remember that ``address`` was asked, and gave no answer."""
+        with self._lock:
+            self._whereabouts.note_tried(address)
+
     def note_failure(self, address: str, error: DLedgerError) -> None:
         """Draw the conclusion from a failed request: follow the hint, or forget a master that does not answer."""
-        hinted = error.leader.address if error.leader is not None else ""
+        said = error.leader.address if error.leader is not None else ""
         with self._lock:
-            if hinted and hinted != address:
-                self._learnt.setdefault(f"at {hinted}", hinted)
+            self._whereabouts.note_tried(address)
+            hinted = self._whereabouts.find_said(said) if said else None
+            if hinted is not None and hinted != address:
                 self._master = hinted
             elif self._master == address and not isinstance(error, BrokerBusyError | InvalidRequestError):
                 self._master = None
@@ -291,6 +295,7 @@ class BrokerConnection:
             for address, answer in self.ask_all(addresses, deadline):
                 if isinstance(answer, DLedgerError):
                     failures[address] = answer
+                    self.brokers.note_tried(address)
                     continue
                 statuses[address] = answer
                 if is_master(answer) and address != self.brokers.suspect:

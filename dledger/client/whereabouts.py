@@ -1,0 +1,65 @@
+"""Where nodes are: at the addresses that a client was given, or where they say they are.
+
+What a node says (its advertised address) is right inside its own network and may be useless elsewhere: a container says
+``n1:10921``, which only other containers can resolve, while the client reached it at a published port. So what counts
+first is where a node has answered. A node that has not is where it says it is only once every given address has been
+tried: it may be behind one of them.
+"""
+
+from __future__ import annotations
+
+
+class Whereabouts:
+    """What is known of nodes' addresses. Not thread-safe: its owner's lock guards it."""
+
+    def __init__(self, given: tuple[str, ...]) -> None:
+        self._given = given
+        self._untried = set(given)
+        self._met: dict[str, str] = {}  # where each node answered last
+        self._shared: set[str] = set()  # where different nodes answer: a load balancer, which leads to none for sure
+        self._said: dict[str, str] = {}  # where each node is said to be
+        self._hinted: dict[str, None] = {}  # where some node is said to be; a set in order
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every address worth asking: given ones first, then those of nodes that answered at no other."""
+        met = {node: at for node, at in self._met.items() if at not in self._shared}
+        said = [address for node, address in self._said.items() if node not in met]
+        known = set(self._said.values())
+        hinted = [address for address in self._hinted if address not in known]
+        return tuple(dict.fromkeys((*self._given, *met.values(), *said, *hinted)))
+
+    def note_answer(self, address: str, node: str) -> None:
+        """``node`` answered at ``address``."""
+        self._untried.discard(address)
+        if any(at == address and other != node for other, at in self._met.items()):
+            self._shared.add(address)
+        self._met[node] = address
+
+    def note_tried(self, address: str) -> None:
+        """``address`` was asked, whatever became of it."""
+        self._untried.discard(address)
+
+    def note_said(self, node: str, address: str) -> None:
+        """``node`` is said to be at ``address``."""
+        self._said[node] = address
+
+    def find(self, node: str, said: str = "") -> str | None:
+        """The address of a node that is said to be at ``said``; None if it may be behind a given one not yet tried."""
+        at = self._met.get(node)
+        if at is not None and at not in self._shared:
+            return at
+        said = said or self._said.get(node, "")
+        if at is None and self._untried and said not in self._given:
+            return None
+        return said or at
+
+    def find_said(self, said: str) -> str | None:
+        """As ``find``, for a node that is named only by where it is said to be."""
+        for node, address in self._said.items():
+            if address == said:
+                return self.find(node, said)
+        if self._untried and said not in self._given:
+            return None
+        self._hinted[said] = None
+        return said

@@ -1,0 +1,85 @@
+"""Which address a client takes for a node: from inside the network, from outside, through a balancer."""
+
+from __future__ import annotations
+
+from dledger.client.whereabouts import Whereabouts
+
+PUBLISHED = ("127.0.0.1:10911", "127.0.0.1:10921", "127.0.0.1:10931")
+
+
+def published() -> Whereabouts:
+    """Three containers behind published ports, each saying the name that it has in its own network."""
+    found = Whereabouts(PUBLISHED)
+    for node in range(3):
+        found.note_said(f"n{node}", f"n{node}:109{node + 1}1")
+    return found
+
+
+def test_a_node_is_where_it_answered_not_where_it_says() -> None:
+    """The advertised-address problem: what a container says of itself cannot be resolved on its host."""
+    found = published()
+    for node, address in enumerate(PUBLISHED):
+        found.note_answer(address, f"n{node}")
+
+    assert found.find("n1", "n1:10921") == PUBLISHED[1]
+    assert found.find_said("n2:10931") == PUBLISHED[2]
+    assert found.addresses == PUBLISHED
+
+
+def test_a_node_may_be_behind_an_address_that_was_not_tried() -> None:
+    """So its own word is not followed yet: whoever asks all given addresses finds out."""
+    found = published()
+    found.note_answer(PUBLISHED[0], "n0")
+
+    assert found.find("n2", "n2:10931") is None
+    assert found.find_said("n2:10931") is None
+    assert found.find_said("x:1") is None
+
+
+def test_a_node_that_is_behind_none_is_where_it_says() -> None:
+    """One bootstrap address is enough inside the network; an unreachable one does not hold anybody up."""
+    found = Whereabouts(("n0:10911", "gone:1"))
+    found.note_answer("n0:10911", "n0")
+    found.note_tried("gone:1")
+
+    assert found.find("n1", "n1:10921") == "n1:10921"
+    assert found.find_said("n2:10931") == "n2:10931"
+    assert found.find("n3") is None
+    assert found.addresses == ("n0:10911", "gone:1", "n2:10931")
+
+
+def test_a_given_address_is_followed_at_once() -> None:
+    """A hint that names one of the given addresses is the usual case, and needs no round of questions."""
+    found = Whereabouts(("a:1", "b:1"))
+    found.note_tried("a:1")
+
+    assert found.find("n1", "b:1") == "b:1"
+    assert found.find_said("b:1") == "b:1"
+
+
+def test_a_hint_is_asked_about_only_once() -> None:
+    """Also when the node says later that this is its address, or has answered elsewhere."""
+    found = Whereabouts(("a:1",))
+    found.note_tried("a:1")
+    found.find_said("b:1")
+    assert list(found.addresses) == ["a:1", "b:1"]
+
+    found.note_said("n1", "b:1")
+    assert list(found.addresses) == ["a:1", "b:1"]
+
+    found.note_answer("a:1", "n1")
+    assert list(found.addresses) == ["a:1"]
+
+
+def test_a_balancer_is_nobodys_address() -> None:
+    """Where two nodes answered, the next connection may lead to either: their own words count then."""
+    found = Whereabouts(("balancer:10911",))
+    found.note_said("n0", "n0:10911")
+    found.note_answer("balancer:10911", "n0")
+    assert found.find("n0", "n0:10911") == "balancer:10911"
+
+    found.note_answer("balancer:10911", "n1")
+
+    assert found.find("n0", "n0:10911") == "n0:10911"
+    assert found.find("n1") == "balancer:10911"  # better than nothing
+    assert found.addresses == ("balancer:10911", "n0:10911")
