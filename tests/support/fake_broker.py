@@ -148,6 +148,8 @@ class FakeBroker:
         self.node_id = node_id
         self.port = port
         self.address = f"127.0.0.1:{port}"
+        self.advertised = self.address
+        """Where it says that it is."""
         self.role = BrokerRole.SLAVE
         self.term = 1
         self.sends: deque[Script] = deque()
@@ -262,7 +264,7 @@ class FakeBroker:
         group = self.group
         with group.changed:
             if self.role is BrokerRole.SLAVE:
-                leader = group.master.address if group.master and self.hint else ""
+                leader = group.master.advertised if group.master and self.hint else ""
                 return pb.SendResult(status="SERVICE_NOT_AVAILABLE", outcome="not_applied", leader=leader)
             topic = group.topics.get(message.topic)
             if topic is None:
@@ -339,7 +341,7 @@ class FakeBroker:
 
     def _needs_master(self, context: grpc.ServicerContext) -> None:
         if self.role is BrokerRole.SLAVE:
-            leader = self.group.master.address if self.group.master and self.hint else ""
+            leader = self.group.master.advertised if self.group.master and self.hint else ""
             told = (("outcome", "not_applied"), *((("leader", leader),) if leader else ()))
             context.set_trailing_metadata(told)
             context.abort(grpc.StatusCode.UNAVAILABLE, "not the master")
@@ -418,8 +420,8 @@ class FakeBroker:
             raft_role="LEADER" if is_master else "FOLLOWER",
             term=self.term,
             leader=leader.node_id if leader else "",
-            leader_address=leader.address if leader else "",
-            members={node.node_id: node.address for node in group.nodes} if self.hint else {},
+            leader_address=leader.advertised if leader else "",
+            members={node.node_id: node.advertised for node in group.nodes} if self.hint else {},
             max_offset=group.log_offset,
             end_offset=group.log_offset,
             put_tps=12.5,

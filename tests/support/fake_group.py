@@ -22,6 +22,8 @@ class FakeGroup:
     nodes: list[FakeNode]
     servers: list[ClientServer]
     configs: list[ServerConfig]
+    advertised: list[str]
+    """Where the nodes say that they are."""
 
     @property
     def addresses(self) -> list[str]:
@@ -30,7 +32,7 @@ class FakeGroup:
 
     def elect(self, leader: int) -> None:
         """Make one node the leader, in a new term; all know it, and have the present leader's log."""
-        elect(self.nodes, self.addresses, leader)
+        elect(self.nodes, self.advertised, leader)
 
     def kill(self, number: int) -> None:
         """Close a node's port."""
@@ -53,17 +55,18 @@ def elect(nodes: Sequence[FakeNode], addresses: Sequence[str], leader: int) -> N
 
 
 @contextmanager
-def fake_group(count: int = 3, *, max_entry_bytes: int = 4 << 20) -> Iterator[FakeGroup]:
-    """``count`` nodes on free ports."""
+def fake_group(
+    count: int = 3, *, max_entry_bytes: int = 4 << 20, advertised: Sequence[str] = ()
+) -> Iterator[FakeGroup]:
+    """``count`` nodes on free ports, which say that they are there or at ``advertised``."""
     store = StoreConfig(max_entry_bytes=max_entry_bytes)
     # All use the default configuration's single member: a client server needs no more of it than the host.
     configs = [ServerConfig(client_port=port, store=store) for port in free_ports(count)]
-    members = tuple(
-        MemberStatus(NodeId(f"n{number}"), "", f"127.0.0.1:{one.client_port}") for number, one in enumerate(configs)
-    )
+    said = list(advertised or (f"127.0.0.1:{one.client_port}" for one in configs))
+    members = tuple(MemberStatus(NodeId(f"n{number}"), "", one) for number, one in enumerate(said))
     nodes = [FakeNode(node_id=member.node_id, members=members) for member in members]
     servers = [ClientServer(config, node) for config, node in zip(configs, nodes, strict=True)]
-    group = FakeGroup(nodes, servers, configs)
+    group = FakeGroup(nodes, servers, configs, said)
     try:
         for server in servers:
             server.start()

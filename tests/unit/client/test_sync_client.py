@@ -72,6 +72,23 @@ def test_append_follows_a_new_leader(client: DLedgerClient, group: FakeGroup) ->
     assert group.nodes[1].bodies() == [b"a", b"b"]
 
 
+def test_nodes_are_found_where_they_answer() -> None:
+    """From outside their network, what they say of themselves leads nowhere: no channel is opened to that."""
+    with (
+        fake_group(advertised=[f"n{number}.invalid:30911" for number in range(3)]) as group,
+        DLedgerClient(group.addresses) as client,
+    ):
+        for leader in (0, 1, 2):
+            group.elect(leader)
+            assert client.append(b"a").index == leader
+            assert group.nodes[leader].bodies() == [b"a"] * (leader + 1)
+
+        answers = client.members_status()
+        assert not [one for one in answers.values() if isinstance(one, DLedgerError)]
+        assert [entry.body for entry in client.read(0)] == [b"a"] * 3
+        assert set(client._channels) == set(group.addresses)
+
+
 def test_append_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup) -> None:
     """Retried until the group has a leader again."""
     client.append(b"a")

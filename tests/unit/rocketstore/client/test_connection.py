@@ -116,3 +116,21 @@ def test_garbage_is_no_status(connection: BrokerConnection, brokers: FakeBrokers
     with pytest.raises(BadAnswerError, match="StatusResponse"):
         connection.ask(STATUS, pb.StatusRequest(), brokers.addresses[2], connection.deadline())
     assert connection.ask_master(LIST_TOPICS, pb.ListTopicsRequest(), connection.deadline()).topics
+
+
+def test_brokers_are_found_where_they_answer(brokers: FakeBrokers) -> None:
+    """From outside their network, where what they say of themselves cannot be resolved: also after a failover."""
+    for node in brokers.nodes:
+        node.advertised = f"{node.node_id}.invalid:10911"
+    connection = BrokerConnection(brokers.addresses, timeout_s=5)
+    try:
+        for master in (0, 1, 2, 0):
+            brokers.elect(master)
+            connection.ask_master(LIST_TOPICS, pb.ListTopicsRequest(), connection.deadline())
+            with pytest.raises(NotMasterError) as caught:
+                SendPipe(connection, brokers.addresses[(master + 1) % 3], connection.deadline())
+
+            connection.brokers.note_failure(brokers.addresses[(master + 1) % 3], caught.value)
+            assert connection.master(connection.deadline()) == brokers.addresses[master]
+    finally:
+        connection.close()
