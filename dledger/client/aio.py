@@ -215,6 +215,7 @@ class AsyncDLedgerClient:
             async for address, answer in self._ask_all(addresses, deadline):
                 if isinstance(answer, DLedgerError):
                     failures[address] = answer
+                    self._directory.note_tried(address)
                 else:
                     statuses.append(answer)
         if not statuses:

@@ -275,6 +275,7 @@ class DLedgerClient:
             for address, answer in self._ask_all(addresses, deadline):
                 if isinstance(answer, DLedgerError):
                     failures[address] = answer
+                    self._directory.note_tried(address)
                 else:
                     self._directory.learn(address, answer)
                     statuses.append(answer)

@@ -22,12 +22,14 @@ class Whereabouts:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every address worth asking: given ones first, then those of nodes that answered at no other."""
+        """Every address worth asking: given ones, and once those were tried, where other nodes are said to be."""
         met = {node: at for node, at in self._met.items() if at not in self._shared}
-        said = [address for node, address in self._said.items() if node not in met]
-        known = set(self._said.values())
-        hinted = [address for address in self._hinted if address not in known]
-        return tuple(dict.fromkeys((*self._given, *met.values(), *said, *hinted)))
+        known = (*self._given, *met.values())
+        if not self._untried:
+            nodes_said = set(self._said.values())
+            known += tuple(address for node, address in self._said.items() if node not in met)
+            known += tuple(address for address in self._hinted if address not in nodes_said)
+        return tuple(dict.fromkeys(known))
 
     def note_answer(self, address: str, node: str) -> None:
         """``node`` answered at ``address``."""

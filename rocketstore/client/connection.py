@@ -295,7 +295,6 @@ class BrokerConnection:
             for address, answer in self.ask_all(addresses, deadline):
                 if isinstance(answer, DLedgerError):
                     failures[address] = answer
-                    self.brokers.note_tried(address)
                     continue
                 statuses[address] = answer
                 if is_master(answer) and address != self.brokers.suspect:
@@ -342,11 +341,14 @@ class BrokerConnection:
                     address, call = answers.get(timeout=deadline.remaining_s + 0.1)
                 except Empty:
                     for late in calls:
+                        self.brokers.note_tried(late)
                         yield late, RequestTimeoutError(f"no answer of {late} in time")
                     return
                 del calls[address]
                 answer = _status_or_error(address, call)
-                if not isinstance(answer, DLedgerError):
+                if isinstance(answer, DLedgerError):
+                    self.brokers.note_tried(address)
+                else:
                     self.brokers.learn(address, answer)
                 yield address, answer
         finally:

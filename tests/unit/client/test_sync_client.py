@@ -57,7 +57,11 @@ def test_append_returns_where_the_entry_is(client: DLedgerClient, group: FakeGro
 
 
 def test_append_finds_the_leader_from_any_address(group: FakeGroup) -> None:
-    """One follower's address is enough; the rest is learnt."""
+    """One follower's address is enough, also beside one that leads nowhere; the rest is learnt."""
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    with DLedgerClient([group.addresses[2], nowhere]) as client:
+        assert set(client.members_status()) == {"n0", "n1", "n2"}
+        assert all(not isinstance(one, DLedgerError) for one in client.members_status().values())
     with DLedgerClient(group.addresses[2]) as client:
         assert client.append(b"a").index == 0
         assert set(client.members_status()) == {"n0", "n1", "n2"}

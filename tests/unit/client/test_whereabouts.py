@@ -34,6 +34,7 @@ def test_a_node_may_be_behind_an_address_that_was_not_tried() -> None:
     assert found.find("n2", "n2:10931") is None
     assert found.find_said("n2:10931") is None
     assert found.find_said("x:1") is None
+    assert found.addresses == PUBLISHED
 
 
 def test_a_node_that_is_behind_none_is_where_it_says() -> None:
