@@ -10,6 +10,7 @@ import os
 import click
 
 from cluster.commands.group import status, transfer_leader
+from cluster.commands.health import health
 from cluster.commands.inspection import inspect
 from cluster.commands.log import append, get, tail
 from cluster.commands.mq_broker import broker, cluster
@@ -37,7 +38,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-_LOG = (serve, append, get, tail, status, transfer_leader, inspect, bench, demo)
+_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, bench, demo)
 _BROKER = (broker, cluster, topic, message, consumer)
 for _command in (*_LOG, *_BROKER):
     main.add_command(_command)

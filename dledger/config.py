@@ -236,12 +236,17 @@ class ServerConfig:
     """This node's id, one of the members'; kept on the disk."""
     members: tuple[Member, ...] = (Member(_DEFAULT_NODE, "127.0.0.1", 20911),)
     """All members, this one included: ``id-host:port;id-host:port``, with the hosts and ports for peers."""
+    bind_host: str = ""
+    """Address to listen on, for members and for clients; empty: the host of this node in ``members``.
+
+    ``0.0.0.0`` in a container, whose address on a network is not its own choice and may change.
+    """
     client_host: str = ""
-    """Address to listen on for clients; empty: the host of this node in ``members``."""
+    """Address to listen on for clients; empty: ``bind_host``, or the host of this node in ``members``."""
     client_port: int | None = None
     """Port for clients; not given: the peer port + 10000; 0: any free port."""
     advertised_client_address: str = ""
-    """What other nodes tell clients to connect to; empty: ``client_host:client_port``."""
+    """What nodes tell clients to connect to; empty: the client port, at ``client_host`` or the host in ``members``."""
     cluster_id: str = ""
     """Same on all members; empty: derived from the group's name and member ids."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
@@ -263,6 +268,11 @@ class ServerConfig:
             if member.node_id == self.node_id:
                 return member
         raise ConfigError([self._missing_self()])
+
+    @property
+    def client_bind_host(self) -> str:
+        """The host to listen on for clients."""
+        return self.client_host or self.bind_host or self.self_member.host
 
     @property
     def peers(self) -> tuple[Member, ...]:

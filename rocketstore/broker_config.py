@@ -45,7 +45,9 @@ class BrokerConfig:
     listen_port: int = 10911
     """Port for clients; 0: any free port (plain broker only)."""
     listen_host: str = ""
-    """Empty: the member's host in a DLedger broker; else every address if ``broker_ip1`` is given, or loopback."""
+    """Address to listen on for clients; empty: ``bind_host`` or the member's host in a DLedger broker; in a plain one
+    every address if ``broker_ip1`` is given, or loopback.
+    """
     broker_ip1: str = ""
     """The host that clients and the other brokers shall connect to; empty: the one listened on."""
     namesrv_addr: str = ""
@@ -99,7 +101,7 @@ class BrokerConfig:
         if self.listen_host:
             return self.listen_host
         if self.dledger is not None:
-            return self.dledger.self_member.host
+            return self.dledger.bind_host or self.dledger.self_member.host
         return "0.0.0.0" if self.broker_ip1 else "127.0.0.1"
 
     def address(self, port: int) -> str:

@@ -57,7 +57,7 @@ class ClientServer:
         """What clients shall connect to: the advertised address, or the one listened on."""
         if self._config.advertised_client_address:
             return self._config.advertised_client_address
-        host = self._host
+        host = self._config.client_host or self._config.self_member.host
         return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class ClientServer:
 
     @property
     def _host(self) -> str:
-        return self._config.client_host or self._config.self_member.host
+        return self._config.client_bind_host
 
     def _run(self) -> None:
         try:

@@ -73,7 +73,7 @@ class PeerServer:
         if not self._server.add_insecure_port(f"unix-abstract:{self._socket_name}"):
             raise ConfigError([f"cannot listen on the Unix socket {self._socket_name} for the peer port"])
         self._server.start()
-        self._listener.start(member.host, member.port)
+        self._listener.start(self._config.bind_host or member.host, member.port)
 
     def close(self) -> None:
         """Stop serving; joins every thread. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,6 +65,19 @@ def test_background_work_ends_before_the_node_that_it_uses(
     assert left == []
     assert server.fatal is None
     assert server.wait(0) == 0
+
+
+def test_a_bound_host_is_listened_on_and_not_advertised(config: ServerConfig) -> None:
+    """In a container, every address of which may change: others are told the member's name all the same."""
+    server = DLedgerServer(replace(config, bind_host="0.0.0.0"))
+    try:
+        server.start()
+        port = int(server.client_address.rpartition(":")[2])
+        assert server.client_address == f"127.0.0.1:{port}"
+        for one in (port, config.self_member.port):
+            socket.create_connection(("127.0.0.2", one), timeout=5).close()  # not the member's address
+    finally:
+        server.stop()
 
 
 def test_a_log_that_cannot_be_closed_is_a_failure_and_no_hang(

@@ -1,0 +1,84 @@
+"""``dledger health``: one question by gRPC's health protocol, for containers and process managers.
+
+It is asked every few seconds, so it starts fast: ``cluster.entry`` gets here without loading the other commands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from dledger.errors import ConfigError
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@click.command(
+    short_help="Ask a server whether it serves.",
+    epilog="""\b
+Examples:
+  dledger health                      the server that this environment's settings describe (DLEDGER_…)
+  dledger health 127.0.0.1:10911
+  dledger health 127.0.0.1:20911 --service dledger.v1.RaftService
+
+Exit codes: 0 it serves, 1 it does not or nobody answers, 2 wrong usage or settings.""",
+)
+@click.argument("address", required=False, metavar="[HOST:PORT]")
+@click.option("--service", default="", help="Ask about one gRPC service; default: the server as a whole.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the answer.",
+)
+def health(address: str | None, service: str, timeout_s: float) -> None:
+    """Ask by gRPC's health protocol whether a server serves; without an address, the one of this container."""
+    chosen = address or own_address(os.environ)
+    problem = ask(chosen, service, timeout_s)
+    if problem:
+        raise click.ClickException(f"{chosen}: {problem}")
+    click.echo(f"{chosen}: serving")
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """Where the server with these settings can be reached on its own machine. Raises ``ConfigError``."""
+    from rocketstore.settings import load_broker_settings
+
+    file = Path(environ["DLEDGER_CONFIG"]) if environ.get("DLEDGER_CONFIG") else None
+    try:
+        config, _warnings = load_broker_settings(file, environ, {})
+    except ConfigError:
+        from dledger import settings
+        from dledger.config import CLIENT_PORT_OFFSET
+
+        node = settings.load(file, environ, {}).config  # no broker's settings: a node's, or neither's
+        port = node.client_port if node.client_port is not None else node.self_member.port + CLIENT_PORT_OFFSET
+        return _reachable(node.client_bind_host, port)
+    return _reachable(config.bind_host, config.listen_port)
+
+
+def _reachable(host: str, port: int) -> str:
+    host = _ANY_HOST.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def ask(address: str, service: str, timeout_s: float) -> str:
+    """What is wrong with the server; empty if it serves."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    serving = health_pb2.HealthCheckResponse.SERVING
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            return error.details() or error.code().name
+    return "" if answer.status == serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

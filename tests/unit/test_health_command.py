@@ -1,0 +1,93 @@
+"""``dledger health``: what a container's engine hears of a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli import main
+from cluster.commands.health import own_address
+from tests.support.fake_group import fake_group
+from tests.support.ports import free_ports
+
+MEMBERS = "n0-n0:20911;n1-n1:20911;n2-n2:20911"
+
+
+def test_a_server_that_serves_is_healthy() -> None:
+    """By gRPC's own protocol, so that any probe can ask the same."""
+    with fake_group(1) as group:
+        result = CliRunner().invoke(main, ["health", group.addresses[0]])
+
+    assert result.output == f"{group.addresses[0]}: serving\n"
+    assert result.exit_code == 0
+
+
+def test_nobody_is_not_healthy() -> None:
+    """Refused, with the reason."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+
+    result = CliRunner().invoke(main, ["health", address])
+
+    assert result.exit_code == 1
+    assert address in result.output
+
+
+def test_a_service_that_is_not_there_is_not_healthy() -> None:
+    """A typing error must not look like health."""
+    with fake_group(1) as group:
+        result = CliRunner().invoke(main, ["health", group.addresses[0], "--service", "no.such.Service"])
+
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({}, "127.0.0.1:10911"),
+        ({"DLEDGER_LISTEN_PORT": "10921", "DLEDGER_BROKER_IP1": "10.0.0.7"}, "127.0.0.1:10921"),
+        ({"DLEDGER_LISTEN_HOST": "::", "DLEDGER_LISTEN_PORT": "10921"}, "[::1]:10921"),
+        ({"DLEDGER_MEMBERS": MEMBERS, "DLEDGER_NODE_ID": "n1", "DLEDGER_BIND_HOST": "0.0.0.0"}, "127.0.0.1:30911"),
+        ({"DLEDGER_MEMBERS": MEMBERS, "DLEDGER_NODE_ID": "n1", "DLEDGER_CLIENT_PORT": "1234"}, "n1:1234"),
+    ],
+)
+def test_a_container_asks_its_own_server(environ: dict[str, str], address: str) -> None:
+    """By the same variables that the server was started with."""
+    assert own_address(environ) == address
+
+
+def test_a_replicated_broker_is_asked_where_it_listens() -> None:
+    """Not at the port of its log."""
+    environ = {
+        "DLEDGER_ENABLEDLEGERCOMMITLOG": "true",
+        "DLEDGER_GROUP": "orders",
+        "DLEDGER_MEMBERS": MEMBERS,
+        "DLEDGER_NODE_ID": "n2",
+        "DLEDGER_LISTEN_PORT": "10931",
+    }
+
+    assert own_address(environ) == "n2:10931"
+    assert own_address(environ | {"DLEDGER_BIND_HOST": "0.0.0.0"}) == "127.0.0.1:10931"
+
+
+def test_wrong_settings_are_told() -> None:
+    """With exit code 2, as by the server itself."""
+    result = CliRunner().invoke(main, ["health"], env={"DLEDGER_MEMBERS": "nonsense"})
+
+    assert result.exit_code == 2
+    assert "DLEDGER_MEMBERS" in result.output
+
+
+def test_asking_loads_no_other_command() -> None:
+    """It is done every few seconds in every container: what it need not load must not cost anything."""
+    with fake_group(1) as group:
+        script = (
+            "import atexit, sys; from cluster.entry import main;"
+            "atexit.register(lambda: print(sorted({'rich', 'numpy', 'cluster.cli'} & set(sys.modules))));"
+            f"sys.argv = ['dledger', 'health', {group.addresses[0]!r}]; main()"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.splitlines() == [f"{group.addresses[0]}: serving", "[]"]
