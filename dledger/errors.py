@@ -21,6 +21,8 @@ class ResponseCode(IntEnum):
     """DLedger's response codes, as its Java clients know them; an unknown number reads as ``UNKNOWN``."""
 
     UNKNOWN = -1
+    NO_PERMISSION = 16
+    """RocketMQ's; DLedger has no access control."""
     SUCCESS = 200
     TIMEOUT = 300
     METADATA_ERROR = 301
@@ -192,6 +194,12 @@ class InvalidRequestError(DLedgerError):
     """Raised when a request cannot be meant: an empty batch, a negative count, garbage bytes."""
 
     code = ResponseCode.UNEXPECTED_ARGUMENT
+
+
+class AccessDeniedError(DLedgerError):
+    """Raised when who asks is not known, or may not do what was asked for; repeating it changes nothing."""
+
+    code = ResponseCode.NO_PERMISSION
 
 
 class AppendsNotServedError(InvalidRequestError):

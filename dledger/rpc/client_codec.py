@@ -363,6 +363,7 @@ _KINDS: Final[tuple[type[DLedgerError], ...]] = (
     errors.UnknownMemberError,
     errors.InvalidRequestError,
     errors.AppendsNotServedError,
+    errors.AccessDeniedError,
     errors.EmptyBatchError,
     errors.EarlierRequestFailedError,
     errors.IndexOutOfRangeError,

@@ -1,0 +1,42 @@
+"""What an account may do with a topic or a group, and how it is written."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import Final
+
+RETRY_PREFIX: Final = "%RETRY%"
+"""RocketMQ's retry topic of a group; who may use it is said by the group's permission."""
+
+
+class Permission(IntFlag):
+    """RocketMQ's words; ``DENY`` is none of the others."""
+
+    DENY = 0
+    PUB = 1
+    """To write: send, append."""
+    SUB = 2
+    """To read: pull, query, follow."""
+
+
+BOTH: Final = Permission.PUB | Permission.SUB
+_BY_TEXT: Final = {
+    "DENY": Permission.DENY,
+    "PUB": Permission.PUB,
+    "SUB": Permission.SUB,
+    "PUB|SUB": BOTH,
+    "SUB|PUB": BOTH,
+}
+
+
+def parse_permission(text: str) -> Permission:
+    """``DENY``, ``PUB``, ``SUB`` or ``PUB|SUB``. Raises ``ValueError``; RocketMQ takes anything else for DENY."""
+    found = _BY_TEXT.get("".join(text.split()).upper())
+    if found is None:
+        raise ValueError(f"{text!r} is no permission: write DENY, PUB, SUB or PUB|SUB")
+    return found
+
+
+def permission_text(permission: Permission) -> str:
+    """As it is written."""
+    return "|".join(one.name or "" for one in (Permission.PUB, Permission.SUB) if one & permission) or "DENY"

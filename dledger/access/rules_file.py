@@ -1,0 +1,128 @@
+"""The rules file: read safely, and read again when it changes.
+
+It holds secrets, so it must be nobody else's: a file that others may read, or that its group may write, is refused and
+not only warned of, because a warning at the start of a server is read when it is too late. Its group may read it, which
+is how Kubernetes hands out secrets (``fsGroup``, ``defaultMode: 0440``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from dledger.access.audit import AuditLog
+from dledger.access.rules import Rules, parse_rules
+from dledger.errors import ConfigError
+
+_log = logging.getLogger("dledger.access")
+
+FILE_BYTES_MAX: Final = 8 << 20
+INTERVAL_S: Final = 1.0
+_FORBIDDEN: Final = stat.S_IRWXO | stat.S_IWGRP
+_Stamp = tuple[int, int, int, int]
+
+
+def load_rules(file: Path) -> Rules:
+    """Raises ``ConfigError`` with everything that is wrong with the file."""
+    return _load(file)[0]
+
+
+def _load(file: Path) -> tuple[Rules, _Stamp]:
+    try:
+        with file.open("rb") as opened:
+            status = os.fstat(opened.fileno())
+            raw = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError([f"{file}: the access rules cannot be read: {error.strerror}"]) from error
+    problems = []
+    if not stat.S_ISREG(status.st_mode):
+        problems.append(f"{file}: the access rules must be a file")
+    if status.st_mode & _FORBIDDEN:
+        mode = stat.S_IMODE(status.st_mode)
+        problems.append(
+            f"{file}: it holds secrets, and its mode {mode:04o} lets others at it: run `chmod 600 {file}` "
+            "(0640 and 0440 are accepted, too)"
+        )
+    if len(raw) > FILE_BYTES_MAX:
+        problems.append(f"{file}: more than {FILE_BYTES_MAX} bytes")
+    if problems:
+        raise ConfigError(problems)
+    try:
+        rules = parse_rules(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{file}: this is not UTF-8: {error.reason} at byte {error.start}"]) from None
+    except ConfigError as error:
+        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+    return rules, _stamp(status)
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+
+
+class RulesFile:
+    """Reads the file when made (raising ``ConfigError``); from ``watch`` to ``close`` a thread tells of new rules.
+
+    New rules that are wrong are told in the log, every problem once per change, and the old ones stay. The thread reads
+    the file itself, because a disk may keep it waiting.
+    """
+
+    def __init__(self, file: Path, *, name: str, interval_s: float = INTERVAL_S) -> None:
+        self.rules, self._loaded = _load(file)
+        self._file = file
+        self._interval_s = interval_s
+        self._told: _Stamp | str = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"dledger-access-{name}", daemon=True)
+        self._changed: Callable[[Rules], None] = lambda _rules: None
+        self._audit: AuditLog | None = None
+
+    def watch(self, changed: Callable[[Rules], None], audit: AuditLog) -> None:
+        """Call ``changed`` on the thread for every good change from now on; has the audit log write its counts."""
+        self._changed, self._audit = changed, audit
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._stop.set()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self.look()
+            if self._audit is not None:
+                self._audit.flush()
+        if self._audit is not None:
+            self._audit.flush()
+
+    def look(self) -> None:
+        """Read the file if it is another than the one in force."""
+        try:
+            stamp = _stamp(self._file.stat())
+            if stamp in (self._loaded, self._told):
+                return
+            rules, loaded = _load(self._file)
+        except (OSError, ConfigError) as error:
+            self._complain(error)
+            return
+        self.rules, self._loaded, self._told = rules, loaded, ""
+        _log.info("%s: new access rules are in force: %d accounts", self._file, len(rules.accounts))
+        self._changed(rules)
+
+    def _complain(self, error: OSError | ConfigError) -> None:
+        try:
+            told: _Stamp | str = _stamp(self._file.stat())
+        except OSError as missing:
+            told = str(missing)
+        if told == self._told:
+            return
+        self._told = told
+        problems = error.problems if isinstance(error, ConfigError) else (f"{self._file}: {error.strerror}",)
+        for problem in problems:
+            _log.error("the access rules stay as they were: %s", problem)
