@@ -6,7 +6,7 @@ that is wrong with it at once. Reading conf files and the environment is ``dledg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -227,6 +227,60 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """Who may do what: nothing is asked unless ``acl_enable``."""
+
+    acl_enable: bool = False
+    """Whether clients need an access key and the permission for what they do; everything else is denied then."""
+    acl_file: Path | None = None
+    """Accounts and permissions, as RocketMQ's ``plain_acl.yml``; read again when it changes, refused if others may."""
+    account_share_percent: int = 75
+    """How much of what may wait on a server (entries, bytes, pulls, streams) one account may take up."""
+
+    def problems(self) -> list[str]:
+        """Everything wrong with these values, as sentences."""
+        found = _out_of_bounds(self, {"account_share_percent": (1, 100)})
+        if self.acl_enable and self.acl_file is None:
+            found.append("acl_enable=true needs acl_file, the file with accounts (`dledger access new NAME` makes one)")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take up of a server that they connect to."""
+
+    connections_max: int = 1024
+    """Connections of clients; further ones are hung up on."""
+    connection_calls_max: int = 1024
+    """Calls and streams at once on one connection; more wait at the client. A consumer has a stream per queue."""
+    connection_idle_ms_max: int = 600_000
+    """How long a connection without a call is kept."""
+    handshake_ms_max: int = 5_000
+    """How long a new connection may take to say (TLS and) HTTP/2."""
+    header_bytes_max: int = 16 * 1024
+    """Metadata of one call."""
+    call_ms_max: int = 30_000
+    """Longest call that is no stream, also without a deadline of the client's; a pull may take its wait longer."""
+    ping_interval_ms_min: int = 5_000
+    """Clients that ping more often without a call are hung up on."""
+
+    def problems(self) -> list[str]:
+        """Everything wrong with these values, as sentences."""
+        return _out_of_bounds(
+            self,
+            {
+                "connections_max": (1, 1_000_000),
+                "connection_calls_max": (1, 1_000_000),
+                "connection_idle_ms_max": (1_000, 86_400_000),
+                "handshake_ms_max": (100, 120_000),
+                "header_bytes_max": (1_024, MIB),
+                "call_ms_max": (100, 3_600_000),
+                "ping_interval_ms_min": (100, 3_600_000),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything one node needs to run. Build it, then ``check()`` it before anything is opened."""
 
@@ -252,6 +306,8 @@ class ServerConfig:
     election: ElectionConfig = field(default_factory=ElectionConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     client_streams_max: int = 1024
     """Streams (append, follow, watch) that clients may have open on this node."""
     client_appends: bool = True
@@ -317,6 +373,7 @@ class ServerConfig:
         if not 0 <= self.metrics_port <= 65535:
             found.append(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         found += self.election.problems() + self.replication.problems() + self.store.problems()
+        found += self.access.problems() + self.limits.problems()
         return found
 
     def check(self) -> ServerConfig:
@@ -350,6 +407,14 @@ def parse_members(text: str) -> tuple[Member, ...]:
     if problems:
         raise ConfigError(problems)
     return tuple(members)
+
+
+def _out_of_bounds(record: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:
+    return [
+        f"{name}={getattr(record, name)} must be between {low} and {high}"
+        for name, (low, high) in bounds.items()
+        if not low <= getattr(record, name) <= high
+    ]
 
 
 def _not_positive(record: object, names: Sequence[str]) -> list[str]:

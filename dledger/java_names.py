@@ -20,6 +20,7 @@ ALIASES: Final = {
     "flushDiskType": "flush_mode",
     "preferredLeaderId": "preferred_leaders",
     "preferredLeaderIds": "preferred_leaders",
+    "aclEnable": "acl_enable",
     # DLedger's own configuration
     "selfId": "node_id",
     "peers": "members",
@@ -47,7 +48,7 @@ ALIASES: Final = {
 """Java name to the name of a field of ``dledger.config``."""
 
 _UNUSED_TEXT: Final = """
-abortFile accessMessageInMemoryMaxRatio aclEnable adminBrokerThreadPoolNums allAckInSyncStateSet
+abortFile accessMessageInMemoryMaxRatio adminBrokerThreadPoolNums allAckInSyncStateSet
 autoCreateSubscriptionGroup autoCreateTopicEnable autoDeleteUnusedStats bitMapLengthConsumeQueueExt
 brokerClusterName brokerFastFailureEnable brokerId brokerIP1 brokerIP2 brokerName brokerPermission brokerRole
 brokerTopicEnable channelNotActiveInterval checkCRCOnRecover cleanResourceInterval

@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import grpc
 
+from dledger.access.control import AccessControl
+from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
 from dledger.config import ServerConfig
 from dledger.core.member_state import Leader
@@ -87,6 +89,7 @@ class DLedgerServer:
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
+        self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
         self.log = self._open_log(repair=repair)
         self.log.instruments = instruments
         self._lines = NodeLines(config.node_id)
@@ -148,7 +151,7 @@ class DLedgerServer:
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
-        self._clients = ClientServer(config, self)
+        self._clients = ClientServer(config, self, self.guard)
         name = config.node_id
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
@@ -178,6 +181,8 @@ class DLedgerServer:
             self._lines.recovered(self.log.recovery_report)
             try:
                 self._clients.start()
+                if self._access is not None:
+                    self._access.start(self._clients.bridge.post)
                 self._node.elector.client_address = self.client_address
                 self._transport = GrpcTransport(
                     self._config, client_address=self.client_address, bridge=self._clients.bridge
@@ -209,6 +214,8 @@ class DLedgerServer:
             if self._transport is not None:
                 self._transport.close()  # before the clients' event loop, on which its pushes run
             self._clients.close()
+            if self._access is not None:
+                self._access.close()
             for worker in self._workers:  # before the driver, which they use
                 worker.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
@@ -243,6 +250,11 @@ class DLedgerServer:
     def bridge(self) -> LoopBridge:
         """The way to the event loop that serves clients, from ``start`` to ``stop``: others may serve there, too."""
         return self._clients.bridge
+
+    @property
+    def guard(self) -> Guard | None:
+        """Who may do what, for another server on ``bridge``; None: everybody everything."""
+        return None if self._access is None else self._access.guard
 
     @property
     def client_handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:

@@ -15,6 +15,8 @@ from typing import Any, Final, get_type_hints
 
 from dledger import setting_sources
 from dledger.config import (
+    AccessConfig,
+    ConnectionLimits,
     ElectionConfig,
     FlushMode,
     Member,
@@ -110,6 +112,7 @@ _TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
     NodeId: str,
     bytes: str.encode,
     Path: Path,
+    Path | None: lambda text: Path(text).expanduser(),
     FlushMode: parse_flush_mode,
     tuple[int, ...]: parse_hours,
     tuple[Path, ...]: _paths,
@@ -121,6 +124,8 @@ _SECTIONS: Final[dict[str, type]] = {
     "election": ElectionConfig,
     "replication": ReplicationConfig,
     "store": StoreConfig,
+    "access": AccessConfig,
+    "limits": ConnectionLimits,
 }
 
 
@@ -153,10 +158,13 @@ TARGETS: Final = {
 OWN_NAMES: Final = frozenset(_OWN)
 OTHERS_VARIABLES: Final = frozenset(
     {
+        "DLEDGER_ACCESS_KEY",
         "DLEDGER_BOOTSTRAP",
         "DLEDGER_BROKER",
         "DLEDGER_CONFIG",
         "DLEDGER_LOG_LEVEL",
+        "DLEDGER_SECRET_KEY",
+        "DLEDGER_SECRET_KEY_FILE",
         "DLEDGER_TLS_CA",
         "DLEDGER_TLS_CERT",
         "DLEDGER_TLS_KEY",

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
+from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, ServerConfig
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.types import BrokerRole
 
@@ -36,6 +36,8 @@ class BrokerConfig:
 
     store: MessageStoreConfig = field(default_factory=_broker_store)
     dledger: ServerConfig | None = None
+    access: AccessConfig = field(default_factory=AccessConfig)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     cluster_name: str = "DefaultCluster"
     """Shown to people; the same on all brokers of a cluster."""
     broker_name: str = ""
@@ -124,6 +126,7 @@ class BrokerConfig:
         if not 0 <= self.broker_permission <= 7:
             found.append(f"broker_permission={self.broker_permission} must be a sum of 4 (read) and 2 (write)")
         if self.dledger is None:
+            found += self.access.problems() + self.limits.problems()
             if self.store.broker_role is BrokerRole.SLAVE:
                 found.append(
                     "broker_role=SLAVE needs classic master-slave replication, which this broker does not have: "
@@ -131,6 +134,8 @@ class BrokerConfig:
                 )
         else:
             found += self.dledger.problems()
+            if self.access != self.dledger.access:
+                found.append("the broker and its log must have the same access settings")
             found += self._port_problems(self.dledger)
         return found
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from dledger import setting_sources
 from dledger import settings as dledger_settings
-from dledger.config import ServerConfig
+from dledger.config import AccessConfig, ConnectionLimits, ServerConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
 from dledger.setting_sources import (
@@ -103,6 +103,7 @@ _PARSERS: Final[dict[object, Callable[[str], object]]] = {
     bool: parse_boolean,
     str: str,
     Path: lambda text: Path(text).expanduser(),
+    Path | None: lambda text: Path(text).expanduser(),
     BrokerRole: _role,
     FlushDiskType: _flush_type,
 }
@@ -127,7 +128,12 @@ def _targets_of(record: type) -> dict[str, Target]:
     return targets
 
 
-_OWN: Final = {**_targets_of(MessageStoreConfig), **_targets_of(BrokerConfig)}
+_OWN: Final = {
+    **_targets_of(MessageStoreConfig),
+    **_targets_of(BrokerConfig),
+    **_targets_of(AccessConfig),
+    **_targets_of(ConnectionLimits),
+}
 _SAME_AS: Final = {
     "base_dir": "store_path_root_dir",
     "storeBaseDir": "store_path_root_dir",
@@ -224,7 +230,14 @@ def _build(chosen: Mapping[str, Chosen], *, replicated: bool) -> BrokerConfig:
         return {one.name: chosen[one.name].value for one in fields(record) if one.name in chosen}
 
     store = MessageStoreConfig(**GET_LIMITS | some(MessageStoreConfig))
-    config = BrokerConfig(**some(BrokerConfig) | {"store": store})
+    config = BrokerConfig(
+        **some(BrokerConfig)
+        | {
+            "store": store,
+            "access": AccessConfig(**some(AccessConfig)),
+            "limits": ConnectionLimits(**some(ConnectionLimits)),
+        }
+    )
     return replace(config, dledger=_dledger(config, chosen)) if replicated else config
 
 

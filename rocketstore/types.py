@@ -50,6 +50,8 @@ class PutMessageStatus(StrEnum):
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
     OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
+    NO_PERMISSION = "NO_PERMISSION"
+    """Never of a store: the broker's access control refused the message."""
 
 
 class GetMessageStatus(StrEnum):

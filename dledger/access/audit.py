@@ -18,12 +18,12 @@ _log = logging.getLogger("dledger.audit")
 
 REPEATED_MAX: Final = 1024
 """Different refusals that are counted at once; further ones are written one by one."""
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.:%|/@+\[\]-]+")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.:%|/@+?\[\]-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What was asked for. ``resource`` is empty where the action says it all."""
+    """What was asked for. ``resource`` is empty where the action says it all; an unproved ``caller`` ends in ``?``."""
 
     caller: str
     peer: str

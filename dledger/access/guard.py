@@ -18,7 +18,7 @@ from dledger.access import signing
 from dledger.access.addresses import Address, address_of, any_matches, peer_text
 from dledger.access.audit import AuditLog, Event
 from dledger.access.permissions import Permission, permission_text
-from dledger.access.quota import Limits, Quota, Quotas
+from dledger.access.quota import Quota, Quotas
 from dledger.access.replay import ReplayWindow, TooManySessionsError
 from dledger.access.rules import Account, Rules
 from dledger.access.signing import Signed
@@ -51,13 +51,13 @@ class Kind(StrEnum):
 class Caller:
     """Who makes a call. ``account`` is replaced when the rules change."""
 
-    __slots__ = ("_end", "account", "peer", "quota")
+    __slots__ = ("account", "peer", "quota", "signed")
 
-    def __init__(self, account: Account, peer: str, quota: Quota) -> None:
+    def __init__(self, account: Account, peer: str, quota: Quota, *, signed: bool) -> None:
         self.account = account
         self.peer = peer
         self.quota = quota
-        self._end: Callable[[], None] | None = None
+        self.signed = signed
 
     @property
     def name(self) -> str:
@@ -69,28 +69,18 @@ class Caller:
         account = self.account
         return bool((account.topic(name) if kind is Kind.TOPIC else account.group(name)) & needed)
 
-    def on_revoked(self, end: Callable[[], None] | None) -> None:
-        """What ends the stream of this caller when its key is revoked."""
-        self._end = end
-
-    def revoke(self) -> None:
-        """End it."""
-        if self._end is not None:
-            self._end()
-
 
 class Guard:
-    """Lives on the loop, but for ``apply``'s argument, which may come from anywhere. ``limits`` hold per account."""
+    """Lives on the loop. ``name`` is for people; each process gets an ``audience`` of its own."""
 
-    def __init__(self, rules: Rules, *, name: str, clock: Clock, limits: Limits, audit: AuditLog | None = None) -> None:
+    def __init__(self, rules: Rules, *, name: str, clock: Clock) -> None:
         self.audience = f"{name}.{secrets.token_hex(8)}"
         """What requests to this process are signed for."""
-        self.audit = audit or AuditLog()
+        self.audit = AuditLog()
         self._rules = rules
         self._clock = clock
-        self._quotas = Quotas(limits)
         self._seen = ReplayWindow(signing.WINDOW_MS)
-        self._open: set[Caller] = set()
+        self._open: dict[Caller, tuple[Callable[[str], None], Callable[[], bool]]] = {}
 
     @property
     def rules(self) -> Rules:
@@ -99,32 +89,42 @@ class Guard:
 
     # --- who ----------------------------------------------------------------------------------------------------------
 
-    def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]], peer: str, body: bytes | None) -> Caller:
-        """Who makes this call (``body`` None: a stream of requests).
+    def admit(
+        self,
+        method: str,
+        metadata: Iterable[tuple[str, str | bytes]],
+        peer: str,
+        body: bytes | None,
+        quotas: Quotas,
+    ) -> Caller:
+        """Who makes this call (``body`` None: a stream of requests); ``quotas`` are those of the asked service.
 
         Raises ``NotAuthenticatedError``, ``SessionsFullError``.
         """
         signed = Signed.of(metadata)
         address = address_of(peer)
         try:
-            account = self._account(signed, address, method, body)
+            account, proved = self._account(signed, address, method, body)
         except OtherAudienceError:
             raise  # the client does not know us yet: nothing to tell
         except NotAuthenticatedError as error:
-            self.audit.denied(Event(signed.access_key[:128], peer_text(peer), _action(method), "", str(error)))
+            self.audit.denied(Event(f"{signed.access_key[:128]}?", peer_text(peer), _action(method), "", str(error)))
             raise
-        return Caller(account, peer_text(peer), self._quotas.of(account.access_key))
+        return Caller(account, peer_text(peer), quotas.of(account.access_key), signed=proved)
 
-    def _account(self, signed: Signed, address: Address | None, method: str, body: bytes | None) -> Account:
+    def _account(
+        self, signed: Signed, address: Address | None, method: str, body: bytes | None
+    ) -> tuple[Account, bool]:
+        """Whose call it is, and whether that is proved by a signature (else by the address)."""
         if not signed.access_key:
             if any_matches(self._rules.trusted, address):
-                return _EVERYTHING
+                return _EVERYTHING, False
             raise NotAuthenticatedError("access control is on here: an access key and its secret are needed")
         account = self._rules.accounts.get(signed.access_key)
         if account is not None and any_matches(account.addresses, address):
-            return account
+            return account, False
         if account is None and any_matches(self._rules.trusted, address):
-            return _EVERYTHING
+            return _EVERYTHING, False
         secret = account.secret if account is not None else b""
         # An unknown key costs the same as a wrong secret, and is told the same.
         genuine = signed.is_genuine(secret or _NOBODYS_SECRET, method, signing.digest_of(body))
@@ -133,7 +133,7 @@ class Guard:
         if signed.audience != self.audience:
             raise OtherAudienceError("the request was signed for another server process: sign it again for this one")
         self._check_once(signed)
-        return account
+        return account, True
 
     def _check_once(self, signed: Signed) -> None:
         now_ms = self._clock.wall_ms()
@@ -165,11 +165,12 @@ class Guard:
             return
         raise self.denied(caller, action, f"{kind}:{name}", f"needs {permission_text(needed)} on {kind} {name}")
 
-    def require_admin(self, caller: Caller, action: str, resource: str) -> None:
-        """Raises ``AccessDeniedError`` unless the caller is an administrator; who is one is noted."""
+    def require_admin(self, caller: Caller, action: str, resource: str, *, changes: bool = True) -> None:
+        """Raises ``AccessDeniedError`` unless the caller is an administrator; what he ``changes`` is noted."""
         if not caller.account.admin:
             raise self.denied(caller, action, resource, "needs an account with admin: true")
-        self.note(caller, action, resource)
+        if changes:
+            self.note(caller, action, resource)
 
     def note(self, caller: Caller, action: str, resource: str) -> None:
         """A change that is allowed, for the audit log."""
@@ -182,33 +183,43 @@ class Guard:
 
     # --- streams and changes ------------------------------------------------------------------------------------------
 
-    def enter(self, caller: Caller, end: Callable[[], None]) -> None:
-        """A stream of this caller is open until ``leave``; ``end`` is called when its key is revoked."""
-        caller.on_revoked(end)
-        self._open.add(caller)
+    def enter(self, caller: Caller, end: Callable[[str], None], still_allowed: Callable[[], bool]) -> None:
+        """A stream of this caller is open until ``leave``.
+
+        ``end`` is told why when new rules revoke its key, or when ``still_allowed`` says no under them.
+        """
+        self._open[caller] = (end, still_allowed)
 
     def leave(self, caller: Caller) -> None:
         """It has ended."""
-        self._open.discard(caller)
-        caller.on_revoked(None)
+        self._open.pop(caller, None)
 
     def apply(self, rules: Rules) -> None:
         """Decide by these rules from now on, also on open streams."""
         self._rules = rules
-        for caller in tuple(self._open):
-            before = caller.account
-            if before is _EVERYTHING:
-                if not any_matches(rules.trusted, _address_in(caller.peer)):
-                    caller.revoke()
-                continue
-            after = rules.accounts.get(before.access_key)
-            if after is None or after.secret != before.secret:
-                caller.revoke()
-            else:
-                caller.account = after
-                if not after.secret and not any_matches(after.addresses, _address_in(caller.peer)):
-                    caller.revoke()
-        self._quotas.forget_idle()
+        for caller, (end, still_allowed) in tuple(self._open.items()):
+            if not self._is_known(caller):
+                end("the access key was revoked")
+            elif not still_allowed():
+                end("the permission was taken away")
+
+    def renew(self, caller: Caller, action: str) -> None:
+        """Give a caller that waited its present account. Raises ``AccessDeniedError`` if there is none any more."""
+        if not self._is_known(caller):
+            raise self.denied(caller, action, "", "ended: the access key was revoked")
+
+    def _is_known(self, caller: Caller) -> bool:
+        """Whether the caller would be let in under the present rules; gives it its present account."""
+        before, address = caller.account, _address_in(caller.peer)
+        if before is _EVERYTHING:
+            return any_matches(self._rules.trusted, address)
+        after = self._rules.accounts.get(before.access_key)
+        if after is None or after.secret != before.secret:
+            return False
+        if not caller.signed and not any_matches(after.addresses, address):
+            return False
+        caller.account = after
+        return True
 
 
 _EVERYTHING = Account(_TRUSTED, b"", admin=True)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from dledger.errors import PendingFullError
+
 _IDLE_MAX: Final = 1024
+_MOST: Final = "the most that one account may have (account_share_percent)"
+
+
+class TooManyWaitsError(PendingFullError):
+    """Raised when an account has as many streams or waiting pulls as it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,19 +24,26 @@ class Limits:
 
     entries_max: int
     bytes_max: int
-    waits_max: int
-    """Pulls that wait, and open streams."""
+    streams_max: int
+    waits_max: int = 1
+    """Pulls that wait."""
+
+    def share(self, percent: int) -> Limits:
+        """A part of each, at least one."""
+        all_of_it = (self.entries_max, self.bytes_max, self.streams_max, self.waits_max)
+        return Limits(*(max(1, number * percent // 100) for number in all_of_it))
 
 
 class Quota:
     """One account's share; lives on the loop."""
 
-    __slots__ = ("_limits", "_room_wanted", "bytes", "entries", "waits")
+    __slots__ = ("_limits", "_room_wanted", "bytes", "entries", "streams", "waits")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.entries = 0
         self.bytes = 0
+        self.streams = 0
         self.waits = 0
         self._room_wanted: set[asyncio.Event] = set()
 
@@ -36,20 +52,36 @@ class Quota:
         """Whether nothing more of it shall be taken for now."""
         return self.entries >= self._limits.entries_max or self.bytes >= self._limits.bytes_max
 
-    @property
-    def waits_full(self) -> bool:
-        """Whether nothing more of it may wait."""
-        return self.waits >= self._limits.waits_max
+    @contextmanager
+    def stream(self, name: str) -> Iterator[None]:
+        """An open stream meanwhile. Raises ``TooManyWaitsError``."""
+        if self.streams >= self._limits.streams_max:
+            raise TooManyWaitsError(f"{name} has {self.streams} open streams, {_MOST}")
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
 
-    @property
-    def limits(self) -> Limits:
-        """What it may take up."""
-        return self._limits
+    @contextmanager
+    def wait(self, name: str) -> Iterator[None]:
+        """A pull that waits meanwhile. Raises ``TooManyWaitsError``."""
+        if self.waits >= self._limits.waits_max:
+            raise TooManyWaitsError(f"{name} has {self.waits} waiting pulls, {_MOST}")
+        self.waits += 1
+        try:
+            yield
+        finally:
+            self.waits -= 1
+
+    def full_error(self, name: str) -> PendingFullError:
+        """Why nothing more is taken."""
+        return PendingFullError(f"{name} has {self.entries} entries of {self.bytes} bytes waiting, {_MOST}")
 
     @property
     def idle(self) -> bool:
         """Whether nothing of it is here."""
-        return not (self.entries or self.bytes or self.waits)
+        return not (self.entries or self.bytes or self.streams or self.waits)
 
     def take(self, entries: int, size: int) -> None:
         """Something of it waits from now on."""

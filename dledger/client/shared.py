@@ -11,9 +11,11 @@ from typing import Any, Final
 import grpc
 import tenacity
 
+from dledger.client.signing import is_challenge
 from dledger.client.whereabouts import Whereabouts
 from dledger.config import CLIENT_PORT_OFFSET, MIB
 from dledger.errors import (
+    AccessDeniedError,
     ConfigError,
     DLedgerError,
     EarlierRequestFailedError,
@@ -49,7 +51,7 @@ _RETRIED: Final = (
     ShutdownError,
     UnavailableError,
 )
-_HOPELESS: Final = (InvalidRequestError, IdentityError)
+_HOPELESS: Final = (InvalidRequestError, IdentityError, AccessDeniedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,11 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
                 f"{address} does not serve clients ({details}): is it a peer port? "
                 f"Clients connect to the client port, by default the peer port + {CLIENT_PORT_OFFSET}"
             )
+        case grpc.StatusCode.UNAUTHENTICATED if is_challenge(error):
+            failure = UnavailableError(f"{address} wants to be addressed by another name: {details}")
+            sent = False
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return AccessDeniedError(f"{address}: {details}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(details)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:

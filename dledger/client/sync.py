@@ -33,6 +33,7 @@ from dledger.client.shared import (
     rpc_failure,
     split,
 )
+from dledger.client.signing import is_challenge
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
 from dledger.rpc import client_codec as codec
@@ -342,11 +343,15 @@ class DLedgerClient:
         request = codec.encode_metadata_request(self.group)
         answers: _Answers = SimpleQueue()
         calls: dict[str, grpc.CallFuture[bytes]] = {}
+        twice: set[str] = set()
+
+        def ask(address: str) -> None:
+            call = calls[address] = self._method("Metadata", address).future(request, timeout=deadline.remaining_s)
+            call.add_done_callback(partial(_put_answer, answers, address))
+
         try:
             for address in addresses:
-                call = self._method("Metadata", address).future(request, timeout=deadline.remaining_s)
-                calls[address] = call
-                call.add_done_callback(partial(_put_answer, answers, address))
+                ask(address)
             while calls:
                 try:
                     address, call = answers.get(timeout=deadline.remaining_s + 0.1)
@@ -355,6 +360,10 @@ class DLedgerClient:
                         yield late, RequestTimeoutError(f"no answer of {late} in time")
                     return
                 del calls[address]
+                if address not in twice and call.done() and is_challenge(call):
+                    twice.add(address)
+                    ask(address)
+                    continue
                 yield address, _status_or_error(address, call)
         finally:
             for call in calls.values():

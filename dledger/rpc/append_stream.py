@@ -9,6 +9,7 @@ from typing import Final
 
 import grpc
 
+from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EarlierRequestFailedError
 from dledger.rpc import client_codec as codec
@@ -27,8 +28,9 @@ StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 class AppendStream:
     """Lives on the loop; ``submit`` checks a request and hands it to the node."""
 
-    def __init__(self, context: StreamContext, bridge: LoopBridge, submit: Submit) -> None:
+    def __init__(self, context: StreamContext, bridge: LoopBridge, submit: Submit, quota: Quota | None = None) -> None:
         self._context = context
+        self._quota = quota
         self._bridge = bridge
         self._submit = submit
         self._answers: deque[bytes] = deque()
@@ -58,23 +60,30 @@ class AppendStream:
             while self._requests_pending >= REQUESTS_PENDING_MAX or self._bytes_pending >= BYTES_PENDING_MAX:
                 self._room.clear()
                 await self._room.wait()
+            if self._quota is not None:
+                while self._quota.is_full:  # also through other streams of the same account
+                    await self._quota.wait_room(self._room)
 
     def _take(self, request: codec.Append, size: int) -> None:
         self._requests_pending += 1
         self._bytes_pending += size
-        request_id = request.request_id
+        request_id, entries = request.request_id, len(request.bodies)
+        if self._quota is not None:
+            self._quota.take(entries, size)
 
         def done(outcome: AppendOutcome) -> None:
-            self._bridge.post(lambda: self._on_done(request_id, size, outcome))
+            self._bridge.post(lambda: self._on_done(request_id, entries, size, outcome))
 
         if request.ordered and self._failed:
             done(EarlierRequestFailedError("an earlier append of this stream failed: open a new stream"))
         else:
             self._submit(request, done)
 
-    def _on_done(self, request_id: int, size: int, outcome: AppendOutcome) -> None:
+    def _on_done(self, request_id: int, entries: int, size: int, outcome: AppendOutcome) -> None:
         self._requests_pending -= 1
         self._bytes_pending -= size
+        if self._quota is not None:
+            self._quota.give(entries, size)
         if isinstance(outcome, DLedgerError):
             self._failed = True
         self._answers.append(codec.encode_appended(request_id, outcome))

@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from dledger.access.guard import Guard
 from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
 from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
@@ -21,8 +22,9 @@ from dledger.rpc.ports import LogNode
 class ClientServer:
     """Listens on the client address from ``start`` to ``close``."""
 
-    def __init__(self, config: ServerConfig, node: LogNode) -> None:
+    def __init__(self, config: ServerConfig, node: LogNode, guard: Guard | None = None) -> None:
         self._config = config
+        self._guard = guard
         self._node = node
         self._port = 0
         self._ready = threading.Event()
@@ -96,7 +98,7 @@ class ClientServer:
         self._stop = asyncio.Event()
         config = self._config
         self._bridge = LoopBridge()
-        service = LogService(config, self._node, self._bridge)
+        service = LogService(config, self._node, self._bridge, self._guard)
         try:
             server = grpc.aio.server(
                 options=options.client_server_options(config),
@@ -108,8 +110,9 @@ class ClientServer:
             health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
             for name in ("", options.LOG_SERVICE):
                 await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
-            names = (options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+            if self._guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the node
+                names = (options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+                reflection.enable_server_reflection(names, server)
             self._port = options.bind(server, self._host, self._wanted_port(), "client")
             await server.start()
             try:

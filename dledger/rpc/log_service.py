@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final
 
 import grpc
 
+from dledger.access.guard import Caller, Guard, Kind
+from dledger.access.permissions import Permission
+from dledger.access.quota import Limits, Quota, Quotas
 from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
 from dledger.errors import (
     AppendsNotServedError,
@@ -24,10 +27,11 @@ from dledger.errors import (
     IdentityError,
     IndexOutOfRangeError,
     InvalidRequestError,
+    InvariantError,
     LeaderHint,
 )
+from dledger.rpc import access_gate, options
 from dledger.rpc import client_codec as codec
-from dledger.rpc import options
 from dledger.rpc.append_stream import AppendOutcome, AppendStream
 from dledger.rpc.bridge import EventHub, LoopBridge, Outcome
 from dledger.rpc.client_codec import ReadMode
@@ -46,11 +50,32 @@ class TooManyStreamsError(Exception):
     """Raised when more long-lived streams are asked for than ``client_streams_max`` allows."""
 
 
-class LogService:
-    """The handlers. Create it on the event loop's thread; ``close`` after the server has stopped."""
+_NEEDED: Final = {
+    "Append": Permission.PUB,
+    "AppendStream": Permission.PUB,
+    "Read": Permission.SUB,
+    "Follow": Permission.SUB,
+}
+"""On the topic that is called like the group; other methods need an account, no permission."""
+_TRANSFER: Final = "TransferLeadership"
 
-    def __init__(self, config: ServerConfig, node: LogNode, bridge: LoopBridge) -> None:
+
+class LogService:
+    """The handlers. Create it on the event loop's thread; ``close`` after the server has stopped.
+
+    ``guard``: who may do what; None: everybody everything.
+    """
+
+    def __init__(self, config: ServerConfig, node: LogNode, bridge: LoopBridge, guard: Guard | None = None) -> None:
         self._config = config
+        self._guard = guard
+        limits = Limits(
+            entries_max=config.replication.pending_entries_max,
+            bytes_max=config.replication.pending_bytes_max,
+            streams_max=config.client_streams_max,
+        )
+        self._quotas = Quotas(limits.share(config.access.account_share_percent))
+        self._call_s = config.limits.call_ms_max / 1000
         self._node = node
         self._bridge = bridge
         self._hub = EventHub(node, self._bridge)
@@ -72,34 +97,54 @@ class LogService:
     def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """What a server needs to serve this."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        answers, streams = self._answers, self._streaming
         return grpc.method_handlers_generic_handler(
             options.LOG_SERVICE,
             {
-                "Append": unary(_answers(self._append)),
+                "Append": unary(answers("Append", self._append)),
                 "AppendStream": grpc.stream_stream_rpc_method_handler(self._append_stream),
-                "Read": unary(_answers(self._read)),
-                "Follow": stream(_streams(self._follow)),
-                "Metadata": unary(_answers(self._metadata)),
-                "WatchRole": stream(_streams(self._watch_role)),
-                "TransferLeadership": unary(_answers(self._transfer)),
+                "Read": unary(answers("Read", self._read)),
+                "Follow": stream(streams("Follow", self._follow)),
+                "Metadata": unary(answers("Metadata", self._metadata)),
+                "WatchRole": stream(streams("WatchRole", self._watch_role)),
+                _TRANSFER: unary(answers(_TRANSFER, self._transfer)),
             },
         )
 
     # Each handler below decodes first (raising InvalidRequestError: gRPC status), then answers (Status in the answer).
 
-    async def _append(self, data: bytes) -> bytes:
+    async def _append(self, data: bytes, caller: Caller | None) -> bytes:
         request = codec.decode_append(data)
         self._note_waiting()
         outcome: Outcome[AppendOutcome] = Outcome(self._bridge)
-        self._submit(request, outcome.done)
+        done: Callable[[AppendOutcome], None] = outcome.done
+        if caller is not None:
+            if caller.quota.is_full:
+                return codec.encode_appended(request.request_id, caller.quota.full_error(caller.name))
+            done = self._counted(caller.quota, request, len(data), outcome.done)
+        self._submit(request, done)
         return codec.encode_appended(request.request_id, await outcome.future)
+
+    def _counted(
+        self, quota: Quota, request: codec.Append, size: int, done: Callable[[AppendOutcome], None]
+    ) -> Callable[[AppendOutcome], None]:
+        entries = len(request.bodies)
+        quota.take(entries, size)
+
+        def finished(outcome: AppendOutcome) -> None:  # on any thread
+            self._bridge.post(partial(quota.give, entries, size))
+            done(outcome)
+
+        return finished
 
     async def _append_stream(self, _requests: object, context: Context) -> None:
         try:
-            with self._long_lived():
-                await AppendStream(context, self._bridge, self._submit).run()
-        except (InvalidRequestError, TooManyStreamsError) as error:
-            await _abort(context, error)
+            caller = self._admit("AppendStream", context, None)
+            with self._long_lived(), self._stream_of("AppendStream", caller):
+                quota = caller.quota if caller is not None else None
+                await AppendStream(context, self._bridge, self._submit, quota).run()
+        except _GRPC_ERRORS as error:
+            await self._abort(context, error)
 
     def _submit(self, request: codec.Append, done: Callable[[AppendOutcome], None]) -> None:
         try:
@@ -111,7 +156,7 @@ class LogService:
         else:
             self._node.submit_append(request.bodies, done)
 
-    async def _read(self, data: bytes) -> bytes:
+    async def _read(self, data: bytes, _caller: Caller | None) -> bytes:
         request = codec.decode_read(data)
         try:
             self._check_group(request.group)
@@ -177,7 +222,7 @@ class LogService:
         finally:
             self._hub.unfollow(follower)
 
-    async def _metadata(self, data: bytes) -> bytes:
+    async def _metadata(self, data: bytes, _caller: Caller | None) -> bytes:
         group = codec.decode_metadata_request(data)
         try:
             self._check_group(group or self._config.group)
@@ -202,7 +247,7 @@ class LogService:
         finally:
             self._hub.unwatch(watcher)
 
-    async def _transfer(self, data: bytes) -> bytes:
+    async def _transfer(self, data: bytes, _caller: Caller | None) -> bytes:
         group, target = codec.decode_transfer(data)
         try:
             self._check_group(group)
@@ -252,31 +297,84 @@ class LogService:
         finally:
             self._streams -= 1
 
+    # --- who may, and for how long ----------------------------------------------------------------------------------
 
-def _answers(handler: Callable[[bytes], Awaitable[bytes]]) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    @wraps(handler)
-    async def answer(data: bytes, context: Context) -> bytes:
-        try:
-            return await handler(data)
-        except InvalidRequestError as error:
-            await _abort(context, error)
-            raise  # never reached: abort raises
+    def _admit(self, name: str, context: Context, body: bytes | None) -> Caller | None:
+        """Who calls, if that is asked; raises what ``access_gate`` calls refusals unless he may."""
+        guard = self._guard
+        if guard is None:
+            return None
+        caller = access_gate.admit(guard, self._quotas, options.method(options.LOG_SERVICE, name), context, body)
+        group = self._config.group
+        if self._needs_admin(name):
+            guard.require_admin(caller, name, f"log:{group}", changes=name == _TRANSFER)
+        elif name in _NEEDED:
+            guard.require(caller, name, Kind.TOPIC, group, _NEEDED[name])
+        return caller
 
-    return answer
+    def _needs_admin(self, name: str) -> bool:
+        """The log of an application holds everybody's entries: its permissions are the application's affair."""
+        application = not self._config.client_appends
+        return name == _TRANSFER or (application and _NEEDED.get(name) is Permission.SUB)
+
+    @contextmanager
+    def _stream_of(self, name: str, caller: Caller | None) -> Iterator[None]:
+        """Around a stream: ended when the caller may have it no more."""
+        if self._guard is None or caller is None:
+            yield
+            return
+
+        def still_allowed() -> bool:
+            if self._needs_admin(name):
+                return caller.account.admin
+            return name not in _NEEDED or caller.may(Kind.TOPIC, self._config.group, _NEEDED[name])
+
+        with access_gate.open_stream(self._guard, caller, still_allowed):
+            yield
+
+    def _answers(
+        self, name: str, handler: Callable[[bytes, Caller | None], Awaitable[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        @wraps(handler)
+        async def answer(data: bytes, context: Context) -> bytes:
+            limit = asyncio.timeout(self._call_s)
+            try:
+                caller = self._admit(name, context, data)
+                async with limit:
+                    return await handler(data, caller)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, options.too_long(self._config.limits))
+            except _GRPC_ERRORS as error:
+                await self._abort(context, error)
+            raise InvariantError("abort raises")
+
+        return answer
+
+    def _streaming(
+        self, name: str, handler: Callable[[bytes], AsyncGenerator[bytes, None]]
+    ) -> Callable[[bytes, Context], Awaitable[None]]:
+        async def stream(data: bytes, context: Context) -> None:
+            try:
+                caller = self._admit(name, context, data)
+                with self._stream_of(name, caller):
+                    async with aclosing(handler(data)) as answers:
+                        async for answer in answers:
+                            await context.write(answer)
+            except _GRPC_ERRORS as error:
+                await self._abort(context, error)
+
+        return stream
+
+    async def _abort(self, context: Context, error: Exception) -> None:
+        if isinstance(error, InvalidRequestError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if isinstance(error, access_gate.REFUSALS):
+            code, told = access_gate.refusal_of(self._guard, error)
+            await context.abort(code, str(error), told)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
-def _streams(handler: Callable[[bytes], AsyncGenerator[bytes, None]]) -> Callable[[bytes, Context], Awaitable[None]]:
-    async def stream(data: bytes, context: Context) -> None:
-        try:
-            async with aclosing(handler(data)) as answers:
-                async for answer in answers:
-                    await context.write(answer)
-        except (InvalidRequestError, TooManyStreamsError) as error:
-            await _abort(context, error)
-
-    return stream
-
-
-async def _abort(context: Context, error: InvalidRequestError | TooManyStreamsError) -> None:
-    limit = isinstance(error, TooManyStreamsError)
-    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if limit else grpc.StatusCode.INVALID_ARGUMENT, str(error))
+_GRPC_ERRORS: Final = (InvalidRequestError, TooManyStreamsError, *access_gate.REFUSALS)
+"""What a call may end with instead of an answer."""

@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from dledger.config import MIB, ServerConfig
+from dledger.config import MIB, ConnectionLimits, ServerConfig
 from dledger.errors import ConfigError
 
 RAFT_SERVICE: Final = "dledger.v1.RaftService"
@@ -73,23 +73,40 @@ def request_bytes_max(config: ServerConfig) -> int:
     return max(REQUEST_BYTES_MAX, config.store.entry_bytes_limit) + FRAMING_BYTES
 
 
+def limit_options(limits: ConnectionLimits) -> Options:
+    """What holds for every server that clients talk to."""
+    return [
+        ("grpc.max_allowed_incoming_connections", limits.connections_max),
+        ("grpc.max_concurrent_streams", limits.connection_calls_max),
+        ("grpc.max_connection_idle_ms", limits.connection_idle_ms_max),
+        ("grpc.server_handshake_timeout_ms", limits.handshake_ms_max),
+        # Of the two limits of a header's size gRPC refuses some calls between them, all above the second.
+        ("grpc.max_metadata_size", limits.header_bytes_max),
+        ("grpc.absolute_max_metadata_size", limits.header_bytes_max),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", limits.ping_interval_ms_min),
+        ("grpc.http2.max_ping_strikes", 3),
+    ]
+
+
+def too_long(limits: ConnectionLimits) -> str:
+    """Why a call was ended."""
+    return f"the call took longer than {limits.call_ms_max} ms, the most that is allowed (call_ms_max)"
+
+
 def client_server_options(config: ServerConfig) -> Options:
-    """For the server that clients talk to. Clients that ping more often than every 5 s are hung up on."""
+    """For the server that clients talk to."""
     calls_max = config.replication.pending_entries_max + config.client_streams_max
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", request_bytes_max(config)),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", calls_max),
         # Calls that arrived and wait for the event loop: a burst of appends is no reason to cancel some of them.
         ("grpc.server.max_pending_requests", calls_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),
-        ("grpc.max_metadata_size", 16 * 1024),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 3),
+        *limit_options(config.limits),
     ]
 
 

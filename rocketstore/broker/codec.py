@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
 
+from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
@@ -20,13 +21,18 @@ _W = TypeVar("_W", bound=Wire)
 
 
 class Send(NamedTuple):
-    """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed."""
+    """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
+
+    Where access control is on: ``denied`` topics and the refusals of their messages, and the sender's ``quota``.
+    """
 
     request_id: int
     messages: list[Message]
     wait: bool
     size: int
     packed: bool = False
+    denied: Mapping[str, PutResult] = {}  # of a named tuple: a default, not an attribute
+    quota: Quota | None = None
 
 
 def parse(kind: type[_W], data: bytes) -> _W:

@@ -10,7 +10,9 @@ from typing import Final, NoReturn
 
 import grpc
 
+from dledger.access.guard import Guard
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError
+from dledger.rpc import access_gate
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.types import PutMessageStatus, PutResult
 
@@ -42,7 +44,12 @@ class NotStoredError(Exception):
         self.leader = result.leader or leader
 
 
+class CallTooLongError(Exception):
+    """Raised when a call has no answer after ``call_ms_max``."""
+
+
 REFUSALS: Final = (
+    CallTooLongError,
     InvalidRequestError,
     NotFoundError,
     NotPermittedError,
@@ -60,6 +67,7 @@ _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (OutOfRangeError, grpc.StatusCode.OUT_OF_RANGE),
     (TooManyStreamsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (TooManyPullsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CallTooLongError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (CorruptLogError, grpc.StatusCode.DATA_LOSS),
 )
 _STORED_CODES: Final = {
@@ -80,8 +88,11 @@ def code_of(error: Exception) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
-async def abort(context: Context, error: Exception) -> NoReturn:
+async def abort(context: Context, error: Exception, guard: Guard | None = None) -> NoReturn:
     """End a call with an error of ``REFUSALS``."""
+    if isinstance(error, access_gate.REFUSALS):
+        code, told = access_gate.refusal_of(guard, error)
+        await context.abort(code, str(error), told)
     metadata: tuple[tuple[str, str], ...] = ()
     if isinstance(error, NotStoredError):
         metadata = (("outcome", error.result.outcome), ("leader", error.leader))

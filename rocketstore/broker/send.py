@@ -18,6 +18,7 @@ from typing import Final
 
 import grpc
 
+from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, Outcome
 from rocketstore.broker.codec import ResultEncoder, Send
@@ -81,11 +82,13 @@ class Sender:
 
     async def send(self, request: Send) -> Sequence[PutResult]:
         """A single request."""
-        if self.is_full:
+        if self.is_full or (request.quota is not None and request.quota.is_full):
             busy = PutResult(
                 PutMessageStatus.OS_PAGECACHE_BUSY,
                 outcome="not_applied",
-                reason=f"broker busy: {self.messages_pending} messages wait to be stored",
+                reason=f"broker busy: {self.messages_pending} messages wait to be stored"
+                if self.is_full or request.quota is None
+                else f"{request.quota.entries} messages of this account wait to be stored",
             )
             return [busy] * len(request.messages)
         await self.ensure_topics(request)
@@ -96,7 +99,7 @@ class Sender:
     async def ensure_topics(self, request: Send) -> None:
         """Create the topics that do not exist yet, if this broker may; a topic that could not be is refused later."""
         for name in {one.topic for one in request.messages}:
-            if self._topics.find(name) is None and self._may_create(name):
+            if self._topics.find(name) is None and name not in request.denied and self._may_create(name):
                 task = self._creating.get(name)
                 if task is None:
                     task = self._creating[name] = asyncio.ensure_future(self._create_topic(name))
@@ -108,13 +111,19 @@ class Sender:
         count = len(request.messages)
         self.messages_pending += count
         self.bytes_pending += request.size
-        finish = partial(self._finish, count, request.size)
+        if request.quota is not None:
+            request.quota.take(count, request.size)
+        finish = partial(self._finish, count, request.size, request.quota)
 
         def answered(results: Sequence[PutResult]) -> None:  # on any thread
             self._bridge.post(finish)
             done(results)
 
-        self._store_allowed(request, self._refusals(request.messages), answered)
+        refused = self._refusals(request.messages)
+        if request.denied:
+            places = enumerate(request.messages)
+            refused |= {at: request.denied[one.topic] for at, one in places if one.topic in request.denied}
+        self._store_allowed(request, refused, answered)
 
     def _store_allowed(self, request: Send, refused: dict[int, PutResult], done: SendDone) -> None:
         """Store what is not refused. The store takes or refuses all it is given: whom it refuses is left out then.
@@ -158,7 +167,9 @@ class Sender:
                 self._not_created.clear()
             self._not_created[name] = task.result()
 
-    def _finish(self, messages: int, size: int) -> None:
+    def _finish(self, messages: int, size: int, quota: Quota | None) -> None:
+        if quota is not None:
+            quota.give(messages, size)
         self.messages_pending -= messages
         self.bytes_pending -= size
         if self._room_wanted and not self.is_full:
@@ -304,7 +315,8 @@ class SendStream:
             request = self._decode(data)
             await self._sender.ensure_topics(request)
             self._take(request)
-            while self._is_full or self._sender.is_full:
+            quota = request.quota
+            while self._is_full or self._sender.is_full or (quota is not None and quota.is_full):
                 await self._sender.wait_room(self._room)
 
     @property

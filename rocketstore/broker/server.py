@@ -17,6 +17,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from dledger.access.control import AccessControl
+from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
@@ -88,6 +90,9 @@ class BrokerServer:
         self._watcher = threading.Thread(target=self._watch, name="rocketstore-watch", daemon=True)
         self._has_caught_up: Callable[[], bool] = lambda: True
         self.node: DLedgerServer | None = None
+        self._access: AccessControl | None = None  # of a plain broker; a node has its own
+        if config.dledger is None:
+            self._access = AccessControl.of(config.access, name=config.name, clock=self._clock)
         self._open(config.dledger, repair=repair)
 
     def _open(self, dledger: ServerConfig | None, *, repair: bool) -> None:
@@ -145,6 +150,8 @@ class BrokerServer:
                 self.store.start()
                 if self.node is None:
                     bridge = self._loop.start()
+                    if self._access is not None:
+                        self._access.start(bridge.post)
                     self.state.catch_up()
                     self.schedule.start()
                 else:
@@ -176,6 +183,8 @@ class BrokerServer:
             self.schedule.stop()
             self.state.shutdown()
             self._close_store()
+            if self._access is not None:
+                self._access.close()
             self._loop.stop()
             self._stopped.set()
 
@@ -195,6 +204,13 @@ class BrokerServer:
     def address(self) -> str:
         """What clients connect to."""
         return self.config.address(self._port)
+
+    @property
+    def guard(self) -> Guard | None:
+        """Who may do what; None: everybody everything."""
+        if self.node is not None:
+            return self.node.guard
+        return None if self._access is None else self._access.guard
 
     def view(self) -> GroupView:
         """What this broker knows of its group."""
@@ -228,7 +244,9 @@ class BrokerServer:
             names.append(rpc_options.LOG_SERVICE)
         for name in ("", *names[:1]):
             await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
-        reflection.enable_server_reflection(names, server)
+        guard = self.guard
+        if guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the broker
+            reflection.enable_server_reflection(names, server)
         self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's")
         self._service = BrokerService(
             config,
@@ -239,6 +257,7 @@ class BrokerServer:
             view=self.view,
             store_host=resolve(_host_of(self.address), self._port),
             has_caught_up=self._has_caught_up,
+            guard=guard,
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         await server.start()
@@ -312,13 +331,7 @@ def _options(config: BrokerConfig) -> rpc_options.Options:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", request_bytes_max),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", calls_max),
         ("grpc.server.max_pending_requests", calls_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),
-        ("grpc.max_metadata_size", 16 * 1024),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 3),
+        *rpc_options.limit_options(config.limits),
     ]

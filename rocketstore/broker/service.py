@@ -9,23 +9,28 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import grpc
 
+from dledger.access.guard import Caller, Guard
+from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError, DiskError
+from dledger.rpc import access_gate
+from dledger.rpc import options as rpc_options
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker import codec
+from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminService, State
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.ports import GroupView, Store, TopicLike
 from rocketstore.broker.pull import PullService
-from rocketstore.broker.refusals import REFUSALS, Context, NotStoredError, TooManyStreamsError, abort
+from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, TooManyStreamsError, abort
 from rocketstore.broker.send import Sender, SendStream
 from rocketstore.broker.status import ObservedStore, StatusReport
 from rocketstore.broker.topics import TopicAccess
@@ -37,6 +42,7 @@ from rocketstore.types import PutMessageStatus, PutResult
 DRAIN_TIMEOUT_S: Final = 1.0
 
 _log = logging.getLogger("rocketstore")
+UnaryHandler = Callable[[bytes, Context, Caller | None], Awaitable[bytes]]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -61,7 +67,8 @@ class ServedState(State, Protocol):
 class BrokerService:
     """Create it on the loop's thread; ``stop_waiting`` before the server stops, ``close`` after it.
 
-    ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids.
+    ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids; ``guard`` says
+    who may do what (None: everybody everything).
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per part of the broker
@@ -75,8 +82,17 @@ class BrokerService:
         view: Callable[[], GroupView],
         store_host: HostAddress,
         has_caught_up: Callable[[], bool] = lambda: True,
+        guard: Guard | None = None,
     ) -> None:
         self._config = config
+        self._access = None if guard is None else BrokerAccess(guard)
+        limits = Limits(
+            entries_max=config.send_pending_messages_max,
+            bytes_max=config.send_pending_bytes_max,
+            streams_max=config.streams_max,
+            waits_max=config.pulls_waiting_max,
+        )
+        self._quotas = Quotas(limits.share(config.access.account_share_percent))
         self._has_caught_up = has_caught_up
         self._bridge = bridge
         self._clock = clock
@@ -106,14 +122,14 @@ class BrokerService:
         """What a server needs to serve this."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Send": unary(self._refusing(self._send)),
-            "SendStream": stream(self._streaming(self._send_stream)),
-            "Pull": unary(self._refusing(self._pull)),
-            "PullStream": stream(self._streaming(self._pull_stream)),
-            "Status": unary(self._refusing(self._status)),
+            "Send": unary(self._refusing("Send", self._send)),
+            "SendStream": stream(self._streaming("SendStream", self._send_stream)),
+            "Pull": unary(self._refusing("Pull", self._pull)),
+            "PullStream": stream(self._streaming("PullStream", self._pull_stream)),
+            "Status": unary(self._refusing("Status", self._checked("Status", self._status))),
         }
         for name, handler in self._admin.handlers().items():
-            methods[name] = unary(self._refusing(self._once_caught_up(handler)))
+            methods[name] = unary(self._refusing(name, self._checked(name, self._once_caught_up(handler))))
         return grpc.method_handlers_generic_handler(codec.SERVICE, methods)
 
     def stop_waiting(self) -> None:
@@ -132,30 +148,51 @@ class BrokerService:
 
     # -- handlers --------------------------------------------------------------------------------------------------
 
-    async def _send(self, data: bytes, context: Context) -> bytes:
-        request = self._decoder(context)(data)
+    async def _send(self, data: bytes, context: Context, caller: Caller | None) -> bytes:
+        request = self._decoder(context, caller)(data)
         return self._encoder.encode(request.request_id, await self._sender.send(request))
 
-    async def _send_stream(self, context: Context) -> None:
-        stream = SendStream(context, self._bridge, self._sender, self._decoder(context), self._encoder)
+    async def _send_stream(self, context: Context, caller: Caller | None) -> None:
+        stream = SendStream(context, self._bridge, self._sender, self._decoder(context, caller), self._encoder)
         await stream.run(self._stop)
 
-    async def _pull(self, data: bytes, _context: Context) -> bytes:
+    async def _pull(self, data: bytes, _context: Context, caller: Caller | None) -> bytes:
+        if self._access is not None and caller is not None:
+            return await self._pull_for(data, self._access, caller)
         self._check_caught_up()
         return codec.encode_pulled(await self._pulls.pull(codec.decode_pull(data)))
 
-    async def _pull_stream(self, context: Context) -> None:
+    async def _pull_for(self, data: bytes, access: BrokerAccess, caller: Caller) -> bytes:
+        pull = codec.decode_pull(data)
+        access.check_pull(caller, pull)
+        self._check_caught_up()
+        if not pull.wait_ms:
+            return codec.encode_pulled(await self._pulls.pull(pull))
+        with caller.quota.wait(caller.name):
+            result = await self._pulls.pull(pull)
+        access.check_after_wait(caller, pull)
+        return codec.encode_pulled(result)
+
+    async def _pull_stream(self, context: Context, caller: Caller | None) -> None:
         await context.send_initial_metadata(())
         while not self._stop.is_set() and isinstance(data := await context.read(), bytes):
-            await context.write(await self._pull(data, context))
+            await context.write(await self._pull(data, context, caller))
 
-    async def _status(self, data: bytes, _context: Context) -> bytes:
+    async def _status(self, data: bytes) -> bytes:
         codec.parse(pb.StatusRequest, data)
         return await self._run(self._report.encode)
 
-    def _decoder(self, context: Context) -> Callable[[bytes], codec.Send]:
+    def _decoder(self, context: Context, caller: Caller | None) -> Callable[[bytes], codec.Send]:
         born_host = peer_host(context.peer())
-        return lambda data: codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
+        access = self._access
+        if access is None or caller is None:
+            return lambda data: codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
+
+        def decode(data: bytes) -> codec.Send:
+            request = codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
+            return request._replace(denied=access.denied_topics(caller, request.messages), quota=caller.quota)
+
+        return decode
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -166,15 +203,31 @@ class BrokerService:
             refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
             raise NotStoredError(refusal, self._admin.leader_address())
 
-    def _once_caught_up(
-        self, handler: Callable[[bytes], Awaitable[bytes]]
-    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    def _once_caught_up(self, handler: Callable[[bytes], Awaitable[bytes]]) -> Callable[[bytes], Awaitable[bytes]]:
         @wraps(handler)
-        async def answer(data: bytes, _context: Context) -> bytes:
+        async def answer(data: bytes) -> bytes:
             self._check_caught_up()
             return await handler(data)
 
         return answer
+
+    def _checked(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> UnaryHandler:
+        """A request whose bytes say all that matters for access."""
+        access = self._access
+
+        async def answer(data: bytes, _context: Context, caller: Caller | None) -> bytes:
+            if access is None or caller is None:
+                return await handler(data)
+            access.check(name, caller, data)
+            return access.filtered(name, caller, await handler(data))
+
+        return answer
+
+    def _admit(self, name: str, context: Context, body: bytes | None) -> Caller | None:
+        if self._access is None:
+            return None
+        method = rpc_options.method(codec.SERVICE, name)
+        return access_gate.admit(self._access.guard, self._quotas, method, context, body)
 
     async def _run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(read, *args, **kwargs))
@@ -208,36 +261,61 @@ class BrokerService:
             if task is not None:
                 self._handling.discard(task)
 
-    def _refusing(
-        self, handler: Callable[[bytes, Context], Awaitable[bytes]]
-    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        @wraps(handler)
+    def _open_stream(self, caller: Caller | None) -> AbstractContextManager[None]:
+        """Around a stream: ended when the caller's key is revoked; what it asks for is checked request by request."""
+        if self._access is None or caller is None:
+            return nullcontext()
+        return access_gate.open_stream(self._access.guard, caller)
+
+    def _refusing(self, name: str, handler: UnaryHandler) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        limits = self._config.limits
+        limit_s = (limits.call_ms_max + (self._config.pull_wait_ms_max if name == "Pull" else 0)) / 1000
+
+        async def in_time(data: bytes, context: Context) -> bytes:
+            limit = asyncio.timeout(limit_s)
+            try:
+                caller = self._admit(name, context, data)
+                async with limit:
+                    return await handler(data, context, caller)
+            except TimeoutError:
+                if limit.expired():
+                    raise CallTooLongError(rpc_options.too_long(limits)) from None
+                raise
+
         async def answer(data: bytes, context: Context) -> bytes:
             with self._handled():
                 try:
-                    return await handler(data, context)
+                    return await in_time(data, context)
                 except REFUSALS as error:
                     _note(error)
-                    await abort(context, error)
+                    await abort(context, error, self._guard)
 
         return answer
 
-    def _streaming(self, handler: Callable[[Context], Awaitable[None]]) -> Callable[[object, Context], Awaitable[None]]:
+    @property
+    def _guard(self) -> Guard | None:
+        return None if self._access is None else self._access.guard
+
+    def _streaming(
+        self, name: str, handler: Callable[[Context, Caller | None], Awaitable[None]]
+    ) -> Callable[[object, Context], Awaitable[None]]:
         @wraps(handler)
         async def serve(_requests: object, context: Context) -> None:
             with self._handled():
                 try:
+                    caller = self._admit(name, context, None)
                     if self._streams >= self._config.streams_max:
                         limit = self._config.streams_max
                         raise TooManyStreamsError(f"too many open streams: at most {limit} are allowed (streams_max)")
                     self._streams += 1
                     try:
-                        await handler(context)
+                        with self._open_stream(caller):
+                            await handler(context, caller)
                     finally:
                         self._streams -= 1
                 except REFUSALS as error:
                     _note(error)
-                    await abort(context, error)
+                    await abort(context, error, self._guard)
 
         return serve
 

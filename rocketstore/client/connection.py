@@ -15,8 +15,9 @@ from google.protobuf.message import DecodeError, Message
 
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline, parse_addresses, retry_options
+from dledger.client.signing import is_challenge
 from dledger.client.whereabouts import Whereabouts
-from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
+from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
 from rocketstore.client.errors import BadAnswerError, BrokerBusyError, failure_of, is_retried_read
 from rocketstore.pb import broker_pb2 as pb
@@ -129,7 +130,9 @@ class Brokers:
             hinted = self._whereabouts.find_said(said) if said else None
             if hinted is not None and hinted != address:
                 self._master = hinted
-            elif self._master == address and not isinstance(error, BrokerBusyError | InvalidRequestError):
+            elif self._master == address and not isinstance(
+                error, BrokerBusyError | InvalidRequestError | AccessDeniedError
+            ):
                 self._master = None
                 self._suspect = address
 
@@ -313,7 +316,7 @@ class BrokerConnection:
 
     def _no_master(self, failures: dict[str, DLedgerError]) -> str:
         for failure in failures.values():
-            if isinstance(failure, InvalidRequestError):
+            if isinstance(failure, InvalidRequestError | AccessDeniedError):
                 raise failure
         asked = "; ".join(str(failure) for failure in failures.values()) or "no broker is one at present"
         raise UnavailableError(f"no master found: {asked}")
@@ -325,17 +328,22 @@ class BrokerConnection:
         request = pb.StatusRequest().SerializeToString()
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         calls: dict[str, Any] = {}
+        twice: set[str] = set()
+
+        def ask(address: str) -> None:
+            method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel(address).unary_unary(
+                options.method(SERVICE, "Status"), request_serializer=None, response_deserializer=None
+            )
+            try:
+                call = method.future(request, timeout=max(deadline.remaining_s, 0.001))
+            except ValueError as error:
+                raise UnavailableError(f"the connection to {address} is closed") from error
+            calls[address] = call
+            call.add_done_callback(partial(_put, answers, address))
+
         try:
             for address in addresses:
-                method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel(address).unary_unary(
-                    options.method(SERVICE, "Status"), request_serializer=None, response_deserializer=None
-                )
-                try:
-                    call = method.future(request, timeout=max(deadline.remaining_s, 0.001))
-                except ValueError as error:
-                    raise UnavailableError(f"the connection to {address} is closed") from error
-                calls[address] = call
-                call.add_done_callback(partial(_put, answers, address))
+                ask(address)
             while calls:
                 try:
                     address, call = answers.get(timeout=deadline.remaining_s + 0.1)
@@ -345,6 +353,10 @@ class BrokerConnection:
                         yield late, RequestTimeoutError(f"no answer of {late} in time")
                     return
                 del calls[address]
+                if address not in twice and is_challenge(call):
+                    twice.add(address)
+                    ask(address)
+                    continue
                 answer = _status_or_error(address, call)
                 if isinstance(answer, DLedgerError):
                     self.brokers.note_tried(address)

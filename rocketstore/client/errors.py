@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from dledger.access.signing import REFUSAL
 from dledger.client.shared import rpc_failure
 from dledger.errors import (
+    AccessDeniedError,
     DLedgerError,
     InvalidRequestError,
     LeaderHint,
@@ -102,6 +104,8 @@ def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErro
                 f"{address} is no broker ({details}): is it a peer or client port of dledger? "
                 "Producers and consumers connect to the broker's listenPort"
             )
+        case grpc.StatusCode.PERMISSION_DENIED if REFUSAL in told:
+            return AccessDeniedError(f"{address}: {details}")
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.OUT_OF_RANGE:
             return InvalidRequestError(details)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.FAILED_PRECONDITION if told.keys() & {"leader", "outcome"}:
@@ -146,6 +150,8 @@ def send_failure(result: pb.SendResult, address: str) -> DLedgerError | None:
             return NotMasterError(reason, leader=hint_of(result.leader))
         case PutMessageStatus.OS_PAGECACHE_BUSY:
             return BrokerBusyError(reason)
+        case PutMessageStatus.NO_PERMISSION:
+            return AccessDeniedError(reason)
         case PutMessageStatus.MESSAGE_ILLEGAL | PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
             return MessageRefusedError(reason)
         case _:

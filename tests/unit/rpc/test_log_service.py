@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from dledger.config import MIB, ServerConfig, StoreConfig
+from dledger.config import MIB, ConnectionLimits, ServerConfig, StoreConfig
 from dledger.errors import (
     ConfigError,
     DLedgerError,
@@ -208,7 +208,8 @@ def test_ten_thousand_appends_wait_without_threads() -> None:
     pending = 10_000
 
     before = threading.active_count()
-    with _serve(ServerConfig(client_port=0)) as service:
+    limits = ConnectionLimits(connection_calls_max=pending)
+    with _serve(ServerConfig(client_port=0, limits=limits)) as service:
         service.node.hold = True
         append = service.channel.unary_unary(_path("Append"), request_serializer=None, response_deserializer=None)
 

@@ -1,0 +1,48 @@
+"""Access control of one server, from its settings: the guard, and the rules file that it follows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from dledger.access.guard import Guard
+from dledger.access.rules import Rules
+from dledger.access.rules_file import RulesFile
+from dledger.clock import Clock
+from dledger.config import AccessConfig
+
+_log = logging.getLogger("dledger.access")
+
+
+class AccessControl:
+    """Made by ``of``; ``start`` once there is an event loop, ``close`` ends its thread."""
+
+    def __init__(self, file: RulesFile, guard: Guard) -> None:
+        self.guard = guard
+        self._file = file
+
+    @classmethod
+    def of(cls, config: AccessConfig, *, name: str, clock: Clock) -> AccessControl | None:
+        """None if it is off.
+
+        Raises ``ConfigError`` for rules that cannot be used: nothing may be open by mistake.
+        """
+        if not config.acl_enable or config.acl_file is None:
+            if config.acl_file is not None:
+                _log.warning("acl_file is given but acl_enable is not true: everybody may do everything")
+            return None
+        file = RulesFile(config.acl_file, name=name)
+        return cls(file, Guard(file.rules, name=name, clock=clock))
+
+    def start(self, post: Callable[[Callable[[], None]], None]) -> None:
+        """Follow the file; ``post`` runs something on the guard's event loop."""
+
+        def changed(rules: Rules) -> None:
+            post(partial(self.guard.apply, rules))
+
+        self._file.watch(changed, self.guard.audit)
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._file.close()

@@ -1,0 +1,139 @@
+"""What a request to the broker needs, method by method, where access control is on.
+
+Sending needs PUB on the topic; pulling and asking for messages and offsets SUB on the topic, and for a group SUB on the
+group. Members of a group may move its offsets, also back (a consumer that seeks does); everybody else needs an
+administrator's key, as making and deleting topics does. Lists show what the caller may use. Topics of the broker itself
+are an administrator's: delayed messages of all topics wait there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from dledger.access.guard import Caller, Guard, Kind
+from dledger.access.permissions import Permission
+from rocketstore.broker.codec import Pull, parse
+from rocketstore.message.checks import NO_SEND_TOPICS
+from rocketstore.message.message import Message
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.types import PutMessageStatus, PutResult
+
+SUB, PUB = Permission.SUB, Permission.PUB
+NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
+
+
+class BrokerAccess:
+    """On the event loop. What it refuses is an ``AccessDeniedError``, and in the audit log."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard: Final = guard
+        self._checks: dict[str, Callable[[Caller, bytes], None]] = {
+            "QueryByKey": self._query_by_key,
+            "QueueRange": self._queue_range,
+            "OffsetByTime": self._offset_by_time,
+            "CommitOffsets": self._commit_offsets,
+            "FetchOffsets": self._fetch_offsets,
+            "PutTopic": self._put_topic,
+            "DeleteTopic": self._delete_topic,
+        }
+        self._filters: dict[str, Callable[[Caller, bytes], bytes]] = {
+            "QueryById": self._readable_records,
+            "ListTopics": self._usable_topics,
+            "ListGroups": self._usable_groups,
+        }
+        self._free = frozenset({"Status"})  # every account may ask who leads
+
+    def check(self, name: str, caller: Caller, data: bytes) -> None:
+        """Raises ``AccessDeniedError`` unless the caller may ask this. A method that nobody thought of is denied."""
+        if name in self._checks:
+            self._checks[name](caller, data)
+        elif name not in self._filters and name not in self._free:
+            raise self.guard.denied(caller, name, "", "has no rule")
+
+    def filtered(self, name: str, caller: Caller, answer: bytes) -> bytes:
+        """The answer without what the caller may not see."""
+        show = self._filters.get(name)
+        return answer if show is None else show(caller, answer)
+
+    # --- the hot paths ------------------------------------------------------------------------------------------------
+
+    def denied_topics(self, caller: Caller, messages: Iterable[Message]) -> Mapping[str, PutResult]:
+        """Topics that the caller may not send to, and the refusal of their messages."""
+        denied = [name for name in {one.topic for one in messages} if not caller.may(Kind.TOPIC, name, PUB)]
+        if not denied:
+            return NOTHING_DENIED
+        return {name: self._send_refusal(caller, name) for name in denied}
+
+    def _send_refusal(self, caller: Caller, topic: str) -> PutResult:
+        error = self.guard.denied(caller, "Send", f"topic:{topic}", f"needs PUB on topic {topic}")
+        return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=str(error))
+
+    def check_pull(self, caller: Caller, pull: Pull) -> None:
+        """Raises ``AccessDeniedError``."""
+        self._may_read(caller, "Pull", pull.topic)
+        if pull.group:
+            self.guard.require(caller, "Pull", Kind.GROUP, pull.group, SUB)
+
+    def check_after_wait(self, caller: Caller, pull: Pull) -> None:
+        """As ``check_pull``, by the rules of now: a pull may have waited for a minute."""
+        self.guard.renew(caller, "Pull")
+        self.check_pull(caller, pull)
+
+    # --- queries and changes ------------------------------------------------------------------------------------------
+
+    def _may_read(self, caller: Caller, action: str, topic: str) -> None:
+        if topic in NO_SEND_TOPICS:
+            self.guard.require_admin(caller, action, f"topic:{topic}", changes=False)
+        self.guard.require(caller, action, Kind.TOPIC, topic, SUB)
+
+    def _query_by_key(self, caller: Caller, data: bytes) -> None:
+        self._may_read(caller, "QueryByKey", parse(pb.QueryByKeyRequest, data).topic)
+
+    def _queue_range(self, caller: Caller, data: bytes) -> None:
+        self._may_read(caller, "QueueRange", parse(pb.QueueRequest, data).topic)
+
+    def _offset_by_time(self, caller: Caller, data: bytes) -> None:
+        self._may_read(caller, "OffsetByTime", parse(pb.OffsetByTimeRequest, data).topic)
+
+    def _commit_offsets(self, caller: Caller, data: bytes) -> None:
+        wire = parse(pb.CommitOffsetsRequest, data)
+        action = "ResetOffsets" if wire.reset else "CommitOffsets"
+        self.guard.require(caller, action, Kind.GROUP, wire.group, SUB)
+        for topic in {one.topic for one in wire.offsets}:
+            self._may_read(caller, action, topic)
+        if wire.reset:
+            self.guard.note(caller, action, f"group:{wire.group}")
+
+    def _fetch_offsets(self, caller: Caller, data: bytes) -> None:
+        self.guard.require(caller, "FetchOffsets", Kind.GROUP, parse(pb.FetchOffsetsRequest, data).group, SUB)
+
+    def _put_topic(self, caller: Caller, data: bytes) -> None:
+        self.guard.require_admin(caller, "PutTopic", f"topic:{parse(pb.PutTopicRequest, data).topic.name}")
+
+    def _delete_topic(self, caller: Caller, data: bytes) -> None:
+        self.guard.require_admin(caller, "DeleteTopic", f"topic:{parse(pb.DeleteTopicRequest, data).name}")
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _readable_records(self, caller: Caller, answer: bytes) -> bytes:
+        for record in parse(pb.RecordsResponse, answer).records:
+            try:
+                topic = decode_record(record, check_crc=False).topic
+            except CorruptRecordError:  # nobody can say whose it is
+                raise self.guard.denied(caller, "QueryById", "", "found a damaged record") from None
+            self._may_read(caller, "QueryById", topic)
+        return answer
+
+    def _usable_topics(self, caller: Caller, answer: bytes) -> bytes:
+        if caller.account.admin:
+            return answer
+        topics = [one for one in parse(pb.ListTopicsResponse, answer).topics if caller.account.topic(one.name)]
+        return pb.ListTopicsResponse(topics=topics).SerializeToString()
+
+    def _usable_groups(self, caller: Caller, answer: bytes) -> bytes:
+        if caller.account.admin:
+            return answer
+        groups = [one for one in parse(pb.ListGroupsResponse, answer).groups if caller.account.group(one)]
+        return pb.ListGroupsResponse(groups=groups).SerializeToString()
