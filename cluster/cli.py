@@ -9,6 +9,7 @@ import os
 
 import click
 
+from cluster.commands.access import access
 from cluster.commands.group import status, transfer_leader
 from cluster.commands.health import health
 from cluster.commands.inspection import inspect
@@ -40,7 +41,8 @@ def main() -> None:
 
 _LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, bench, demo)
 _BROKER = (broker, cluster, topic, message, consumer)
-for _command in (*_LOG, *_BROKER):
+_SECURITY = (access,)
+for _command in (*_LOG, *_BROKER, *_SECURITY):
     main.add_command(_command)
 
 

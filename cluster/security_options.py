@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,31 +23,69 @@ class SecurityOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
 
     def for_client(self) -> ClientSecurity:
         """The same for a client. Raises ``ConfigError`` if something is missing."""
         from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help need not wait for gRPC
         from dledger.errors import ConfigError
 
-        if self.tls_ca is not None:
-            return ClientSecurity(TlsFiles(self.tls_ca, self.tls_cert, self.tls_key), insecure=self.insecure)
-        if self.tls_cert is not None or self.tls_key is not None:
+        if self.access_key and not self.secret_key:
+            raise ConfigError(
+                ["--access-key needs its secret: set DLEDGER_SECRET_KEY, or name its file by --secret-key-file"]
+            )
+        if self.secret_key and not self.access_key:
+            raise ConfigError(["a secret key was given without its access key: set DLEDGER_ACCESS_KEY (--access-key)"])
+        if self.tls_ca is None and (self.tls_cert is not None or self.tls_key is not None):
             raise ConfigError(["--tls-cert and --tls-key need --tls-ca (or DLEDGER_TLS_CA): whom to trust"])
-        return ClientSecurity(insecure=self.insecure)
+        tls = None if self.tls_ca is None else TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
+        return ClientSecurity(tls, insecure=self.insecure, access_key=self.access_key, secret_key=self.secret_key)
+
+
+def _secret_key(file: Path | None) -> str:
+    """Never an option's value: other users of the machine see the command lines of its processes."""
+    if file is None:
+        return os.environ.get("DLEDGER_SECRET_KEY", "")
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{file} cannot be read: {error}", param_hint="--secret-key-file") from error
 
 
 NO_SECURITY: Final = SecurityOptions()
 
 
 def security_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--tls-ca``, ``--tls-cert``, ``--tls-key``, ``--insecure``, which reach the command as one ``security``."""
+    """Add the options for TLS and for access keys, which reach the command as one ``security``."""
 
     @functools.wraps(command)
-    def with_security(
-        tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, insecure: bool, **others: object
+    def with_security(  # one per option
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        insecure: bool,
+        access_key: str,
+        secret_key_file: Path | None,
+        **others: object,
     ) -> None:
-        command(security=SecurityOptions(tls_ca, tls_cert, tls_key, insecure), **others)
+        security = SecurityOptions(tls_ca, tls_cert, tls_key, insecure, access_key, _secret_key(secret_key_file))
+        command(security=security, **others)
 
+    with_security = click.option(
+        "--secret-key-file",
+        envvar="DLEDGER_SECRET_KEY_FILE",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Holds the secret of the access key (also DLEDGER_SECRET_KEY_FILE; or the secret in DLEDGER_SECRET_KEY).",
+    )(with_security)
+    with_security = click.option(
+        "--access-key",
+        envvar="DLEDGER_ACCESS_KEY",
+        default="",
+        metavar="KEY",
+        help="Sign requests, where access control is on (also DLEDGER_ACCESS_KEY).",
+    )(with_security)
     with_security = click.option(
         "--insecure",
         is_flag=True,

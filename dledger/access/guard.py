@@ -108,7 +108,7 @@ class Guard:
         except OtherAudienceError:
             raise  # the client does not know us yet: nothing to tell
         except NotAuthenticatedError as error:
-            self.audit.denied(Event(f"{signed.access_key[:128]}?", peer_text(peer), _action(method), "", str(error)))
+            self.audit.denied(Event(_claimed(signed), peer_text(peer), _action(method), "", str(error)))
             raise
         return Caller(account, peer_text(peer), quotas.of(account.access_key), signed=proved)
 
@@ -241,3 +241,8 @@ def _time(moment_ms: int) -> str:
     except (ValueError, OverflowError, OSError):
         return f"{moment_ms} ms"
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _claimed(signed: Signed) -> str:
+    """Whose key it says it is, for the audit log."""
+    return f"{signed.access_key[:128]}?" if signed.access_key else ""

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from dledger import settings
-from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.config import (
+    AccessConfig,
+    ConnectionLimits,
+    ElectionConfig,
+    FlushMode,
+    Member,
+    ReplicationConfig,
+    ServerConfig,
+    StoreConfig,
+)
 from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
 from dledger.types import NodeId
@@ -151,9 +160,16 @@ def test_every_field_can_be_set_in_every_source() -> None:
     """No field of the configuration is out of reach of a file, a variable or a flag."""
     names = {
         field.name
-        for record in (ServerConfig, ElectionConfig, ReplicationConfig, StoreConfig)
+        for record in (
+            ServerConfig,
+            ElectionConfig,
+            ReplicationConfig,
+            StoreConfig,
+            AccessConfig,
+            ConnectionLimits,
+        )
         for field in fields(record)
-    } - {"election", "replication", "store"}
+    } - {"election", "replication", "store", "access", "limits"}
 
     for name in names:
         text = "%%%"  # Good for a text, no number: either way the name was known.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.config import FlushMode
+from dledger.config import AccessConfig, ConnectionLimits, FlushMode
 from dledger.errors import ConfigError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB, MessageStoreConfig
@@ -149,7 +149,8 @@ def test_one_answer_may_hold_many_messages_unless_the_file_says_otherwise(tmp_pa
 
 def test_every_field_can_be_set_by_our_name_and_by_rocketmqs() -> None:
     """Nothing is out of reach of a flag, and every name of ours has a form as a conf file spells it."""
-    names = {one.name for record in (MessageStoreConfig, BrokerConfig) for one in fields(record)} - {"store", "dledger"}
+    records = (MessageStoreConfig, BrokerConfig, AccessConfig, ConnectionLimits)
+    names = {one.name for record in records for one in fields(record)} - {"store", "dledger", "access", "limits"}
 
     for name in sorted(names):
         try:

@@ -1,0 +1,74 @@
+"""``dledger access``: accounts for access control, made and checked without a server."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import click
+
+SECRET_BYTES = 24
+
+
+@click.group(short_help="Make and check the accounts of access control.")
+def access() -> None:
+    """Accounts and permissions for clients, in the form of RocketMQ's plain_acl.yml. See docs/access.md."""
+
+
+@access.command(
+    short_help="Check a rules file.",
+    epilog="""\b
+Examples:
+  dledger access check /etc/dledger/plain_acl.yml""",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Read FILE as a server would, and say what it allows or everything that is wrong with it."""
+    from dledger.access.permissions import permission_text
+    from dledger.access.rules_file import load_rules
+
+    rules = load_rules(file)
+    for account in rules.accounts.values():
+        words = ["an administrator"] if account.admin else []
+        if not account.admin:
+            words += [f"topic {name}={permission_text(one)}" for name, one in account.topics.items()]
+            words.append(f"other topics={permission_text(account.default_topic)}")
+            words += [f"group {name}={permission_text(one)}" for name, one in account.groups.items()]
+            words.append(f"other groups={permission_text(account.default_group)}")
+        if account.addresses:
+            words.append(f"without a signature from {', '.join(one.text for one in account.addresses)}")
+        click.echo(f"{account.access_key}: {'; '.join(words)}")
+    if rules.trusted:
+        click.echo(f"everything is allowed, without a key, from {', '.join(one.text for one in rules.trusted)}")
+    click.echo(f"{file} is good: {len(rules.accounts)} accounts")
+
+
+@access.command(
+    short_help="Print a new account.",
+    epilog="""\b
+Examples:
+  dledger access new billing --topic orders=SUB --group billing=SUB >> plain_acl.yml
+  dledger access new ops --admin >> plain_acl.yml
+  (umask 077; dledger access new ops --admin --file > plain_acl.yml)""",
+)
+@click.argument("name")
+@click.option("--admin", is_flag=True, help="May do everything, and make and delete topics.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME=PUB|SUB", help="Permission on a topic (repeatable).")
+@click.option("--group", "groups", multiple=True, metavar="NAME=SUB", help="Permission on a group (repeatable).")
+@click.option("--file", "whole_file", is_flag=True, help="With the line that begins a file.")
+def new(name: str, admin: bool, topics: tuple[str, ...], groups: tuple[str, ...], whole_file: bool) -> None:
+    """Print an account called NAME-… with a random secret key, to be put under `accounts:` of a rules file."""
+    from dledger.access.rules import parse_rules
+
+    lines = [
+        f"- accessKey: {name}-{secrets.token_hex(4)}",
+        f"  secretKey: {secrets.token_urlsafe(SECRET_BYTES)}",
+        f"  admin: {str(admin).lower()}",
+        "  defaultTopicPerm: DENY",
+        "  defaultGroupPerm: DENY",
+    ]
+    for key, permissions in (("topicPerms", topics), ("groupPerms", groups)):
+        if permissions:
+            lines += [f"  {key}:", *(f'  - "{one}"' for one in permissions)]
+    parse_rules("\n".join(("accounts:", *lines)))  # raises what is wrong with a name or a permission
+    click.echo("\n".join((*(["accounts:"] if whole_file else []), *lines)))
