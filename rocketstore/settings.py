@@ -103,7 +103,6 @@ _PARSERS: Final[dict[object, Callable[[str], object]]] = {
     bool: parse_boolean,
     str: str,
     Path: lambda text: Path(text).expanduser(),
-    Path | None: lambda text: Path(text).expanduser(),
     BrokerRole: _role,
     FlushDiskType: _flush_type,
 }
@@ -128,11 +127,12 @@ def _targets_of(record: type) -> dict[str, Target]:
     return targets
 
 
+_SHARED: Final = {one.name for record in (AccessConfig, ConnectionLimits) for one in fields(record)}
+"""Settings that nodes and plain brokers have alike, under the same names."""
 _OWN: Final = {
     **_targets_of(MessageStoreConfig),
     **_targets_of(BrokerConfig),
-    **_targets_of(AccessConfig),
-    **_targets_of(ConnectionLimits),
+    **{name: one for name, one in dledger_settings.TARGETS.items() if one.setting in _SHARED},
 }
 _SAME_AS: Final = {
     "base_dir": "store_path_root_dir",

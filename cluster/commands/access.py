@@ -10,7 +10,13 @@ import click
 SECRET_BYTES = 24
 
 
-@click.group(short_help="Make and check the accounts of access control.")
+@click.group(
+    short_help="Make and check the accounts of access control.",
+    epilog="""\b
+Examples:
+  dledger access new billing --topic 'orders=SUB' --group billing=SUB
+  dledger access check /etc/dledger/plain_acl.yml""",
+)
 def access() -> None:
     """Accounts and permissions for clients, in the form of RocketMQ's plain_acl.yml. See docs/access.md."""
 
