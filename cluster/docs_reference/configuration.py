@@ -63,7 +63,9 @@ _GROUPS: Final = (
     _Group(
         "TLS", "Who may listen in and who may claim to be a member or a client.", (), r"tls_.*|.*_tls(_.*)?|insecure"
     ),
-    _Group("Access", "Which clients may do what.", (), r"acl_.*|access_(?!message).*|.*_acl.*|audit.*"),
+    _Group(
+        "Access", "Which clients may do what.", (), r"acl_.*|account_share_.*|access_(?!message).*|.*_acl.*|audit.*"
+    ),
     _Group("Metrics and logs", "What a server tells about itself.", (), r"metrics?_.*|.*_metrics?_.*|log_.*|trac.*"),
     _Group(
         "The group and its addresses",
