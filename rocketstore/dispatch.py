@@ -37,7 +37,7 @@ FULL_RETRY_S: Final = 1.0
 _log = logging.getLogger("rocketstore")
 
 _T = TypeVar("_T")
-ArrivalListener = Callable[[RecordHead], None]
+ArrivalListener = Callable[[Sequence[RecordHead]], None]
 
 
 class DispatchSource(Protocol):
@@ -95,7 +95,7 @@ class DispatchService:
         self.failure: BaseException | None = None
 
     def add_listener(self, listener: ArrivalListener) -> None:
-        """Call ``listener`` for every record from now on, on this thread; an exception from it ends dispatch."""
+        """Call ``listener`` with each batch of records from now on, on this thread; an exception ends dispatch."""
         self._listeners = (*self._listeners, listener)
 
     def begin_at(self, position: int) -> None:
@@ -172,10 +172,9 @@ class DispatchService:
         if self._waiters:
             with self._moved:
                 self._moved.notify_all()
-        if notify and self._listeners:
+        if notify and heads:
             for listener in self._listeners:
-                for head in heads:
-                    listener(head)
+                listener(heads)
         return True
 
     def _scan(self, start: int) -> ScannedRecords:

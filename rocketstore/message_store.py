@@ -371,7 +371,7 @@ class MessageStore:
         return self._dispatch.wait_dispatched(timeout)
 
     def add_arrival_listener(self, listener: ArrivalListener) -> None:
-        """Call ``listener``, on the dispatch thread, for every message that queues and index have; it must be fast."""
+        """Call ``listener``, on the dispatch thread, with messages that can be read now; it must be fast."""
         self._dispatch.add_listener(listener)
 
     def delete_topic(self, topic: str) -> None:
