@@ -264,8 +264,8 @@ class MessageStore:
 
     def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
         """Count and pass on what is not a single message well stored."""
-        self.stats.put_done(results, took_s)
-        if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
+        failed = self.stats.put_done(results, took_s)
+        if failed and any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
             self._clean_worker.request()  # perhaps there is something to delete
         done(results)
 

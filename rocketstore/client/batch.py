@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Final, NamedTuple
 
@@ -270,14 +271,15 @@ class SendFuture:
 
 def _stored(batch: pb.StoredBatch) -> Iterator[StoredAt]:
     """Its lists are equally long."""
-    return map(
-        StoredAt,
+    places = zip(
         repeat(batch.id_prefix, len(batch.offsets)),
         batch.offsets,
         batch.queue_ids,
         batch.queue_offsets,
         batch.store_timestamps_ms,
+        strict=True,
     )
+    return map(partial(tuple.__new__, StoredAt), places)  # as StoredAt(*place) does, at a third of the price
 
 
 def _receipt(result: StoredAt | pb.SendResult, message: Sent) -> SendReceipt:
