@@ -451,9 +451,8 @@ class _QueueFiles:
 
     def delete_expired(self, min_physical_offset: int, /) -> int:
         """Let every queue begin with its first kept message."""
-        removed = sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
-        self._queues.correct_min_offsets(min_physical_offset)
-        return removed
+        self._queues.correct_min_offsets(min_physical_offset)  # first: nobody shall read a unit without a message
+        return sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
 
 
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
