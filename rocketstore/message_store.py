@@ -264,8 +264,8 @@ class MessageStore:
 
     def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
         """Count and pass on what is not a single message well stored."""
-        self.stats.put_done(results, took_s)
-        if any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
+        failed = self.stats.put_done(results, took_s)
+        if failed and any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
             self._clean_worker.request()  # perhaps there is something to delete
         done(results)
 
@@ -378,7 +378,7 @@ class MessageStore:
         return self._dispatch.wait_dispatched(timeout)
 
     def add_arrival_listener(self, listener: ArrivalListener) -> None:
-        """Call ``listener``, on the dispatch thread, for every message that queues and index have; it must be fast."""
+        """Call ``listener``, on the dispatch thread, with messages that can be read now; it must be fast."""
         self._dispatch.add_listener(listener)
 
     def delete_topic(self, topic: str) -> None:
@@ -458,9 +458,8 @@ class _QueueFiles:
 
     def delete_expired(self, min_physical_offset: int, /) -> int:
         """Let every queue begin with its first kept message."""
-        removed = sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
-        self._queues.correct_min_offsets(min_physical_offset)
-        return removed
+        self._queues.correct_min_offsets(min_physical_offset)  # first: nobody shall read a unit without a message
+        return sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
 
 
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")

@@ -218,11 +218,12 @@ class ScheduleService:
         run = self._run
         return run.step() if run is not None else None
 
-    def _on_arrival(self, head: RecordHead) -> None:
-        if head.topic == SCHEDULE_TOPIC:
-            run = self._run
-            if run is not None:
-                run.on_arrival(head.queue_id + 1)
+    def _on_arrival(self, heads: Sequence[RecordHead]) -> None:
+        run = self._run
+        if run is not None:
+            # By number, not by name: this looks at every message there is.
+            for queue_id in {head[1] for head in heads if head[0] == SCHEDULE_TOPIC}:
+                run.on_arrival(queue_id + 1)
 
 
 class _Run:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.clock import Clock
-from rocketstore.types import PutResult, RecordHead
+from rocketstore.types import PutMessageStatus, PutResult, RecordHead
 
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 """Upper bounds of the put latency histogram; one more bucket holds what took longer."""
@@ -24,6 +24,7 @@ _BUCKET_NAMES: Final = (
     "[3~4s]", "[4~5s]", "[5~10s]", "[10s~]",
 )  # fmt: skip
 WINDOWS_S: Final = (10, 60, 600)
+_ALL_OK: Final = {PutMessageStatus.PUT_OK}
 _SAMPLES_MAX: Final = WINDOWS_S[-1] + 1
 GROUPS_MAX: Final = 10_000
 """Pairs of a group and a topic that are counted by themselves: a group's name is whatever a client says it is."""
@@ -109,14 +110,16 @@ class StoreStats:
             self._take_fresh()
             return self._put_ms_max
 
-    def put_done(self, results: Sequence[PutResult], took_s: float) -> None:
-        """Count an answered put."""
+    def put_done(self, results: Sequence[PutResult], took_s: float) -> int:
+        """Count an answered put; returns how many of its messages are not stored."""
         count = len(results)
-        failed = sum(not result.ok for result in results)
+        # By number, not by name, and by kind: this looks at every result there is.
+        failed = 0 if {result[0] for result in results} == _ALL_OK else sum(not result.ok for result in results)
         with self._lock:
             self._puts += count - failed
             self._failed_puts += failed
             self._note_latency(took_s, count)
+        return failed
 
     def _take_fresh(self) -> None:
         """Count what ``note_put`` was told. Under the lock."""

@@ -11,12 +11,14 @@ from google.protobuf.message import Message as Wire
 from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError
 from rocketstore.message.ids import offset_message_id
-from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.message import PROPERTY_DELAY, HostAddress, Message
+from rocketstore.message.properties import decode_properties
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetResult, PutMessageStatus, PutResult
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
 _PUT_OK: Final = PutMessageStatus.PUT_OK
+_DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
 _W = TypeVar("_W", bound=Wire)
 
 
@@ -44,14 +46,21 @@ def parse(kind: type[_W], data: bytes) -> _W:
 
 
 def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int) -> Send:
-    """A send request. On the hot path: a microsecond and a half per message. Raises ``InvalidRequestError``."""
+    """A send request. On the hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
     wire = parse(pb.SendRequest, data)
-    messages = [
-        Message(
+    messages: list[Message] = []
+    add = messages.append
+    for one in wire.messages:
+        text = one.property_string
+        if not text or _DELAY in text:  # what a delay level does to a message needs its properties one by one
+            properties, text = (decode_properties(text) if text else dict(one.properties.items())), b""
+        else:
+            properties = {}
+        message = Message(
             one.topic,
             one.body,
             one.queue_id,
-            dict(one.properties.items()),
+            properties,
             one.flag,
             one.sys_flag,
             one.born_timestamp_ms or now_ms,
@@ -59,8 +68,8 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
             store_host,
             one.reconsume_times,
         )
-        for one in wire.messages
-    ]
+        message.property_string = text
+        add(message)
     return Send(wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer)
 
 

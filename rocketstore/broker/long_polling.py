@@ -7,6 +7,7 @@ that nobody waits for it costs one look into a dictionary.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.ports import QueueKey
@@ -88,12 +89,12 @@ class WaitingPulls:
             for waiter in waiters:
                 waiter.wake()
 
-    def arrived(self, head: RecordHead) -> None:
-        """A record can be read; on the dispatch thread."""
-        waiters = self._by_queue.get((head.topic, head.queue_id))
-        if waiters is None:
+    def arrived(self, heads: Sequence[RecordHead]) -> None:
+        """Records can be read; on the dispatch thread."""
+        if not self._by_queue:
             return
-        for waiter in waiters:
-            if not waiter.told and (waiter.codes is None or head.tags_code in waiter.codes):
-                waiter.told = True
-                self._bridge.post(waiter.wake)
+        for head in heads:
+            for waiter in self._by_queue.get(head[:2], ()):
+                if not waiter.told and (waiter.codes is None or head.tags_code in waiter.codes):
+                    waiter.told = True
+                    self._bridge.post(waiter.wake)

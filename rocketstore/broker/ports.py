@@ -60,7 +60,7 @@ class Store(Protocol):
     def store_time(self, topic: str, queue_id: int, offset: int, /) -> int:
         """When the message at a queue offset was stored; -1 if unknown."""
 
-    def add_arrival_listener(self, listener: Callable[[RecordHead], None]) -> None:
+    def add_arrival_listener(self, listener: Callable[[Sequence[RecordHead]], None]) -> None:
         """Have every dispatched record told, on the dispatch thread."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Final, NamedTuple
 
@@ -48,18 +49,19 @@ class SendOptions:
             raise ConfigError(problems)
 
 
-class Encoded(NamedTuple):
-    """A message ready to travel: its bytes as a field of a ``SendRequest``, and what its receipt needs."""
+class Sent(NamedTuple):
+    """What a message's receipt needs of it."""
 
-    data: bytes
     topic: str
     queue_id: int
     unique_key: str
 
-    @property
-    def cost(self) -> int:
-        """What it takes of the memory that may wait."""
-        return len(self.data) + MESSAGE_OVERHEAD_BYTES
+
+class Encoded(NamedTuple):
+    """A message ready to travel: its bytes as a field of a ``SendRequest``."""
+
+    data: bytes
+    sent: Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class SendBatch:
     __slots__ = (
         "bytes",
         "callbacks",
+        "data",
         "deadline",
         "done",
         "error",
@@ -113,7 +116,8 @@ class SendBatch:
         self.number = number
         self.linger_until = linger_until
         self.deadline = deadline
-        self.messages: list[Encoded] = []
+        self.data: list[bytes] = []
+        self.messages: list[Sent] = []
         self.bytes = 0
         self.left: list[int] = []  # places of the messages that are still to be sent
         self.outcomes: list[Outcome | None] = []
@@ -139,8 +143,11 @@ class SendBatch:
         sent, self.left = self.left, []
         if isinstance(answer, pb.StoredBatch):
             if len(answer.offsets) == len(sent):
-                for place, stored in zip(sent, _stored(answer), strict=True):
-                    self.outcomes[place] = stored
+                if len(sent) == len(self.outcomes):
+                    self.outcomes = list(_stored(answer))
+                else:
+                    for place, stored in zip(sent, _stored(answer), strict=True):
+                        self.outcomes[place] = stored
                 return None
             answer = BadAnswerError(f"{address} answered {len(answer.offsets)} places to {len(sent)} messages")
         results: list[pb.SendResult | DLedgerError]
@@ -186,8 +193,7 @@ class SendBatch:
 
     def end(self) -> int:
         """It is finished; returns how many of its messages failed."""
-        # Futures may live long; what they wrote need not.
-        self.messages = [message._replace(data=b"") for message in self.messages]
+        self.data.clear()  # futures may live long; what they wrote need not
         self.done = True
         return sum(isinstance(outcome, DLedgerError) for outcome in self.outcomes)
 
@@ -265,17 +271,18 @@ class SendFuture:
 
 def _stored(batch: pb.StoredBatch) -> Iterator[StoredAt]:
     """Its lists are equally long."""
-    return map(
-        StoredAt,
+    places = zip(
         repeat(batch.id_prefix, len(batch.offsets)),
         batch.offsets,
         batch.queue_ids,
         batch.queue_offsets,
         batch.store_timestamps_ms,
+        strict=True,
     )
+    return map(partial(tuple.__new__, StoredAt), places)  # as StoredAt(*place) does, at a third of the price
 
 
-def _receipt(result: StoredAt | pb.SendResult, message: Encoded) -> SendReceipt:
+def _receipt(result: StoredAt | pb.SendResult, message: Sent) -> SendReceipt:
     if isinstance(result, StoredAt):
         message_id, status = f"{result.id_prefix}{result.offset:016X}", PutMessageStatus.PUT_OK
     else:

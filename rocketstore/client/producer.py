@@ -13,21 +13,25 @@ from typing import Final
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
-from dledger.errors import DLedgerError
-from rocketstore.client.batch import Encoded, SendFuture, SendOptions, SendReceipt
+from dledger.errors import DLedgerError, InvalidRequestError
+from rocketstore.client.batch import Encoded, SendFuture, SendOptions, SendReceipt, Sent
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
 from rocketstore.client.pipe import SendPipe
 from rocketstore.client.sender import Sender
 from rocketstore.client.topics import PERMISSION_WRITE, TopicCache
+from rocketstore.client.wire import encode_message
 from rocketstore.message.ids import unique_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
+from rocketstore.message.properties import encode_properties
 from rocketstore.message.tags import java_hash
-from rocketstore.pb import broker_pb2 as pb
 
 ANY_QUEUE: Final = -1
 BODY_BYTES_MAX: Final = 4 * MIB
 TOPIC_CHARS_MAX: Final = 127
+_make: Final = tuple.__new__
+"""Makes named tuples without their constructors' detour: two per message."""
+_UNIQUE_KEY_IS: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
 
 
 class Producer:
@@ -163,29 +167,33 @@ class Producer:
         return self._connection.retry(deadline, attempt)
 
     def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
-        topic = message.topic
+        topic, properties = message.topic, message.properties
         if not 0 < len(topic) <= TOPIC_CHARS_MAX:
             raise MessageRefusedError(f"a topic has 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
         if len(message.body) > self._body_bytes_max:
             raise MessageRefusedError(f"the body has {len(message.body)} bytes, more than {self._body_bytes_max}")
         if queue_id is None:
             queue_id = self._choose(topic, key)
-        properties = message.properties
-        unique_key = properties.get(PROPERTY_UNIQUE_KEY)
-        if not unique_key:
-            unique_key = unique_id()
-            properties = {**properties, PROPERTY_UNIQUE_KEY: unique_key}
-        data = pb.Message(
-            topic=topic,
-            body=message.body,
-            properties=properties,
-            queue_id=queue_id,
-            flag=message.flag,
-            sys_flag=message.sys_flag,
-            born_timestamp_ms=message.born_timestamp or time.time_ns() // 1_000_000,
-            reconsume_times=message.reconsume_times,
-        ).SerializeToString()
-        return Encoded(_field_head(len(data)) + data, topic, queue_id, unique_key)
+        try:
+            if properties:
+                unique_key = properties.get(PROPERTY_UNIQUE_KEY) or unique_id()
+                text = encode_properties({**properties, PROPERTY_UNIQUE_KEY: unique_key})
+            else:
+                unique_key = unique_id()
+                text = _UNIQUE_KEY_IS + unique_key.encode()
+            data = encode_message(
+                topic,
+                message.body,
+                text,
+                queue_id,
+                message.born_timestamp or time.time_ns() // 1_000_000,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                reconsume_times=message.reconsume_times,
+            )
+        except (InvalidRequestError, UnicodeEncodeError) as error:
+            raise MessageRefusedError(f"the message cannot be sent: {error}") from error
+        return _make(Encoded, (data, _make(Sent, (topic, queue_id, unique_key))))
 
     def _choose(self, topic: str, key: str | None) -> int:
         known = self._topics.find(topic)
@@ -203,19 +211,6 @@ class Producer:
 def queue_of_key(key: str, queues: int) -> int:
     """The queue of a sharding key: the same for ever, and the same as RocketMQ's ``SelectMessageQueueByHash``."""
     return abs(java_hash(key)) % queues
-
-
-_MESSAGES_FIELD: Final = 0x0A  # field 1, length-delimited
-
-
-def _field_head(length: int) -> bytes:
-    """Tag and length of one of a ``SendRequest``'s messages."""
-    head = bytearray((_MESSAGES_FIELD,))
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
 
 
 class MessageSender:

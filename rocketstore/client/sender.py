@@ -24,7 +24,7 @@ from types import TracebackType
 
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline
 from dledger.errors import DLedgerError, PendingFullError, UnavailableError
-from rocketstore.client.batch import Encoded, SendBatch, SendFuture, SendOptions
+from rocketstore.client.batch import MESSAGE_OVERHEAD_BYTES, Encoded, SendBatch, SendFuture, SendOptions
 from rocketstore.client.errors import MessageRefusedError, is_retried
 from rocketstore.client.pipe import Answer, SendPipe
 
@@ -80,8 +80,10 @@ class Sender:
             if batch is None or self._pending_bytes >= options.pending_bytes_max:
                 batch = self._open_batch()
             place = len(batch.messages)
-            batch.messages.append(message)
-            cost = message.cost
+            data, sent = message
+            batch.data.append(data)
+            batch.messages.append(sent)
+            cost = len(data) + MESSAGE_OVERHEAD_BYTES
             size = batch.bytes = batch.bytes + cost
             self._pending_bytes += cost
             if size >= options.batch_bytes or place + 1 >= options.batch_messages:
@@ -148,7 +150,7 @@ class Sender:
             batch = self._backlog.popleft()
             self._inflight.append(batch)
             try:
-                self._pipe.submit([batch.messages[place].data for place in batch.left], partial(self._on_done, batch))
+                self._pipe.submit([batch.data[place] for place in batch.left], partial(self._on_done, batch))
             except DLedgerError as error:
                 self._inflight.remove(batch)
                 batch.error = error

@@ -64,6 +64,9 @@ from rocketstore.message.record import (
 from rocketstore.message.scan import scan_entries
 from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, ScannedRecords, Stored
 
+_PUT_OK: Final = PutMessageStatus.PUT_OK
+_make: Final = tuple.__new__
+"""Makes named tuples without their constructors' detour: one per message."""
 _OFFSET: Final = Struct(">q")
 _HEAD: Final = Struct(">ii")
 _TIMESTAMP_AT: Final = {0: STORE_TIMESTAMP_AT, SYS_FLAG_BORN_HOST_V6: STORE_TIMESTAMP_AT_V6}
@@ -245,7 +248,8 @@ class ReplicatedCommitLog:
         records: list[bytearray] = []
         for message in messages:
             try:
-                prepare(message, self._delay_levels)
+                if message.properties:
+                    prepare(message, self._delay_levels)
                 record = encode_record_buffer(message)
             except InvalidRequestError as error:
                 done(_illegal(messages, len(records), str(error)))
@@ -402,8 +406,7 @@ class _Put:
     def finish(self, result: AppendedBatch | DLedgerError) -> None:
         """Tell the submitter; without any lock."""
         if isinstance(result, AppendedBatch):
-            ok = PutMessageStatus.PUT_OK
-            self._done([PutResult(ok, stored) for stored in self._stored()])
+            self._done([_make(PutResult, (_PUT_OK, stored, "stored", "", "")) for stored in self._stored()])
             return
         status, leader = self._log.result_of(result)
         reason, outcome = str(result), result.outcome
@@ -417,7 +420,7 @@ class _Put:
         places = zip(self.messages, self.records, self.positions, self.queue_offsets, strict=True)
         for message, record, position, queue_offset in places:
             message.offset = offset = position + ENTRY_HEADER_BYTES
-            add(Stored(offset, len(record), message.queue_id, queue_offset, timestamp))
+            add(_make(Stored, (offset, len(record), message.queue_id, queue_offset, timestamp)))
         return found
 
 

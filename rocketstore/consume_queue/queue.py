@@ -42,12 +42,24 @@ _queue_offset: Final = operator.itemgetter(6)
 class ConsumeQueue:
     """One queue of a topic. Offsets are queue offsets (unit numbers) unless they are called physical."""
 
-    def __init__(self, topic: str, queue_id: int, directory: Path, file_bytes: int, fs: FileSystem) -> None:
-        """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes."""
+    def __init__(  # the last one is the table's
+        self,
+        topic: str,
+        queue_id: int,
+        directory: Path,
+        file_bytes: int,
+        fs: FileSystem,
+        topic_directories: threading.Lock | None = None,
+    ) -> None:
+        """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes.
+
+        ``topic_directories`` is held while directories are made: whoever removes a topic's empty one holds it, too.
+        """
         self.topic = topic
         self.queue_id = queue_id
         self.directory = directory
         self._fs = fs
+        self._topic_directories = topic_directories or threading.Lock()
         self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes)
         self._lock = threading.Lock()
         self._begin = 0
@@ -196,8 +208,9 @@ class ConsumeQueue:
 
     def _make_directory(self) -> None:
         try:
-            self._fs.make_dir(self.directory.parent)
-            self._fs.make_dir(self.directory)
+            with self._topic_directories:
+                self._fs.make_dir(self.directory.parent)
+                self._fs.make_dir(self.directory)
         except OSError as error:
             raise DiskError(f"creating {self.directory} failed: {error}") from error
         self._unsynced_parents = True

@@ -38,6 +38,7 @@ class ConsumeQueueTable:
         self.file_bytes = -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
         self._fs = fs or RealFileSystem()
         self._lock = threading.Lock()
+        self._topic_directories = threading.Lock()
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._refused_topics: set[str] = set()
 
@@ -194,14 +195,15 @@ class ConsumeQueueTable:
                 finally:
                     self._queues.pop((queue.topic, queue.queue_id), None)
         for directory in sorted({queue.directory.parent for queue in queues}):
-            with suppress(OSError):  # not empty: a queue was created meanwhile
+            with self._topic_directories, suppress(OSError):  # not empty: a queue was created meanwhile
                 directory.rmdir()
         if queues:
             with suppress(FileNotFoundError):
                 self._fs.sync_dir(self.directory)
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
-        return ConsumeQueue(topic, queue_id, self.directory / topic / str(queue_id), self.file_bytes, self._fs)
+        directory = self.directory / topic / str(queue_id)
+        return ConsumeQueue(topic, queue_id, directory, self.file_bytes, self._fs, self._topic_directories)
 
 
 def _is_queue_id(name: str) -> bool:

@@ -33,6 +33,8 @@ NO_SEND_TOPICS: Final = HIDDEN_TOPICS | {
 """Topics that clients must not send to: the broker alone writes them. All but the hidden ones are RocketMQ's list."""
 _BLANK_BYTES: Final = 8
 _ENTRY_HEADER_BYTES: Final = 48
+_IPV4_BYTES: Final = 2 * 4
+"""Of the born host and the store host together."""
 _IPV6_BYTES: Final = 16
 _IP_BYTES: Final = (4, 16)
 _TOPIC: Final = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_BYTES_MAX}}}")
@@ -71,26 +73,35 @@ def check_client_topic(topic: str) -> str:
 
 def check_message(message: Message, config: MessageStoreConfig) -> PutResult | None:
     """Why the message cannot be stored, or None if it can. A refused message is as it was."""
-    problem = check_topic(message.topic)
-    if not problem:
-        problem = _check_fields(message)
+    problem = check_topic(message.topic) or _check_fields(message)
     if problem:
         return _illegal(problem)
-    properties_bytes = 0
-    if message.properties:
-        try:
-            text = join_properties(message.properties)
-            encoded = text.encode()
-        except (InvalidRequestError, UnicodeEncodeError) as refusal:
-            return _illegal(f"the properties cannot be stored: {refusal}")
-        properties_bytes = len(encoded)
-        if PROPERTY_DELAY in message.properties:
-            properties_bytes += _delay_extra(message)
-        else:
-            message.checked_properties = encoded
-        if properties_bytes > PROPERTIES_BYTES_MAX:
-            return _properties_too_long(text, properties_bytes)
-    return _check_size(message, properties_bytes, config)
+    if not message.properties:
+        size = len(message.property_string)
+        refusal = _check_string(message.property_string) if size else None
+        return refusal or _check_size(message, size, config)
+    try:
+        text = join_properties(message.properties)
+        encoded = text.encode()
+    except (InvalidRequestError, UnicodeEncodeError) as error:
+        return _illegal(f"the properties cannot be stored: {error}")
+    size = len(encoded)
+    if PROPERTY_DELAY in message.properties:
+        size += _delay_extra(message)
+    else:
+        message.checked_properties = encoded
+    if size > PROPERTIES_BYTES_MAX:
+        return _properties_too_long(text, size)
+    return _check_size(message, size, config)
+
+
+def _check_string(encoded: bytes) -> PutResult | None:
+    """Why a property string that a producer has joined cannot be stored. Readers skip whatever in it is no property."""
+    try:
+        text = encoded.decode()
+    except UnicodeDecodeError as error:
+        return _illegal(f"the properties cannot be stored: {error}")
+    return _properties_too_long(text, len(encoded)) if len(encoded) > PROPERTIES_BYTES_MAX else None
 
 
 def check_batch(batch: Message, config: MessageStoreConfig) -> PutResult | None:
@@ -118,8 +129,7 @@ def check_batch(batch: Message, config: MessageStoreConfig) -> PutResult | None:
 
 def _check_fields(message: Message) -> str:
     """Whether hosts and numbers fit their fields, so that encoding cannot fail later, under the lock."""
-    born_ip, born_port = message.born_host
-    store_ip, store_port = message.store_host
+    (born_ip, born_port), (store_ip, store_port) = message.born_host, message.store_host
     if len(born_ip) not in _IP_BYTES or len(store_ip) not in _IP_BYTES:
         return "the born host or the store host is no IP address of 4 or 16 bytes"
     try:
@@ -140,15 +150,16 @@ def _check_fields(message: Message) -> str:
 
 
 def _check_size(message: Message, properties_bytes: int, config: MessageStoreConfig) -> PutResult | None:
-    body_bytes = len(message.body)
-    if body_bytes > config.max_message_size:
-        return _illegal(f"the body has {body_bytes} bytes; at most {config.max_message_size} are allowed")
+    body_bytes, most = len(message.body), config.max_message_size
+    if body_bytes > most:
+        return _illegal(f"the body has {body_bytes} bytes; at most {most} are allowed")
     size = OVERHEAD + body_bytes + len(message.topic) + properties_bytes
-    size += IPV6_EXTRA * ((len(message.born_host[0]) == _IPV6_BYTES) + (len(message.store_host[0]) == _IPV6_BYTES))
+    if len(message.born_host[0]) + len(message.store_host[0]) != _IPV4_BYTES:
+        size += IPV6_EXTRA * ((len(message.born_host[0]) == _IPV6_BYTES) + (len(message.store_host[0]) == _IPV6_BYTES))
     room = config.mapped_file_size_commit_log - _BLANK_BYTES
     if config.enable_dledger_commit_log:
         room -= _ENTRY_HEADER_BYTES
-    limit = min(config.max_message_size + RECORD_EXTRA_BYTES, room)
+    limit = min(most + RECORD_EXTRA_BYTES, room)
     return None if size <= limit else _illegal(f"the record would have {size} bytes; at most {limit} are allowed")
 
 

@@ -19,7 +19,6 @@ from rocketstore.message.message import HostAddress
 PORT_MAX: Final = 65_535
 _ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _PORT_AND_OFFSET: Final = Struct(">iq")
-_TIME_AND_COUNT: Final = Struct(">IH")
 _I32_MASK: Final = 0xFFFF_FFFF
 _COUNT_MASK: Final = 0xFFFF
 _SKEW_MAX_MS: Final = 1_000_000
@@ -64,7 +63,7 @@ class UniqueIds:
 
     def __init__(self, ip: bytes, pid: int, now_ms: Callable[[], int], *, tag: int | None = None) -> None:
         own_tag = secrets.randbits(32) if tag is None else tag & _I32_MASK
-        self._prefix = ip + (pid & _COUNT_MASK).to_bytes(2, "big") + own_tag.to_bytes(4, "big")
+        self._prefix = (ip + (pid & _COUNT_MASK).to_bytes(2, "big") + own_tag.to_bytes(4, "big")).hex().upper()
         self._now_ms = now_ms
         self._count = count()
         self._month = (0, 0)
@@ -78,19 +77,20 @@ class UniqueIds:
         passed_ms = now_ms - start_ms
         if -_SKEW_MAX_MS < passed_ms < 0:
             passed_ms = 0
-        packed = _TIME_AND_COUNT.pack(passed_ms & _I32_MASK, next(self._count) & _COUNT_MASK)
-        return (self._prefix + packed).hex().upper()
+        return f"{self._prefix}{passed_ms & _I32_MASK:08X}{next(self._count) & _COUNT_MASK:04X}"
 
 
 def unique_id() -> str:
     """A unique id of this process, for the property ``UNIQ_KEY``."""
-    return _own_ids(os.getpid()).next()
+    return _own_ids().next()
 
 
 @cache
-def _own_ids(pid: int) -> UniqueIds:
-    """By process number, so that a forked child gives other ids than its parent."""
-    return UniqueIds(_own_ip(), pid, lambda: time.time_ns() // 1_000_000)
+def _own_ids() -> UniqueIds:
+    return UniqueIds(_own_ip(), os.getpid(), lambda: time.time_ns() // 1_000_000)
+
+
+os.register_at_fork(after_in_child=_own_ids.cache_clear)  # a child gives other ids than its parent
 
 
 def _own_ip() -> bytes:

@@ -60,6 +60,10 @@ class Message:
     size: int = 0
     """Length of the record in bytes; 0 before it is stored."""
     body_crc: int = 0
+    property_string: bytes = b""
+    """The properties as a record holds them, in place of ``properties``: of a message that a producer has joined them
+    for, so that nobody has to take them apart and join them again.
+    """
     checked_properties: bytes | None = field(default=None, repr=False, compare=False)
     """The property string, from the check of the message to its encoding, which comes next and uses it up."""
 

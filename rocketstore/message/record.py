@@ -110,7 +110,7 @@ def record_length(message: Message) -> int:
     """How many bytes the message's record has. Raises ``InvalidRequestError`` for what cannot be stored."""
     hosts = (len(message.born_host[0]), len(message.store_host[0]))
     flags = _FLAGS_BY_LENGTHS.get(hosts, 0)
-    properties = encode_properties(message.properties)
+    properties = encode_properties(message.properties) or message.property_string
     return _LAYOUTS[flags].body_at + 3 + len(message.body) + len(_topic_field(message.topic)) - 1 + len(properties)
 
 
@@ -139,7 +139,7 @@ def _encode(message: Message, queue_offset: int, physical_offset: int) -> tuple[
     topic = _topics.get(message.topic) or _topic_field(message.topic)
     properties, message.checked_properties = message.checked_properties, None
     if properties is None:
-        properties = encode_properties(message.properties) if message.properties else b""
+        properties = encode_properties(message.properties) if message.properties else message.property_string
     properties_bytes = len(properties)
     born_ip, born_port = message.born_host
     store_ip, store_port = message.store_host

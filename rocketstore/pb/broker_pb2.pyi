@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Message(_message.Message):
-    __slots__ = ("topic", "body", "properties", "queue_id", "flag", "sys_flag", "born_timestamp_ms", "reconsume_times")
+    __slots__ = ("topic", "body", "properties", "queue_id", "flag", "sys_flag", "born_timestamp_ms", "reconsume_times", "property_string")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Message(_message.Message):
     SYS_FLAG_FIELD_NUMBER: _ClassVar[int]
     BORN_TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
     RECONSUME_TIMES_FIELD_NUMBER: _ClassVar[int]
+    PROPERTY_STRING_FIELD_NUMBER: _ClassVar[int]
     topic: str
     body: bytes
     properties: _containers.ScalarMap[str, str]
@@ -31,7 +32,8 @@ class Message(_message.Message):
     sys_flag: int
     born_timestamp_ms: int
     reconsume_times: int
-    def __init__(self, topic: _Optional[str] = ..., body: _Optional[bytes] = ..., properties: _Optional[_Mapping[str, str]] = ..., queue_id: _Optional[int] = ..., flag: _Optional[int] = ..., sys_flag: _Optional[int] = ..., born_timestamp_ms: _Optional[int] = ..., reconsume_times: _Optional[int] = ...) -> None: ...
+    property_string: bytes
+    def __init__(self, topic: _Optional[str] = ..., body: _Optional[bytes] = ..., properties: _Optional[_Mapping[str, str]] = ..., queue_id: _Optional[int] = ..., flag: _Optional[int] = ..., sys_flag: _Optional[int] = ..., born_timestamp_ms: _Optional[int] = ..., reconsume_times: _Optional[int] = ..., property_string: _Optional[bytes] = ...) -> None: ...
 
 class SendRequest(_message.Message):
     __slots__ = ("messages", "request_id", "no_wait", "packed_answer")

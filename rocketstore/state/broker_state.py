@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -322,8 +322,8 @@ class BrokerState:
     def _on_fatal(self, error: BaseException) -> None:
         self._publisher.close(f"broker state failed: {error}")
 
-    def _on_arrival(self, head: RecordHead) -> None:
-        if head.topic == BROKER_STATE_TOPIC:
+    def _on_arrival(self, heads: Sequence[RecordHead]) -> None:
+        if BROKER_STATE_TOPIC in [head[0] for head in heads]:
             self._worker.wake()
 
     def _change(self, change: Change, done: StateDone, *, changes_nothing: bool = False) -> None:

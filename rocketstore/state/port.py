@@ -47,5 +47,5 @@ class StateStore(Protocol):
     def wait_dispatched(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until all that the log holds is in the queues; whether it is."""
 
-    def add_arrival_listener(self, listener: Callable[[RecordHead], None]) -> None:
+    def add_arrival_listener(self, listener: Callable[[Sequence[RecordHead]], None]) -> None:
         """Call ``listener``, which must be fast, on the dispatch thread once a record is in its queue."""

@@ -15,6 +15,7 @@ import grpc
 
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.properties import decode_properties
 from rocketstore.message.record import encode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
@@ -278,7 +279,7 @@ class FakeBroker:
                     message.topic,
                     message.body,
                     queue_id,
-                    dict(message.properties),
+                    decode_properties(message.property_string) or dict(message.properties),
                     message.flag,
                     message.sys_flag,
                     message.born_timestamp_ms,

@@ -93,7 +93,7 @@ class FakeStore:
         self._delay_levels = delay_levels
         self._queues: dict[tuple[str, int], FakeQueue] = {}
         self._dispatched = 0
-        self._listeners: list[Callable[[RecordHead], None]] = []
+        self._listeners: list[Callable[[Sequence[RecordHead]], None]] = []
         with self.log.lock:
             self.log.stores.append(self)
         self.dispatch()
@@ -183,7 +183,7 @@ class FakeStore:
             for key in [key for key in self._queues if key[0] == topic]:
                 del self._queues[key]
 
-    def add_arrival_listener(self, listener: Callable[[RecordHead], None]) -> None:
+    def add_arrival_listener(self, listener: Callable[[Sequence[RecordHead]], None]) -> None:
         self._listeners.append(listener)
 
     def expire(self, topic: str, queue_id: int, min_offset: int) -> None:
@@ -212,7 +212,7 @@ class FakeStore:
                 queue = self._queues.setdefault((one.head.topic, one.head.queue_id), FakeQueue(one.head.queue_offset))
                 queue.records.append(one)
             for listener in self._listeners:
-                listener(one.head)
+                listener([one.head])
 
     def _append(self, message: Message) -> PutResult:
         log = self.log

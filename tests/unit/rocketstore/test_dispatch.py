@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -119,8 +119,8 @@ def test_it_scans_a_megabyte_at_a_time(log: FakeLog, sink: FakeSink, service: Di
 def test_listeners_hear_of_what_can_be_read(log: FakeLog, sink: FakeSink, service: DispatchService) -> None:
     heard: list[tuple[int, int, bool]] = []
 
-    def listen(head: RecordHead) -> None:
-        heard.append((head.offset, service.position, head in sink.heads))
+    def listen(heads: Sequence[RecordHead]) -> None:
+        heard.extend((head.offset, service.position, head in sink.heads) for head in heads)
 
     service.add_listener(listen)
     log.max_offset = 300
@@ -134,7 +134,7 @@ def test_listeners_hear_of_what_can_be_read(log: FakeLog, sink: FakeSink, servic
 def test_recovery_tells_no_listener(log: FakeLog, service: DispatchService) -> None:
     """store.md 4.3: notification is not fired by recovery dispatch."""
     heard: list[RecordHead] = []
-    service.add_listener(heard.append)
+    service.add_listener(heard.extend)
     log.max_offset = 300
 
     service.catch_up()
@@ -173,7 +173,7 @@ def test_who_waits_hears_of_a_failure_at_once(log: FakeLog, sink: FakeSink) -> N
 
 
 def test_a_listeners_exception_stops_dispatch(log: FakeLog, sink: FakeSink) -> None:
-    def listen(_head: RecordHead) -> None:
+    def listen(_heads: Sequence[RecordHead]) -> None:
         raise ValueError("listener")
 
     service = DispatchService(log, [sink])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError
 from rocketstore.broker.codec import ResultEncoder
-from rocketstore.client.batch import Encoded, SendBatch, SendFuture
+from rocketstore.client.batch import SendBatch, SendFuture, Sent
 from rocketstore.message.message import LOOPBACK
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus, PutResult, Stored
@@ -21,7 +21,7 @@ def answered(results: list[PutResult], *, packed: bool) -> pb.SendResponse:
 def taken(answer: object) -> list[SendFuture]:
     """What a producer makes of an answer to two messages."""
     batch = SendBatch(1, 0.0, Deadline(5.0))
-    batch.messages = [Encoded(b"", "T", at, f"key{at}") for at in range(2)]
+    batch.messages = [Sent("T", at, f"key{at}") for at in range(2)]
     batch.begin()
     batch.take(answer, "here:1", lambda _error: False, ordered=False)
     batch.end()
