@@ -139,7 +139,7 @@ class LocalBrokers(LocalGroup):
                 "dLegerPeers": self.members_of(node),
                 "dLegerSelfId": node,
             }
-        return {**lines, "sendMessageThreadPoolNums": "16", **self._settings}
+        return {**lines, "sendMessageThreadPoolNums": "16", **self._settings, **self._metrics_lines(node)}
 
     def command(self, node: NodeId) -> list[str]:
         """The command line of a broker, after writing its conf file."""

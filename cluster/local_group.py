@@ -77,6 +77,8 @@ class LocalGroup:
         self._settings = {"flush_mode": flush, **(settings or {})}
         self._detached = detached
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self.metrics_ports: dict[NodeId, int] = {}
+        """Where each node tells its metrics; see ``serve_metrics``."""
         directory.mkdir(parents=True, exist_ok=True)
         client_ports = free_ports(size)
         peer_ports = free_ports(size, companion=self._companion, taken=client_ports)
@@ -100,6 +102,16 @@ class LocalGroup:
     ) -> None:
         if not self._detached or kind is not None:
             self.close()
+
+    def serve_metrics(self) -> None:
+        """Have every node that is started from now on tell its metrics at a port of its own."""
+        taken = {port for node in self.nodes.values() for port in (node.client_port, node.peer_port)}
+        taken |= {node.peer_port + self._companion for node in self.nodes.values()}
+        self.metrics_ports = dict(zip(self.nodes, free_ports(len(self.nodes), taken=taken), strict=True))
+
+    def _metrics_lines(self, node: NodeId) -> dict[str, str]:
+        port = self.metrics_ports.get(node)
+        return {} if port is None else {"metrics_port": str(port)}
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +254,7 @@ class LocalGroup:
         words = [sys.executable, "-m", "cluster.cli", "serve", "-g", self.name, "-i", node]
         words += ["-p", self.members_of(node)]
         words += ["-s", str(self.directory), "--client-port", str(here.client_port)]
-        for name, text in self._settings.items():
+        for name, text in {**self._settings, **self._metrics_lines(node)}.items():
             words += ["--set", f"{name}={text}"]
         return self._ending_with_us(words)
 

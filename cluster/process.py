@@ -12,8 +12,9 @@ from typing import Final, Protocol, TypeVar
 
 import click
 
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+from cluster import logs
+
+_log = logging.getLogger("dledger")
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -35,22 +36,6 @@ class Server(Protocol):
 
 
 ServerT = TypeVar("ServerT", bound=Server)
-
-
-def log_to_stderr(level: str) -> None:
-    """What a server has to say while it runs."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(threadName)s %(name)s %(message)s",
-    )
-    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_lost_client)
-
-
-def _is_no_lost_client(record: logging.LogRecord) -> bool:
-    """gRPC reports a client that went before its answer could be written as an error, with a traceback."""
-    kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or kind.__name__ != "ExecuteBatchError"
 
 
 def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
@@ -76,14 +61,15 @@ def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_s
     if until_stdin_closes:
         _watch("dledger-stdin", lambda: _on_end_of_stdin(server.stop))
     if server.wait(0) is None:  # else a signal came during the recovery
-        click.echo(ready(server))
+        click.echo(logs.announcement(ready(server), "started"))
         sys.stdout.flush()
     code = server.wait() or 0
     if code:
         # A node that failed must be gone at once: its other threads may wait for a disk that never answers.
-        logging.getLogger(__name__).critical("stopping at once with exit code %d: %s", code, server.fatal)
+        _log.critical("stopping at once with exit code %d: %s", code, server.fatal, extra={"event": "failed"})
         logging.shutdown()
         os._exit(code)
+    _log.info("stopped", extra={"event": "stopped"})
     return code
 
 
@@ -109,7 +95,8 @@ def _catch_signals() -> int:
 
 def _on_signals(signals: int, stop: Callable[[], None]) -> None:
     """The first signal stops gracefully, a second one at once (the log is made for that)."""
-    _next_signal(signals)
+    name = signal.Signals(_next_signal(signals)).name
+    _log.info("stopping because of %s", name, extra={"event": "stopping", "reason": name})
     threading.Thread(target=stop, name="dledger-stop").start()
     os._exit(128 + _next_signal(signals))
 

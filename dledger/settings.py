@@ -162,6 +162,7 @@ OTHERS_VARIABLES: Final = frozenset(
         "DLEDGER_BOOTSTRAP",
         "DLEDGER_BROKER",
         "DLEDGER_CONFIG",
+        "DLEDGER_LOG_FORMAT",
         "DLEDGER_LOG_LEVEL",
         "DLEDGER_SECRET_KEY",
         "DLEDGER_SECRET_KEY_FILE",

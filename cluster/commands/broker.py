@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster import process
+from cluster import logs, process
+from cluster.metrics import metered
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import load_broker_settings
 
@@ -68,7 +69,15 @@ SIGTERM stops gracefully: a master hands over to another member first.""",
     help="Set a damaged replicated log aside, all of it (in damaged-N), and fetch it from the others.",
 )
 @click.option(
-    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(process.LOG_LEVELS), default="info", show_default=True
+    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
+)
+@click.option(
+    "--log-format",
+    envvar="DLEDGER_LOG_FORMAT",
+    type=click.Choice(logs.FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people, or one JSON object per line.",
 )
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
 def broker(
@@ -76,11 +85,12 @@ def broker(
     assignments: Sequence[str],
     repair: bool,
     log_level: str,
+    log_format: str,
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
     """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, sent to and pulled from over gRPC."""
-    process.log_to_stderr(log_level)
+    logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
     config, warnings = load_broker_settings(config_file, os.environ, flags | process.assigned(assignments, flags))
     for warning in warnings:
@@ -89,13 +99,20 @@ def broker(
 
 
 def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
+    from dledger.instruments import SILENT
     from rocketstore.broker.server import BrokerServer
 
-    def make() -> BrokerServer:
-        _collect_less()
-        return BrokerServer(config, repair=repair)
+    logs.name_speaker(node=config.node_id, group=config.name)
+    with metered(config.metrics_host, config.metrics_port, config.dledger) as exporter:
 
-    return process.run(make, _ready_line, until_stdin_closes=until_stdin_closes)
+        def make() -> BrokerServer:
+            _collect_less()
+            broker = BrokerServer(config, repair=repair, instruments=exporter.instruments if exporter else SILENT)
+            if exporter:
+                exporter.watch_broker(broker)
+            return broker
+
+        return process.run(make, _ready_line, until_stdin_closes=until_stdin_closes)
 
 
 def _collect_less() -> None:

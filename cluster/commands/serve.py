@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from cluster import process
+from cluster import logs, process
+from cluster.metrics import metered
 from dledger import settings
 from dledger.config import ServerConfig
 
@@ -49,7 +50,15 @@ Flags win over the environment, which wins over the file.""",
     "--repair", is_flag=True, help="Set the damaged log aside, all of it (in damaged-N), and fetch it from the others."
 )
 @click.option(
-    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(process.LOG_LEVELS), default="info", show_default=True
+    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
+)
+@click.option(
+    "--log-format",
+    envvar="DLEDGER_LOG_FORMAT",
+    type=click.Choice(logs.FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people, or one JSON object per line.",
 )
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
 def serve(
@@ -57,11 +66,12 @@ def serve(
     assignments: Sequence[str],
     repair: bool,
     log_level: str,
+    log_format: str,
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
     """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first hands over."""
-    process.log_to_stderr(log_level)
+    logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
     loaded = settings.load(config_file, os.environ, flags | process.assigned(assignments, flags))
     if loaded.unused:
@@ -70,7 +80,10 @@ def serve(
 
 
 def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
+    from dledger.instruments import SILENT
     from dledger.server import DLedgerServer
+
+    logs.name_speaker(node=config.node_id, group=config.group)
 
     def ready(server: DLedgerServer) -> str:
         return (
@@ -78,4 +91,12 @@ def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int
             f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
         )
 
-    return process.run(lambda: DLedgerServer(config, repair=repair), ready, until_stdin_closes=until_stdin_closes)
+    with metered(config.metrics_host, config.metrics_port, config) as exporter:
+
+        def make() -> DLedgerServer:
+            server = DLedgerServer(config, repair=repair, instruments=exporter.instruments if exporter else SILENT)
+            if exporter:
+                exporter.watch_node(server)
+            return server
+
+        return process.run(make, ready, until_stdin_closes=until_stdin_closes)

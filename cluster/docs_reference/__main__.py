@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cluster.docs_reference import commands, configuration
+from cluster.docs_reference import commands, configuration, metrics
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
-DOCUMENTS: Final = {"configuration.md": configuration.text, "cli.md": commands.text}
+DOCUMENTS: Final = {"configuration.md": configuration.text, "cli.md": commands.text, "metrics.md": metrics.text}
 
 
 def main(arguments: list[str]) -> int:

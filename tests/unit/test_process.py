@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # missing in grpc-stubs
 
-from cluster import process
+from cluster import logs
 
 LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
@@ -21,7 +21,7 @@ def _filters_as_before() -> Iterator[None]:
 
 def test_a_client_that_went_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """A broker that was paused comes back to hundreds of them; other errors of gRPC are still told."""
-    process.log_to_stderr("info")
+    logs.to_stderr("info")
 
     for error in (cygrpc.ExecuteBatchError("nobody takes the answer"), RuntimeError("a handler is broken")):
         LOGGER.error("raised in core", exc_info=error)

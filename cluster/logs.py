@@ -1,0 +1,85 @@
+"""A server's log on standard error: lines for people, or one JSON object per line for machines.
+
+What is logged is the same; as JSON, the facts of an event (``extra`` of the record) are fields of their own beside the
+sentence, and every line names its node and group. Nothing secret is given to a logger anywhere, so nothing is masked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import PurePath
+from typing import Final
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("text", "json")
+_TEXT: Final = "%(asctime)s %(levelname)s %(threadName)s %(name)s %(message)s"
+_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+_PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+"""What every record has; the rest came with ``extra``."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: time (UTC), level, logger, thread, message, then who says it, then the event's facts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.who: dict[str, str] = {}
+        """Fields of every line, such as the node."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, object] = {
+            "time": f"{now}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+            **self.who,
+            **{name: value for name, value in vars(record).items() if name not in _PLAIN},
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["error"] = repr(record.exc_info[1])
+            fields["stack"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False, default=_plainly)
+
+
+def to_stderr(level: str, form: str = "text") -> None:
+    """Log from ``level`` on; once per process. ``form`` is one of ``FORMATS``."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_lost_client)
+
+
+def name_speaker(**who: str) -> None:
+    """Have every JSON line from now on say who speaks, such as ``node`` and ``group``."""
+    for formatter in _json_formatters():
+        formatter.who.update(who)
+
+
+def announcement(text: str, event: str) -> str:
+    """A line for standard output in the format of the log."""
+    for formatter in _json_formatters():
+        record = logging.makeLogRecord({"name": "dledger", "levelname": "INFO", "msg": text, "event": event})
+        return formatter.format(record)
+    return text
+
+
+def _json_formatters() -> list[JsonFormatter]:
+    found = [handler.formatter for handler in logging.getLogger().handlers]
+    return [formatter for formatter in found if isinstance(formatter, JsonFormatter)]
+
+
+def _plainly(value: object) -> object:
+    """Values that JSON does not know: paths as texts, tuples of them, anything else as people write it."""
+    return str(value) if isinstance(value, PurePath) else repr(value)
+
+
+def _is_no_lost_client(record: logging.LogRecord) -> bool:
+    """gRPC reports a client that went before its answer could be written as an error, with a traceback."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"

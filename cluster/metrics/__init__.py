@@ -1,0 +1,26 @@
+"""What a server tells Prometheus: the endpoint, what is on it, and how the hot paths are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.metrics.exporter import Exporter
+    from dledger.config import ServerConfig
+
+
+@contextmanager
+def metered(host: str, port: int, node: ServerConfig | None) -> Iterator[Exporter | None]:
+    """Serve metrics of a server process at ``host:port`` meanwhile; None if ``port`` is 0. Raises ``ConfigError``.
+
+    Without it nothing of this package is imported, and nothing is measured.
+    """
+    if port == 0:
+        yield None
+        return
+    from cluster.metrics.exporter import Exporter
+
+    with Exporter(host, port, node.peers if node is not None else ()) as exporter:
+        yield exporter

@@ -1,0 +1,80 @@
+"""A broker's metrics, read from its state when Prometheus asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from cluster.metrics.families import Families
+from cluster.metrics.histogram import cumulative
+from cluster.metrics.recorder import Recorder
+from rocketstore.broker.measurements import BrokerMeasurements
+from rocketstore.broker.server import BrokerServer
+from rocketstore.stats import LATENCY_BOUNDS_MS, StoreStats
+from rocketstore.types import BrokerRole
+
+_LEAST_LATENCY_S = 0.001
+"""RocketMQ's first bucket holds what took no whole millisecond."""
+_LATENCY_BOUNDS_S = tuple(max(_LEAST_LATENCY_S, bound / 1000) for bound in LATENCY_BOUNDS_MS)
+
+
+class BrokerMetrics(Collector):
+    """``rocketmq_…``."""
+
+    def __init__(self, broker: BrokerServer, recorder: Recorder) -> None:
+        self._broker = broker
+        self._recorder = recorder
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing that registering needs to know."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything as it is now."""
+        config, now = self._broker.config, self._broker.measure()
+        found = Families(config.cluster_name, config.name, config.node_id)
+        found.gauge("rocketmq_master", now.role is not BrokerRole.SLAVE)
+        self._store(found, now)
+        self._counters(found, self._broker.store.stats)
+        self._topics(found, now)
+        found.gauge("rocketmq_pulls_waiting", now.service.pulls_waiting)
+        found.gauge("rocketmq_streams", now.service.streams)
+        found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
+        found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
+        return found.all()
+
+    def _store(self, found: Families, now: BrokerMeasurements) -> None:
+        begin_ms = now.earliest_message_ms
+        found.gauge("rocketmq_storage_size_bytes", now.end_offset - now.min_offset)
+        found.gauge("rocketmq_storage_dispatch_behind_bytes", now.dispatch_behind_bytes)
+        found.gauge("rocketmq_storage_flush_behind_bytes", now.flush_behind_bytes)
+        found.gauge(
+            "rocketmq_storage_message_age_seconds", max(0.0, time.time() - begin_ms / 1000) if begin_ms > 0 else 0
+        )
+        found.gauge("rocketmq_storage_disk_used_ratio", now.disk_used_ratio)
+        if self._broker.node is None:  # else the log's own figures are the node's
+            found.histogram("rocketmq_flush_latency_seconds", self._recorder.flush_latency_s)
+
+    def _counters(self, found: Families, stats: StoreStats) -> None:
+        found.counter("rocketmq_puts_total", stats.puts)
+        found.counter("rocketmq_put_failures_total", stats.failed_puts)
+        buckets = cumulative(_LATENCY_BOUNDS_S, stats.latency())
+        found.buckets("rocketmq_put_latency_seconds", buckets, stats.latency_sum_s())
+        found.counter("rocketmq_gets_total", stats.gets_found, "found")
+        found.counter("rocketmq_gets_total", stats.gets_missed, "missed")
+
+    def _topics(self, found: Families, now: BrokerMeasurements) -> None:
+        found.gauge("rocketmq_topics", now.topic_count)
+        found.gauge("rocketmq_consumer_groups", now.group_count)
+        for topic, arrived in now.topics.items():
+            found.counter("rocketmq_messages_in_total", arrived.messages, topic)
+            found.counter("rocketmq_throughput_in_bytes_total", arrived.size_bytes, topic)
+        for (group, topic), given in now.groups.items():
+            found.counter("rocketmq_messages_out_total", given.messages, topic, group)
+            found.counter("rocketmq_throughput_out_bytes_total", given.size_bytes, topic, group)
+        for lag in now.lags:
+            found.gauge("rocketmq_consumer_lag_messages", lag.messages, lag.topic, lag.group)
+        found.gauge("rocketmq_consumer_lags_left_out", now.lags_left_out)

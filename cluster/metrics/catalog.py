@@ -1,0 +1,210 @@
+"""Every metric: its name, kind, labels and meaning, and what DLedger and RocketMQ 5 call the same thing.
+
+The collectors make nothing that is not in here (``families`` looks it up), and the table in ``docs/metrics.md`` is
+written from it. Names follow Prometheus: base units, ``_total`` for counters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Kind(StrEnum):
+    """Prometheus's kinds."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+    """Besides those that all metrics of its family have."""
+    java: str = ""
+    """The same, or nearly the same, in DLedger 0.4 or RocketMQ 5; empty if they have none."""
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Its labels."""
+        return (*(NODE_LABELS if self.name.startswith("dledger_") else BROKER_LABELS), *self.labels)
+
+
+NODE_LABELS: Final = ("group", "node")
+"""Of every ``dledger_`` metric."""
+BROKER_LABELS: Final = ("cluster", "broker", "node")
+"""Of every ``rocketmq_`` metric."""
+
+
+def _gauge(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
+    return Spec(name, Kind.GAUGE, meaning, labels, java)
+
+
+def _counter(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
+    return Spec(name, Kind.COUNTER, meaning, labels, java)
+
+
+def _histogram(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
+    return Spec(name, Kind.HISTOGRAM, meaning, labels, java)
+
+
+NODE_SPECS: Final = (
+    _gauge("dledger_build_info", "Always 1; the labels tell what runs here.", "version", "python"),
+    _gauge("dledger_role", "1 for the role that the node has, 0 for the others.", "role"),
+    _gauge("dledger_term", "The current term."),
+    _gauge("dledger_leader_known", "Whether the node knows a leader of its term (itself included)."),
+    _gauge("dledger_leader_info", "1 for the leader that the node knows; none while it knows none.", "leader"),
+    _gauge("dledger_voter", "Whether its vote counts; 0 on a node with a new disk that has not caught up."),
+    _gauge("dledger_members", "Members of the group as configured."),
+    _gauge("dledger_begin_index", "First entry kept."),
+    _gauge("dledger_end_index", "Last entry stored.", java="DLedger ledgerEndIndex"),
+    _gauge("dledger_committed_index", "Last entry known to be committed.", java="DLedger committedIndex"),
+    _gauge("dledger_flushed_index", "Last entry durable on this node."),
+    _gauge(
+        "dledger_applied_index",
+        "Last entry that the application has: what is in queues and index (broker), or what is committed (log node).",
+        java="DLedger appliedIndex",
+    ),
+    _gauge("dledger_entries", "Entries kept.", java="dledger_entries_count"),
+    _gauge("dledger_begin_position_bytes", "Where the log begins."),
+    _gauge("dledger_end_position_bytes", "Where the log ends."),
+    _gauge("dledger_committed_position_bytes", "Up to where the log is known to be committed."),
+    _gauge("dledger_flushed_position_bytes", "Up to where the log is durable on this node."),
+    _gauge("dledger_pending_entries", "Entries of the leader that wait for a quorum."),
+    _gauge("dledger_pending_bytes", "Their bytes."),
+    _gauge("dledger_peer_match_index", "Leader only: last entry that the peer durably holds.", "peer"),
+    _gauge("dledger_peer_lag_entries", "Leader only: entries that the peer lacks.", "peer"),
+    _gauge("dledger_peer_lag_bytes", "Leader only: bytes of log that the peer lacks.", "peer"),
+    _gauge("dledger_peer_inflight_pushes", "Leader only: pushes sent to the peer and not answered.", "peer"),
+    _gauge("dledger_peer_last_contact_seconds", "Leader only: how long ago the peer was heard.", "peer"),
+    _counter("dledger_peer_dropped_messages_total", "Messages to the peer that found no way.", "peer"),
+    _gauge("dledger_disk_used_ratio", "How full the fuller disk is (0 to 1); -1 before the first look."),
+    _gauge("dledger_disk_full", "Whether appends are refused because the disk is full."),
+    _counter("dledger_elections_total", "Campaigns of this node, each in a new term."),
+    _counter("dledger_pre_votes_total", "How often this node asked whether it would be elected."),
+    _counter(
+        "dledger_role_changes_total", "Changes of role, term or leader, by what it became and why.", "role", "reason"
+    ),
+    _counter("dledger_appended_entries_total", "Entries that this node appended as leader."),
+    _counter("dledger_appended_bytes_total", "Their bytes in the log, headers included."),
+    _counter("dledger_received_entries_total", "Entries that this node took from a leader."),
+    _counter("dledger_received_bytes_total", "Their bytes in the log."),
+    _counter("dledger_append_failures_total", "Appends that were refused or not confirmed, by response code.", "code"),
+    _histogram(
+        "dledger_append_latency_seconds",
+        "From an append's arrival to its acknowledgement by a quorum.",
+        java="dledger_append_entry_latency",
+    ),
+    _histogram("dledger_append_batch_entries", "Entries of one append.", java="dledger_append_entry_batch_count"),
+    _histogram("dledger_append_batch_bytes", "Bytes of one append.", java="dledger_append_entry_batch_bytes"),
+    _histogram(
+        "dledger_replication_latency_seconds",
+        "Leader only: from sending a push to the answer that the peer durably holds it.",
+        "peer",
+        java="dledger_replicate_entry_latency (remote_id)",
+    ),
+    _histogram(
+        "dledger_replication_batch_entries",
+        "Leader only: entries of one push.",
+        "peer",
+        java="dledger_replicate_entry_batch_count (remote_id)",
+    ),
+    _histogram(
+        "dledger_replication_batch_bytes",
+        "Leader only: bytes of one push.",
+        "peer",
+        java="dledger_replicate_entry_batch_bytes (remote_id)",
+    ),
+    _histogram("dledger_flush_latency_seconds", "One flush of the log to the disk."),
+    _histogram("dledger_flush_bytes", "What one flush made durable."),
+)
+
+BROKER_SPECS: Final = (
+    _gauge("rocketmq_master", "Whether the broker takes messages (0: it is a slave)."),
+    _counter(
+        "rocketmq_messages_in_total",
+        "Messages that arrived in the topic, on every member, since the broker started.",
+        "topic",
+        java="rocketmq_messages_in_total",
+    ),
+    _counter("rocketmq_throughput_in_bytes_total", "Their bytes.", "topic", java="rocketmq_throughput_in_total"),
+    _counter(
+        "rocketmq_messages_out_total",
+        "Messages that this broker gave to the group.",
+        "topic",
+        "consumer_group",
+        java="rocketmq_messages_out_total",
+    ),
+    _counter(
+        "rocketmq_throughput_out_bytes_total",
+        "Their bytes.",
+        "topic",
+        "consumer_group",
+        java="rocketmq_throughput_out_total",
+    ),
+    _counter("rocketmq_puts_total", "Messages stored for producers.", java="putTps (runtime info)"),
+    _counter("rocketmq_put_failures_total", "Messages whose producers must take them as not sent."),
+    _histogram(
+        "rocketmq_put_latency_seconds",
+        "From a message's arrival to its answer, in RocketMQ's buckets; measured in whole milliseconds.",
+        java="putMessageDistributeTime (runtime info)",
+    ),
+    _counter(
+        "rocketmq_gets_total",
+        "Gets from queues, by whether they found messages.",
+        "result",
+        java="getFoundTps, getMissTps (runtime info)",
+    ),
+    _gauge(
+        "rocketmq_consumer_lag_messages",
+        "Messages of the topic that the group has not consumed, by its committed offsets.",
+        "topic",
+        "consumer_group",
+        java="rocketmq_consumer_lag_messages",
+    ),
+    _gauge(
+        "rocketmq_consumer_lags_left_out",
+        "Pairs of group and topic beyond metrics_topics_max, or groups not looked at.",
+    ),
+    _gauge("rocketmq_storage_size_bytes", "Bytes of log kept.", java="rocketmq_storage_size"),
+    _gauge(
+        "rocketmq_storage_dispatch_behind_bytes",
+        "Bytes of log that are not yet in queues and index.",
+        java="rocketmq_storage_dispatch_behind_bytes",
+    ),
+    _gauge(
+        "rocketmq_storage_flush_behind_bytes",
+        "Bytes of log that are not yet durable on this node.",
+        java="rocketmq_storage_flush_behind_bytes",
+    ),
+    _gauge(
+        "rocketmq_storage_message_age_seconds",
+        "How long ago the first message kept was stored; 0 if there is none.",
+        java="rocketmq_storage_message_reserve_time",
+    ),
+    _gauge(
+        "rocketmq_storage_disk_used_ratio",
+        "How full the fuller one of log and queues is (0 to 1); -1 if unknown.",
+        java="commitLogDiskRatio (runtime info)",
+    ),
+    _histogram("rocketmq_flush_latency_seconds", "Plain broker only: one flush of the commit log to the disk."),
+    _gauge("rocketmq_topics", "Topics.", java="rocketmq_topic_number"),
+    _gauge("rocketmq_consumer_groups", "Consumer groups.", java="rocketmq_consumer_group_number"),
+    _gauge("rocketmq_pulls_waiting", "Pulls that wait for messages (long polls).", java="pullRequestHold…Size"),
+    _gauge("rocketmq_streams", "Open send and pull streams."),
+    _gauge(
+        "rocketmq_send_pending_messages",
+        "Messages taken from producers and not answered.",
+        java="rocketmq_processor_watermark",
+    ),
+    _gauge("rocketmq_send_pending_bytes", "Their bytes."),
+)
+
+SPECS: Final = {spec.name: spec for spec in (*NODE_SPECS, *BROKER_SPECS)}

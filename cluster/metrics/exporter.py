@@ -1,0 +1,102 @@
+"""The endpoint of one server process, put together: what is measured, and the port at which it is told.
+
+The port is open before the server is made, so that a long recovery can be watched, and a taken port is told at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+
+from cluster.metrics.broker_metrics import BrokerMetrics
+from cluster.metrics.http import MetricsPort, text_page
+from cluster.metrics.node_metrics import NodeMetrics
+from cluster.metrics.recorder import Recorder
+from dledger.types import LogIndex, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dledger.config import Member
+    from dledger.server import DLedgerServer
+    from rocketstore.broker.server import BrokerServer
+
+
+@dataclass(slots=True)
+class _Probes:
+    alive: Callable[[], tuple[bool, str]]
+    ready: Callable[[], tuple[bool, str]]
+
+
+class Exporter:
+    """Use as a context: the port is answered within. Raises ``ConfigError`` from the constructor: port taken."""
+
+    def __init__(self, host: str, port: int, peers: Iterable[Member] = ()) -> None:
+        self.instruments = Recorder(peer.node_id for peer in peers)
+        """For the server to be made with."""
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        self._probes = _Probes(alive=lambda: (True, "starting"), ready=lambda: (False, "starting"))
+        self._port = MetricsPort(
+            host,
+            port,
+            {
+                "/metrics": self._metrics,
+                "/healthz": text_page(lambda: self._probes.alive()),
+                "/readyz": text_page(lambda: self._probes.ready()),
+            },
+        )
+
+    def __enter__(self) -> Self:
+        self._port.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._port.stop()
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._port.port
+
+    def watch_node(self, server: DLedgerServer) -> None:
+        """Tell of a node made with ``instruments``; before it is started."""
+        server.add_role_change_handler(self.instruments)
+        self._registry.register(NodeMetrics(server, self.instruments))
+        self._probes = _Probes(
+            alive=lambda: _alive(server.fatal),
+            ready=lambda: _ready(known=server.fatal is None and server.status().leader is not None),
+        )
+
+    def watch_broker(self, broker: BrokerServer) -> None:
+        """Tell of a broker made with ``instruments``, and of its node; before it is started."""
+        node = broker.node
+        if node is not None:
+            node.add_role_change_handler(self.instruments)
+
+            def applied() -> LogIndex:
+                return node.log.last_index_before(Position(broker.store.dispatch_position))
+
+            self._registry.register(NodeMetrics(node, self.instruments, applied))
+        self._registry.register(BrokerMetrics(broker, self.instruments))
+        self._probes = _Probes(alive=lambda: _alive(broker.fatal), ready=lambda: _ready(known=broker.is_ready))
+
+    def _metrics(self, accept: str) -> tuple[HTTPStatus, str, bytes]:
+        encode, kind = choose_encoder(accept)
+        return HTTPStatus.OK, kind, encode(self._registry)
+
+
+def _alive(fatal: BaseException | None) -> tuple[bool, str]:
+    return (True, "alive") if fatal is None else (False, f"failed: {fatal}")
+
+
+def _ready(*, known: bool) -> tuple[bool, str]:
+    return (True, "ready") if known else (False, "no leader is known here")

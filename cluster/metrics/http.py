@@ -1,0 +1,129 @@
+"""The port that Prometheus and probes ask: ``/metrics``, ``/healthz`` (it lives), ``/readyz`` (it can be used).
+
+A thread accepts, a thread per request answers; both ends are bounded: few requests at a time, each with few seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+from dledger.errors import ConfigError, DLedgerError
+
+_log = logging.getLogger(__name__)
+
+REQUESTS_MAX: Final = 8
+"""Requests answered at a time; more are hung up on."""
+REQUEST_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.2
+_TEXT: Final = "text/plain; charset=utf-8"
+
+_Request = socket.socket | tuple[bytes, socket.socket]
+
+Page = Callable[[str], tuple[HTTPStatus, str, bytes]]
+"""What a path answers: given the Accept header, a status, a content type and a body."""
+
+
+class MetricsPort:
+    """Listens from the constructor on, answers between ``start`` and ``stop``. Raises ``ConfigError``: port taken."""
+
+    def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
+        try:
+            self._server = _Server(host, port, pages)
+        except (OSError, OverflowError) as error:
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            raise ConfigError(
+                [
+                    f"cannot serve metrics at {where} (metrics_host, metrics_port): the port is in use, or the host is "
+                    f"not this machine's ({error})"
+                ]
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="dledger-metrics")
+        self.port: Final = int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close the port. Idempotent."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.pages = pages
+        self._free = threading.BoundedSemaphore(REQUESTS_MAX)
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """As the base has it, but without asking a name server who we are."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "metrics", self.server_address[1]
+
+    def process_request(self, request: _Request, client_address: object) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: _Request, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: _Request, client_address: object) -> None:  # noqa: ARG002
+        """Clients that go away are nobody's business."""
+        _log.debug("a metrics request failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_TIMEOUT_S
+    server_version, sys_version = "dledger", ""
+
+    def do_GET(self) -> None:  # as the base calls it
+        """Answer with the page of the path."""
+        page = self.server.pages.get(self.path.partition("?")[0])
+        if page is None:
+            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, ("try " + ", ".join(self.server.pages) + "\n").encode()
+        else:
+            try:
+                status, kind, body = page(self.headers.get("Accept", ""))
+            except DLedgerError as error:  # it is starting or stopping
+                status, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{error}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815  # as the base calls it
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as the base has it
+        _log.debug(format, *args)
+
+
+def text_page(look: Callable[[], tuple[bool, str]]) -> Page:
+    """A page that says in a line whether something is so: 200 or 503."""
+
+    def page(_accept: str) -> tuple[HTTPStatus, str, bytes]:
+        good, words = look()
+        return HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{words}\n".encode()
+
+    return page

@@ -1,0 +1,103 @@
+"""What the hot paths tell, kept until Prometheus asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from cluster.metrics.histogram import BYTES_BOUNDS, ENTRIES_BOUNDS, LATENCY_BOUNDS_S, Histogram
+from dledger.core.outbox import RoleChange
+from dledger.errors import DLedgerError
+from dledger.instruments import AppendDone, Instruments
+from dledger.types import AppendedBatch, NodeId
+
+
+class PeerRecord:
+    """Pushes that one peer acknowledged."""
+
+    def __init__(self) -> None:
+        self.latency_s = Histogram(LATENCY_BOUNDS_S)
+        self.entries = Histogram(ENTRIES_BOUNDS)
+        self.size_bytes = Histogram(BYTES_BOUNDS)
+
+
+class Recorder(Instruments):
+    """The port that ``dledger.instruments`` names, and a ``RoleChangeHandler``."""
+
+    def __init__(self, peers: Iterable[NodeId] = ()) -> None:
+        self.append_latency_s = Histogram(LATENCY_BOUNDS_S)
+        self.append_entries = Histogram(ENTRIES_BOUNDS)
+        self.append_bytes = Histogram(BYTES_BOUNDS)
+        self.flush_latency_s = Histogram(LATENCY_BOUNDS_S)
+        self.flush_bytes = Histogram(BYTES_BOUNDS)
+        self.peers = {peer: PeerRecord() for peer in sorted(peers)}
+        # A node writes to its log on one thread at a time, so these need no lock of their own.
+        self.received_entries = 0
+        self.received_bytes = 0
+        self._lock = threading.Lock()  # guards the counters below
+        self._failures: Counter[str] = Counter()
+        self._role_changes: Counter[tuple[str, str]] = Counter()
+
+    # -- Instruments -------------------------------------------------------------------------------------------------
+
+    def wrote(self, entries: int, size_bytes: int, *, as_leader: bool) -> None:
+        """See ``Instruments.wrote``."""
+        if as_leader:
+            self.append_entries.observe(entries)
+            self.append_bytes.observe(size_bytes)
+        else:
+            self.received_entries += entries
+            self.received_bytes += size_bytes
+
+    def timed(self, done: AppendDone) -> AppendDone:
+        """See ``Instruments.timed``."""
+        began_s = time.monotonic()
+
+        def answered(result: AppendedBatch | DLedgerError) -> None:
+            if isinstance(result, AppendedBatch):
+                self.append_latency_s.observe(time.monotonic() - began_s)
+            else:
+                with self._lock:
+                    self._failures[result.code.name] += 1
+            done(result)
+
+        return answered
+
+    def push_acknowledged(self, peer: NodeId, entries: int, size_bytes: int, took_s: float) -> None:
+        """See ``Instruments.push_acknowledged``."""
+        record = self.peers[peer]
+        record.latency_s.observe(took_s)
+        record.entries.observe(entries)
+        record.size_bytes.observe(size_bytes)
+
+    def flushed(self, size_bytes: int, took_s: float) -> None:
+        """See ``Instruments.flushed``."""
+        self.flush_latency_s.observe(took_s)
+        self.flush_bytes.observe(size_bytes)
+
+    # -- RoleChangeHandler -------------------------------------------------------------------------------------------
+
+    def startup(self) -> None:
+        """Nothing."""
+
+    def role_changed(self, change: RoleChange) -> None:
+        """Count it."""
+        with self._lock:
+            self._role_changes[change.role.lower(), change.reason or "unknown"] += 1
+
+    def shutdown(self) -> None:
+        """Nothing."""
+
+    # -- what was told -----------------------------------------------------------------------------------------------
+
+    def failures(self) -> dict[str, int]:
+        """Refused or unanswered appends by DLedger's response code."""
+        with self._lock:
+            return dict(self._failures)
+
+    def role_changes(self) -> dict[tuple[str, str], int]:
+        """Changes by what it became and why."""
+        with self._lock:
+            return dict(self._role_changes)
