@@ -77,6 +77,8 @@ class LocalGroup:
         self._settings = {"flush_mode": flush, **(settings or {})}
         self._detached = detached
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self.log_format = "text"
+        """How the nodes write their logs; or ``json``."""
         self.metrics_ports: dict[NodeId, int] = {}
         """Where each node tells its metrics; see ``serve_metrics``."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -282,10 +284,14 @@ class LocalGroup:
                 stdin=subprocess.DEVNULL if self._detached else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={name: text for name, text in os.environ.items() if not name.startswith(("COVERAGE_", "DLEDGER_"))},
+                env=self._environment(),
                 start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
             )
         return offset
+
+    def _environment(self) -> dict[str, str]:
+        ours = {name: text for name, text in os.environ.items() if not name.startswith(("COVERAGE_", "DLEDGER_"))}
+        return ours | {"DLEDGER_LOG_FORMAT": self.log_format}
 
     def _wait_ready(self, node: NodeId, offset: int) -> None:
         def ready_or_gone() -> bool:

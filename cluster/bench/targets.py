@@ -13,6 +13,7 @@ PYSYNCOBJ: Final = "PySyncObj"
 ETCD: Final = "etcd"
 OWN_P50: Final = "own p50"
 BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
+UNMEASURED: Final = "the same group without metrics"
 SMALL_LOG: Final = "same restart of a tenth of the log"
 
 
@@ -97,6 +98,9 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "pull": (at_least(150_000, "messages/s", quiet_machine_only=True),),
     "query_p50": (at_most(1.5, "ms"),),
     "broker_failover_p99": (at_most(3.0, "s"),),
+    "metrics_scrape": (at_most(20, "ms"),),
+    "metrics_overhead_pipelined": (at_most(1.1, baseline=UNMEASURED),),
+    "metrics_overhead_single": (at_most(1.1, baseline=UNMEASURED),),
     "idle_rss": (at_most(150, "MB"),),
     "pending_threads": (at_most(64, "threads"),),
 }

@@ -158,7 +158,7 @@ BROKER_SPECS: Final = (
     ),
     _counter(
         "rocketmq_gets_total",
-        "Gets from queues, by whether they found messages.",
+        "Gets from queues, the broker's own included, by whether they found messages.",
         "result",
         java="getFoundTps, getMissTps (runtime info)",
     ),

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from rocketstore.state.changes import QueueOffset
 from rocketstore.stats import GroupTotals, StoreStats, TopicTotals
-from rocketstore.types import HIDDEN_TOPICS, BrokerRole
+from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, BrokerRole
 
 
 class MeasuredState(Protocol):
@@ -124,6 +124,8 @@ class BrokerMeasurements:
     earliest_message_ms: int
 
 
+_OWN_TOPICS: Final = HIDDEN_TOPICS | {SCHEDULE_TOPIC}
+"""What the broker writes and reads for itself."""
 OTHERS: Final = "(others)"
 """Stands for all topics or groups beyond the limit; no topic can be called so."""
 
@@ -176,7 +178,7 @@ def first_topics(totals: dict[str, TopicTotals], topics_max: int) -> dict[str, T
     found: dict[str, TopicTotals] = {}
     messages = size_bytes = 0
     for topic, total in totals.items():
-        if topic in HIDDEN_TOPICS:
+        if topic in _OWN_TOPICS:
             continue
         if len(found) < topics_max:
             found[topic] = total
@@ -190,8 +192,9 @@ def first_topics(totals: dict[str, TopicTotals], topics_max: int) -> dict[str, T
 
 def first_groups(totals: dict[tuple[str, str], GroupTotals], pairs_max: int) -> dict[tuple[str, str], GroupTotals]:
     """The first pairs of group and topic that got messages; the rest added up."""
-    found = dict(list(totals.items())[:pairs_max])
-    rest = list(totals.values())[pairs_max:]
+    counted = [(pair, total) for pair, total in totals.items() if pair[1] not in _OWN_TOPICS]
+    found = dict(counted[:pairs_max])
+    rest = [total for _, total in counted[pairs_max:]]
     if rest:
         found[OTHERS, OTHERS] = GroupTotals(
             sum(total.messages for total in rest), sum(total.size_bytes for total in rest)

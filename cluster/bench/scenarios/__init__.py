@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.bench.registry import Scenario
-from cluster.bench.scenarios import appends, brokers, failover, messages, resources, restart, store
+from cluster.bench.scenarios import appends, brokers, failover, messages, metrics, resources, restart, store
 
 ALL: Final[tuple[Scenario, ...]] = (
     resources.IDLE,
     resources.PENDING,
     appends.SYNC,
     appends.ASYNC,
+    metrics.SCRAPE,
+    metrics.OVERHEAD,
     failover.SCENARIO,
     store.SCENARIO,
     messages.SCENARIO,

@@ -1,0 +1,233 @@
+"""A real node and a real plain broker, and what their endpoint tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.metrics import metered
+from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS
+from cluster.metrics.exporter import Exporter
+from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.errors import DLedgerError
+from dledger.server import DLedgerServer
+from dledger.types import AppendedBatch, NodeId
+from rocketstore.broker.server import BrokerServer
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.config import MessageStoreConfig
+from rocketstore.message.message import Message
+from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
+
+N0 = NodeId("n0")
+PROCESS = "process_"
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    """An endpoint of nobody yet."""
+    with Exporter("127.0.0.1", 0) as exporter:
+        yield exporter
+
+
+@pytest.fixture
+def node(tmp_path: Path, exporter: Exporter) -> Iterator[DLedgerServer]:
+    """A group of one, watched."""
+    (port,) = free_ports(1)
+    store = StoreConfig(tmp_path, segment_bytes=1 << 20, index_segment_bytes=1 << 16)
+    config = ServerConfig(node_id=N0, members=(Member(N0, "127.0.0.1", port),), client_port=0, store=store)
+    server = DLedgerServer(config, instruments=exporter.instruments)
+    exporter.watch_node(server)
+    server.start()
+    yield server
+    server.stop(graceful=False)
+
+
+@pytest.fixture
+def broker(tmp_path: Path, exporter: Exporter) -> Iterator[BrokerServer]:
+    """A plain broker, watched; two topics get figures of their own."""
+    store = MessageStoreConfig(store_path_root_dir=tmp_path, mapped_file_size_commit_log=1 << 20)
+    config = BrokerConfig(store=store, listen_port=0, metrics_topics_max=2)
+    broker = BrokerServer(config, instruments=exporter.instruments)
+    exporter.watch_broker(broker)
+    broker.start()
+    yield broker
+    broker.stop(graceful=False)
+
+
+def page(exporter: Exporter, path: str, accept: str = "") -> tuple[int, str]:
+    """Status and body of a path."""
+    request = Request(f"http://127.0.0.1:{exporter.port}{path}", headers={"Accept": accept})
+    try:
+        with urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(exporter: Exporter) -> Samples:
+    """Everything told, by name and labels."""
+    text = page(exporter, "/metrics")[1]
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    """The one sample of this name that has these labels, whatever other labels it has."""
+    fitting = [value for (one, has), value in found.items() if one == name and set(labels.items()) <= has]
+    assert len(fitting) == 1, (name, labels, len(fitting))
+    return fitting[0]
+
+
+def append(server: DLedgerServer, *bodies: bytes) -> AppendedBatch | DLedgerError:
+    """Append a batch and wait for its outcome."""
+    done = threading.Event()
+    outcome: list[AppendedBatch | DLedgerError] = []
+
+    def answer(result: AppendedBatch | DLedgerError) -> None:
+        outcome.append(result)
+        done.set()
+
+    server.submit_append(bodies, answer)
+    assert done.wait(10)
+    return outcome[0]
+
+
+def test_a_node_tells_where_it_is_and_what_it_did(exporter: Exporter, node: DLedgerServer) -> None:
+    """Indexes, role and term are those of its status; batches and flushes are counted as they come."""
+    wait_until(lambda: ("leader", "elected") in exporter.instruments.role_changes(), "it leads itself and says so")
+    assert isinstance(append(node, b"a" * 100, b"b" * 100, b"c" * 100), AppendedBatch)
+    assert isinstance(append(node, b"d" * 100), AppendedBatch)
+    assert isinstance(append(node), DLedgerError)  # an empty batch
+
+    found = samples(exporter)
+
+    assert value(found, "dledger_role", role="leader", node="n0", group="default") == 1
+    assert value(found, "dledger_role", role="follower") == 0
+    assert value(found, "dledger_leader_info", leader="n0") == 1
+    assert value(found, "dledger_term") == node.status().term == 1
+    for name in ("end", "committed", "flushed", "applied"):
+        assert value(found, f"dledger_{name}_index") == 4
+    assert value(found, "dledger_begin_index") == 0
+    assert value(found, "dledger_entries") == 5
+    assert value(found, "dledger_end_position_bytes") == node.log.end_position
+    assert value(found, "dledger_appended_entries_total") == 5  # the leader's own first entry is one
+    assert value(found, "dledger_append_batch_entries_count") == 3
+    assert value(found, "dledger_append_latency_seconds_count") == 2
+    assert value(found, "dledger_append_latency_seconds_sum") > 0
+    assert sum(count for (name, _), count in found.items() if name == "dledger_append_failures_total") == 1
+    assert value(found, "dledger_flush_latency_seconds_count") >= 2
+    assert value(found, "dledger_flush_bytes_sum") == node.log.end_position
+    assert value(found, "dledger_elections_total") == 1
+    assert value(found, "dledger_role_changes_total", role="leader", reason="elected") == 1
+    assert 0 < value(found, "dledger_disk_used_ratio") < 1
+
+
+def test_what_a_node_tells_is_what_the_catalog_names(exporter: Exporter, node: DLedgerServer) -> None:
+    """Peers and failures apart, which a healthy node alone does not have, nothing is missing and nothing is new."""
+    wait_until(lambda: ("leader", "elected") in exporter.instruments.role_changes(), "it leads itself and says so")
+
+    text = page(exporter, "/metrics", "application/openmetrics-text; version=1.0.0")[1]
+
+    told = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family
+        for family in parse_open_metrics(text)  # type: ignore[no-untyped-call]  # the library has no type here
+        if not family.name.startswith(PROCESS)
+    }
+    conditional = {spec.name for spec in NODE_SPECS if "peer" in spec.labels} | {"dledger_append_failures_total"}
+    assert set(told) == {spec.name for spec in NODE_SPECS} - conditional
+    for name, family in told.items():
+        assert (family.type, family.documentation) == (SPECS[name].kind, SPECS[name].meaning)
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(SPECS[name].all_labels)
+
+
+def test_probes_follow_the_node_through_its_life(exporter: Exporter, tmp_path: Path) -> None:
+    """It lives while it recovers, is ready once it knows a leader, and not any more once it has stopped."""
+    assert page(exporter, "/healthz") == (200, "starting\n")
+    assert page(exporter, "/readyz") == (503, "starting\n")
+    assert page(exporter, "/metrics")[0] == 200  # those of the process
+    (port,) = free_ports(1)
+    config = ServerConfig(
+        node_id=N0, members=(Member(N0, "127.0.0.1", port),), client_port=0, store=StoreConfig(tmp_path)
+    )
+    node = DLedgerServer(config, instruments=exporter.instruments)
+    exporter.watch_node(node)
+    assert page(exporter, "/readyz") == (503, "no leader is known here\n")
+    node.start()
+    try:
+        wait_until(lambda: page(exporter, "/readyz") == (200, "ready\n"), "it knows a leader")
+        assert page(exporter, "/healthz") == (200, "alive\n")
+        node._supervisor.report(RuntimeError("a thread died"))
+        assert page(exporter, "/healthz") == (503, "failed: a thread died\n")
+        assert page(exporter, "/readyz")[0] == 503
+    finally:
+        node.stop(graceful=False)
+
+
+def test_a_broker_tells_of_topics_groups_and_its_store(exporter: Exporter, broker: BrokerServer) -> None:
+    """Arrivals per topic and gets per group, the rest of many as one; hidden topics are nobody's business."""
+    store = broker.store
+    for topic, count in (("one", 3), ("two", 2), ("three", 1), ("four", 1)):
+        for _ in range(count):
+            assert store.put(Message(topic, b"x" * 100)).ok
+    store.wait_dispatched(10)
+    store.get("one", 0, 0, max_count=2, group="readers")
+    store.get("one", 0, 3, max_count=2, group="readers")
+
+    found = samples(exporter)
+
+    arrived = {
+        dict(labels)["topic"]: count for (name, labels), count in found.items() if name == "rocketmq_messages_in_total"
+    }
+    assert arrived == {"one": 3, "two": 2, "(others)": 2}
+    assert value(found, "rocketmq_throughput_in_bytes_total", topic="one") > 300
+    assert value(found, "rocketmq_messages_out_total", topic="one", consumer_group="readers") == 2
+    assert value(found, "rocketmq_throughput_out_bytes_total", consumer_group="readers") > 200
+    assert value(found, "rocketmq_puts_total", broker="broker-a", node="0", cluster="DefaultCluster") == 7
+    assert value(found, "rocketmq_put_latency_seconds_count") == 7
+    assert value(found, "rocketmq_gets_total", result="found") >= 1
+    assert value(found, "rocketmq_gets_total", result="missed") >= 1
+    assert value(found, "rocketmq_master") == 1
+    assert value(found, "rocketmq_storage_dispatch_behind_bytes") == 0
+    assert value(found, "rocketmq_storage_size_bytes") > 700
+    assert 0 <= value(found, "rocketmq_storage_message_age_seconds") < 60
+    assert page(exporter, "/readyz") == (200, "ready\n")
+
+
+def test_what_a_broker_tells_is_what_the_catalog_names(exporter: Exporter, broker: BrokerServer) -> None:
+    """Topics and groups apart, of which there are none yet."""
+    told = {name for name, _ in samples(exporter) if name.startswith("rocketmq_")}
+    told = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name in told}
+
+    conditional = {spec.name for spec in BROKER_SPECS if "topic" in spec.labels}
+    assert told == {spec.name for spec in BROKER_SPECS} - conditional
+
+
+def test_without_a_port_nothing_is_measured() -> None:
+    """The default: no thread, no port, no collector."""
+    with metered("127.0.0.1", 0, None) as nothing:
+        assert nothing is None
+
+
+def test_the_port_is_closed_after_whatever_happened() -> None:
+    """A server that could not be made leaves no thread behind."""
+    with suppress(RuntimeError), Exporter("127.0.0.1", 0):
+        raise RuntimeError("the store is damaged")
+
+    assert not [one for one in threading.enumerate() if one.name == "dledger-metrics"]

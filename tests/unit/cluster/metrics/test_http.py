@@ -1,0 +1,97 @@
+"""The port: what it answers, what it refuses, and that it ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.client import HTTPConnection
+
+import pytest
+
+from cluster.metrics import http
+from cluster.metrics.http import MetricsPort, text_page
+from dledger.errors import ConfigError, ShutdownError
+
+
+def broken(_accept: str) -> tuple[HTTPStatus, str, bytes]:
+    """A page of a node that stops."""
+    raise ShutdownError("this node is stopping")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Serves a good page, a bad one and a broken one."""
+    pages = {
+        "/good": text_page(lambda: (True, "well")),
+        "/bad": text_page(lambda: (False, "not yet")),
+        "/broken": broken,
+    }
+    server = MetricsPort("127.0.0.1", 0, pages)
+    server.start()
+    yield server.port
+    server.stop()
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    """Status and body."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_pages_say_whether_it_is_so(port: int) -> None:
+    """Probes look at the status, people at the words; whatever follows a ? does not matter."""
+    assert ask(port, "/good") == (200, "well\n")
+    assert ask(port, "/good?x=1") == (200, "well\n")
+    assert ask(port, "/good", "HEAD") == (200, "")
+    assert ask(port, "/bad") == (503, "not yet\n")
+    assert ask(port, "/broken") == (503, "this node is stopping\n")
+
+
+def test_other_paths_and_methods_do_not_exist(port: int) -> None:
+    """Nothing can be changed here."""
+    status, body = ask(port, "/")
+    assert (status, "/good" in body) == (404, True)
+    assert ask(port, "/good", "POST")[0] == 501
+
+
+def test_a_port_in_use_is_a_clear_error(port: int) -> None:
+    """Whoever reads it knows which setting to change."""
+    with pytest.raises(ConfigError, match=f"cannot serve metrics at 127.0.0.1:{port} .*metrics_port.*in use"):
+        MetricsPort("127.0.0.1", port, {})
+
+
+def test_a_host_of_another_machine_is_a_clear_error() -> None:
+    """So is an address that cannot be listened on."""
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0 .*not this machine's"):
+        MetricsPort("192.0.2.1", 0, {})
+
+
+def test_the_thread_ends_and_the_port_is_free_again() -> None:
+    """Nothing of it keeps a stopped process alive; stopping twice, or what never ran, is no error."""
+    server = MetricsPort("127.0.0.1", 0, {"/": text_page(lambda: (True, "well"))})
+    server.start()
+    server.stop()
+    server.stop()
+    MetricsPort("127.0.0.1", 0, {}).stop()
+
+    assert not [one for one in threading.enumerate() if one.name == "dledger-metrics"]
+    again = MetricsPort("127.0.0.1", server.port, {})
+    again.stop()
+
+
+def test_few_requests_are_answered_at_a_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that connect and say nothing cannot take more than their share of threads; the rest is hung up on."""
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(http.REQUESTS_MAX)]
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as refused:
+            assert refused.recv(1) == b""
+    finally:
+        for one in silent:
+            one.close()

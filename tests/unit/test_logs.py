@@ -1,0 +1,129 @@
+"""A server's log: lines for people or one JSON object per line, with the facts of every event as fields."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import logs
+from dledger.core.outbox import RoleChange, RoleReason
+from dledger.runtime.log_lines import NodeLines
+from dledger.store.opening import RecoveryReport
+from dledger.types import NodeId, Role, Term
+
+N0 = NodeId("n0")
+Begin = Callable[[str, str], io.StringIO]
+
+
+@pytest.fixture
+def log() -> Iterator[Begin]:
+    """Sets the log up as a server does (pytest's own handlers are put aside) and gives what is written to it."""
+    root, grpc = logging.getLogger(), logging.getLogger(logs._GRPC_LOGGER)
+    handlers, level, filters = root.handlers[:], root.level, grpc.filters[:]
+
+    def begin(log_level: str, form: str) -> io.StringIO:
+        root.handlers = []
+        logs.to_stderr(log_level, form)
+        (handler,) = root.handlers
+        assert isinstance(handler, logging.StreamHandler)
+        stream = io.StringIO()
+        handler.setStream(stream)
+        return stream
+
+    yield begin
+    root.handlers, grpc.filters = handlers, filters
+    root.setLevel(level)
+
+
+def objects(stream: io.StringIO) -> list[dict[str, Any]]:
+    """One object per line."""
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_role_change_is_one_line_with_role_term_leader_and_reason(log: Begin) -> None:
+    """What an operator looks for after an election, and which node and group say so."""
+    stream = log("info", "json")
+    logs.name_speaker(node="n0", group="orders")
+
+    NodeLines(N0).role_changed(RoleChange(Role.FOLLOWER, Term(3), None, RoleReason.QUORUM_LOST))
+
+    (line,) = objects(stream)
+    facts = {name: line[name] for name in ("event", "node", "group", "role", "term", "leader", "reason", "level")}
+    assert facts == {
+        "event": "role_change",
+        "node": "n0",
+        "group": "orders",
+        "role": "FOLLOWER",
+        "term": 3,
+        "leader": "unknown",
+        "reason": "quorum_lost",
+        "level": "info",
+    }
+    assert line["message"] == "n0 is FOLLOWER in term 3, leader unknown: quorum_lost"
+    assert line["time"].endswith("Z")
+
+
+def test_a_recovery_is_one_line_with_all_that_was_found(log: Begin) -> None:
+    """Paths and absent values are JSON, too."""
+    stream = log("info", "json")
+
+    NodeLines(N0).recovered(RecoveryReport(True, 41, 0, 42, removed=(Path("/data/old"),), duration_ms=7))
+
+    (line,) = objects(stream)
+    assert (line["event"], line["clean_stop"], line["last_index"], line["cut_at"]) == ("recovery", True, 41, None)
+    assert line["removed"] == ["/data/old"]
+
+
+def test_a_full_disk_is_told_when_it_becomes_full_and_when_it_has_room(log: Begin) -> None:
+    """Not once a second."""
+    stream = log("info", "json")
+    lines = NodeLines(N0)
+
+    for full in (False, True, True, False, False):
+        lines.disk(full=full, used_ratio=0.91)
+
+    assert [(line["event"], line["disk_full"], line["level"]) for line in objects(stream)] == [
+        ("disk", True, "error"),
+        ("disk", False, "warning"),
+    ]
+
+
+def test_an_error_carries_its_trace_in_one_line(log: Begin) -> None:
+    """A stack trace must not fall apart into lines that no collector puts together again."""
+    stream = log("info", "json")
+    error = RuntimeError("it broke")
+
+    logging.getLogger("x").error("a thread\nfailed", exc_info=error)
+
+    (line,) = objects(stream)
+    assert (line["message"], line["error"]) == ("a thread\nfailed", "RuntimeError('it broke')")
+    assert "RuntimeError: it broke" in line["stack"]
+
+
+def test_people_get_lines(log: Begin) -> None:
+    """The default; what goes to standard output is as it was."""
+    stream = log("info", "text")
+    logs.name_speaker(node="n0")
+
+    logging.getLogger("x").info("hello", extra={"event": "greeting"})
+    logging.getLogger("x").debug("not told")
+
+    assert stream.getvalue().endswith(" x hello\n")
+    assert len(stream.getvalue().splitlines()) == 1
+    assert logs.announcement("it is ready: now", "started") == "it is ready: now"
+
+
+def test_what_is_announced_follows_the_format(log: Begin) -> None:
+    """Whoever collects standard output, too, gets JSON only."""
+    log("error", "json")
+    logs.name_speaker(node="n0", group="orders")
+
+    line = json.loads(logs.announcement("it is ready: now", "started"))
+
+    assert (line["message"], line["event"], line["node"]) == ("it is ready: now", "started", "n0")
