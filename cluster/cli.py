@@ -10,6 +10,7 @@ import os
 import click
 
 from cluster.commands.access import access
+from cluster.commands.console import console
 from cluster.commands.group import status, transfer_leader
 from cluster.commands.health import health
 from cluster.commands.inspection import inspect
@@ -39,7 +40,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, bench, demo)
+_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, console, bench, demo)
 _BROKER = (broker, cluster, topic, message, consumer)
 _SECURITY = (access,)
 for _command in (*_LOG, *_BROKER, *_SECURITY):

@@ -1,0 +1,151 @@
+"""``dledger console``: the group as a web page."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import click
+
+from cluster import process
+from cluster.broker_target import BrokerTarget
+from cluster.connection import Target, group_options, parse_addresses
+
+DEFAULT_LISTEN = "127.0.0.1:8080"
+TOKEN_VARIABLE = "DLEDGER_CONSOLE_TOKEN"
+EXTRA_MISSING = "the console needs packages that are not installed: install dledger[console]"
+
+
+@click.command(
+    short_help="Show a group as a web page.",
+    epilog="""\b
+Examples:
+  dledger console --nodes 10.0.0.1:30911,10.0.0.2:30911,10.0.0.3:30911
+  dledger console --nodes 10.0.0.1:10911 --listen 127.0.0.1:9000        brokers: their listen addresses
+  dledger console --nodes 10.0.0.1:10911 --read-only
+  DLEDGER_CONSOLE_TOKEN=… dledger console --nodes n0:10911 --listen 0.0.0.0:8080 --allow-remote
+
+Everybody who reaches the console may look at messages and hand leadership over (unless --read-only). So it listens to
+this machine only, unless told --allow-remote, and then asks for a token: the one in DLEDGER_CONSOLE_TOKEN or
+--token-file, or one that it makes up and prints. From another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
+)
+@click.option(
+    "--nodes",
+    envvar="DLEDGER_CONSOLE_NODES",
+    metavar="HOST:PORT,…",
+    callback=lambda _context, _parameter, text: parse_addresses(text) if text else None,
+    help="Client addresses of some or all nodes, or listen addresses of brokers; the same as -b.",
+)
+@click.option(
+    "--listen",
+    envvar="DLEDGER_CONSOLE_LISTEN",
+    default=DEFAULT_LISTEN,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where browsers find it; port 0: any free one.",
+)
+@click.option("--allow-remote", envvar="DLEDGER_CONSOLE_ALLOW_REMOTE", is_flag=True, help="Listen to other machines.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"Ask for the token in this file (also {TOKEN_VARIABLE}).",
+)
+@click.option(
+    "--allow-host", "hosts", multiple=True, metavar="NAME", help="A name by which browsers know this machine."
+)
+@click.option("--https-cert", type=click.Path(path_type=Path), metavar="FILE", help="Serve HTTPS; PEM certificate.")
+@click.option("--https-key", type=click.Path(path_type=Path), metavar="FILE", help="PEM file of its key.")
+@click.option("--read-only", envvar="DLEDGER_CONSOLE_READ_ONLY", is_flag=True, help="No buttons that change anything.")
+@click.option(
+    "--log-level",
+    envvar="DLEDGER_LOG_LEVEL",
+    type=click.Choice(process.LOG_LEVELS),
+    default="warning",
+    show_default=True,
+)
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
+@group_options
+@click.pass_context
+def console(  # noqa: PLR0913  # one parameter per option
+    context: click.Context,
+    nodes: tuple[str, ...] | None,
+    listen: str,
+    allow_remote: bool,
+    token_file: Path | None,
+    hosts: tuple[str, ...],
+    https_cert: Path | None,
+    https_key: Path | None,
+    read_only: bool,
+    log_level: str,
+    until_stdin_closes: bool,
+    target: Target,
+) -> None:
+    """Show the group live as a web page: who leads, what every node holds, topics, messages; hand leadership over."""
+    try:
+        from cluster.console.control import NoControl
+        from cluster.console.guard import TOKEN_CHARACTERS_MIN, Rules
+        from cluster.console.server import ConsoleServer, Place, is_loopback
+    except ModuleNotFoundError as error:
+        if error.name in ("starlette", "uvicorn", "anyio", "h11"):
+            raise click.ClickException(EXTRA_MISSING) from error
+        raise
+    process.log_to_stderr(log_level)
+    if (https_cert is None) != (https_key is None):
+        raise click.UsageError("--https-cert and --https-key belong together")
+    host, port = _host_and_port(listen)
+    if not is_loopback(host) and not allow_remote:
+        raise click.UsageError(
+            f"--listen {listen} lets other machines in: say --allow-remote if that is meant (it then asks for a token)"
+        )
+    token, made_up = _token(token_file), False
+    if allow_remote and not token:
+        token, made_up = secrets.token_urlsafe(24), True
+    if token and len(token) < TOKEN_CHARACTERS_MIN:
+        raise click.UsageError(f"the token is too short to be safe: {TOKEN_CHARACTERS_MIN} characters or more")
+    target = _any_group(context, target, nodes)
+    rules = Rules(
+        token=token,
+        hosts=frozenset(one.lower() for one in (*hosts, host) if one),
+        remote=allow_remote,
+        https=https_cert is not None,
+    )
+    place = Place(host, port, https_cert, https_key)
+
+    def ready(server: ConsoleServer) -> str:
+        told = f"dledger console is ready: {server.url}{f'?token={token}' if made_up else ''}"
+        if allow_remote and https_cert is None:
+            told += "\nwarning: what browsers on other machines see and send is not encrypted: see --https-cert"
+        return told
+
+    def make() -> ConsoleServer:
+        brokers = BrokerTarget(target.bootstrap, target.timeout_s, target.security)
+        return ConsoleServer(target, brokers, place=place, rules=rules, control=NoControl() if read_only else None)
+
+    sys.exit(process.run(make, ready, until_stdin_closes=until_stdin_closes))
+
+
+def _any_group(context: click.Context, target: Target, nodes: tuple[str, ...] | None) -> Target:
+    """The addresses of ``--nodes``; and whichever group is there, unless one was named."""
+    if nodes is not None:
+        target = dataclasses.replace(target, bootstrap=nodes)
+    if context.get_parameter_source("group") is click.core.ParameterSource.DEFAULT:
+        target = dataclasses.replace(target, group="")
+    return target
+
+
+def _host_and_port(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise click.BadParameter(f"{listen!r} is no address: write HOST:PORT, for example {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    return file.read_text(encoding="utf-8").strip()

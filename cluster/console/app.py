@@ -1,0 +1,321 @@
+"""The console's routes: the page, its events, what it looks up, what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import parse_qs
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from cluster.console.browse import PAGE_MAX, EntryBrowser, MessageBrowser
+from cluster.console.catalog import Catalog
+from cluster.console.control import Action, ActionRefusedError, ClusterControl
+from cluster.console.guard import Guard, Rules, same
+from cluster.console.history import History
+from cluster.console.sampler import Sampler, wall_ms
+from cluster.console.streams import QUEUE_MAX, Streams, TooManyStreamsError
+from dledger.errors import DLedgerError
+from dledger.types import NodeId
+
+BODY_BYTES_MAX: Final = 4096
+LOOKUPS_MAX: Final = 8
+"""How many requests that wait for a node may be under way; more are refused, for they would only wait."""
+TEXT_CHARACTERS_MAX: Final = 1024
+_OFFSET_MAX: Final = (1 << 63) - 1
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a console is made of."""
+
+    history: History
+    sampler: Sampler
+    catalog: Catalog
+    messages: MessageBrowser
+    entries: EntryBrowser
+    control: ClusterControl
+    version: str
+
+
+class BadInputError(Exception):
+    """Raised for a request that makes no sense; the message says why."""
+
+
+class Console:
+    """The application (``asgi``), and its streams."""
+
+    def __init__(self, parts: Parts, rules: Rules) -> None:
+        self._parts = parts
+        self._rules = rules
+        self._files = load_files(Path(__file__).parent / "static")
+        self._lookups = 0
+        self._acting = 0
+        self._limiter: CapacityLimiter | None = None
+        self.streams = Streams(
+            lambda: self._present(parts.history.snapshot(wall_ms())),
+            lambda after: self._present(parts.history.update(after, wall_ms())),
+            parts.catalog.snapshot,
+            self._watch,
+        )
+        parts.history.on_change = self.streams.hurry
+        parts.catalog.on_change = partial(self.streams.hurry, catalog=True)
+        get = partial(Route, methods=["GET"])
+        post = partial(Route, methods=["POST"])
+        app = Starlette(
+            routes=[
+                get("/", partial(self._file, "index.html")),
+                get("/login", partial(self._file, "login.html")),
+                post("/login", self._sign_in),
+                get("/static/{name}", self._static),
+                get("/healthz", self._health),
+                get("/api/session", self._session),
+                get("/api/state", self._state),
+                get("/api/events", self._events),
+                get("/api/topic", self._lookup(self._topic)),
+                get("/api/group", self._lookup(self._group)),
+                get("/api/messages", self._lookup(self._messages)),
+                get("/api/message", self._lookup(self._message)),
+                get("/api/entries", self._lookup(self._entries)),
+                get("/api/entry", self._lookup(self._entry)),
+                post("/api/act", self._act),
+            ],
+            lifespan=self._lifespan,
+        )
+        self.asgi = Guard(app, rules)
+
+    # --- the page ----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self._limiter = CapacityLimiter(LOOKUPS_MAX + 4)
+        publishing = asyncio.create_task(self.streams.run())
+        yield
+        self.streams.close()
+        with suppress(asyncio.CancelledError):
+            await publishing
+
+    async def _file(self, name: str, request: Request) -> Response:
+        body, kind, tag = self._files[name]
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type=kind)
+
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._files or name.endswith(".html"):
+            return _error(404, "no such file")
+        return await self._file(name, request)
+
+    async def _health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok", "pages": self.streams.count})
+
+    async def _sign_in(self, request: Request) -> Response:
+        given = parse_qs((await _body(request)).decode("latin-1")).get("token", [""])[0].strip()
+        if self._rules.token and same(given, self._rules.token):
+            return self._rules.signed_in(RedirectResponse("/", 303))
+        return RedirectResponse("/login?wrong=1", 303)
+
+    async def _session(self, request: Request) -> Response:
+        actions = sorted(self._parts.control.actions)
+        return JSONResponse({"csrf": request.state.csrf, "actions": actions, "version": self._parts.version})
+
+    # --- what is ----------------------------------------------------------------------------------------------------
+
+    def _present(self, state: dict[str, object]) -> dict[str, object]:
+        return {**state, "processes": self._parts.control.processes()}
+
+    def _watch(self, watched: bool) -> None:
+        self._parts.sampler.watch(watched=watched)
+        self._parts.catalog.watch(watched=watched)
+
+    async def _state(self, _request: Request) -> Response:
+        return JSONResponse(
+            {
+                **self._present(self._parts.history.snapshot(wall_ms())),
+                "catalog": self._parts.catalog.snapshot(),
+            }
+        )
+
+    async def _events(self, request: Request) -> Response:
+        if request.method != "GET":
+            return _error(405, "not allowed")
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_MAX)
+        try:
+            self.streams.admit(queue)
+        except TooManyStreamsError as error:
+            return JSONResponse({"ok": False, "error": str(error)}, 503, headers={"retry-after": "5"})
+        return StreamingResponse(self.streams.messages(queue), media_type="text/event-stream")
+
+    # --- looking things up -------------------------------------------------------------------------------------------
+
+    def _lookup(self, look: Callable[[Request], object]) -> Callable[[Request], object]:
+        async def handle(request: Request) -> Response:
+            if self._lookups >= LOOKUPS_MAX:
+                return _error(503, "too many requests wait for the nodes already")
+            self._lookups += 1
+            try:
+                found = await self._in_thread(partial(look, request))
+            except BadInputError as error:
+                return _error(400, str(error))
+            except DLedgerError as error:
+                return _error(404 if type(error).__name__ == "NotFoundError" else 502, str(error))
+            finally:
+                self._lookups -= 1
+            return _error(404, "it is not there (any more)") if found is None else JSONResponse(found)
+
+        return handle
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
+
+    def _topic(self, request: Request) -> object:
+        return self._parts.messages.topic(_text(request, "name"))
+
+    def _group(self, request: Request) -> object:
+        return self._parts.messages.group(_text(request, "name"))
+
+    def _messages(self, request: Request) -> object:
+        browser = self._parts.messages
+        match request.query_params.get("by"):
+            case "offset":
+                queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", -PAGE_MAX, _OFFSET_MAX)
+                return browser.by_offset(_text(request, "topic"), queue, offset, _count(request))
+            case "key":
+                return browser.by_key(_text(request, "topic"), _text(request, "key"), unique=False)
+            case "unique":
+                return browser.by_key(_text(request, "topic"), _text(request, "key"), unique=True)
+            case "id":
+                return browser.by_id(_text(request, "id"))
+            case _:
+                raise BadInputError("by must be offset, key, unique or id")
+
+    def _message(self, request: Request) -> object:
+        queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", 0, _OFFSET_MAX)
+        return self._parts.messages.one(_text(request, "topic"), queue, offset)
+
+    def _entries(self, request: Request) -> object:
+        index = _number(request, "index", -PAGE_MAX, _OFFSET_MAX)
+        return self._parts.entries.by_index(self._parts.history.group, index, _count(request))
+
+    def _entry(self, request: Request) -> object:
+        return self._parts.entries.one(self._parts.history.group, _number(request, "index", 0, _OFFSET_MAX))
+
+    # --- doing things ------------------------------------------------------------------------------------------------
+
+    async def _act(self, request: Request) -> Response:
+        try:
+            action, node = _action_of(await _body(request))
+        except BadInputError as error:
+            return _error(400, str(error))
+        if action not in self._parts.control.actions:
+            return _error(403, f"this console cannot {action}")
+        if self._acting >= LOOKUPS_MAX // 2:
+            return _error(503, "other actions are under way")
+        self._acting += 1
+        try:
+            told = await self._in_thread(partial(self._do, action, node))
+        except ActionRefusedError as error:
+            return _error(409, str(error))
+        except DLedgerError as error:
+            unknown = " (it may have happened all the same: look)" if error.outcome == "unknown" else ""
+            return _error(502, f"{error}{unknown}")
+        finally:
+            self._acting -= 1
+        return JSONResponse({"ok": True, "message": told})
+
+    def _do(self, action: Action, node: NodeId | None) -> str:
+        history, control = self._parts.history, self._parts.control
+        try:
+            if action is Action.TRANSFER:
+                told = control.transfer(node)
+            else:
+                told = control.act(action, node or NodeId(""))
+        except (ActionRefusedError, DLedgerError) as error:
+            history.tell("refused", node or "", f"{action} {node or ''}: {error}", wall_ms())
+            raise
+        history.tell("action", node or "", told, wall_ms())
+        self._parts.sampler.nudge()
+        return told
+
+
+def load_files(directory: Path) -> dict[str, tuple[bytes, str, str]]:
+    """Every file of the page with its type and entity tag. Nothing else can be asked for."""
+    found: dict[str, tuple[bytes, str, str]] = {}
+    for path in sorted(directory.iterdir()):
+        if path.suffix in _TYPES:
+            body = path.read_bytes()
+            found[path.name] = body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return found
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body if it is small."""
+    body = b""
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                return b""
+    except ClientDisconnect:
+        return b""
+    return body
+
+
+def _action_of(body: bytes) -> tuple[Action, NodeId | None]:
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        raise BadInputError("the body must be a JSON object") from None
+    if not isinstance(asked, dict) or asked.keys() - {"action", "node"}:
+        raise BadInputError('the body must be {"action": …, "node": …}')
+    action, node = asked.get("action"), asked.get("node")
+    if not isinstance(action, str) or action not in Action.__members__.values():
+        raise BadInputError(f"action must be one of {', '.join(Action)}")
+    if node is not None and not (isinstance(node, str) and 0 < len(node) <= 128 and node.isprintable()):
+        raise BadInputError("node must be the id of a node")
+    if node is None and action != Action.TRANSFER:
+        raise BadInputError(f"{action} needs a node")
+    return Action(action), NodeId(node) if node is not None else None
+
+
+def _text(request: Request, name: str) -> str:
+    text = request.query_params.get(name, "")
+    if not text or len(text) > TEXT_CHARACTERS_MAX:
+        raise BadInputError(f"{name} must have 1 to {TEXT_CHARACTERS_MAX} characters")
+    return text
+
+
+def _number(request: Request, name: str, low: int, high: int) -> int:
+    text = request.query_params.get(name, "")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19 and low <= int(text) <= high):
+        raise BadInputError(f"{name} must be a whole number from {low} to {high}")
+    return int(text)
+
+
+def _count(request: Request) -> int:
+    return _number(request, "count", 1, PAGE_MAX) if "count" in request.query_params else 20
+
+
+def _error(status: int, why: str) -> Response:
+    return JSONResponse({"ok": False, "error": why}, status)

@@ -1,0 +1,247 @@
+"""Looking at single messages, entries, queues and groups: what a page asks for by itself, as JSON.
+
+Bodies are anybody's bytes. They leave as text in which no character can hide, reorder or break lines unseen, or as a
+hex dump, and never whole when they are large.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cluster.commands.mq_print import host_text
+from rocketstore.client.errors import BadAnswerError
+
+if TYPE_CHECKING:
+    from cluster.connection import Target
+    from dledger.types import Entry
+    from rocketstore.client import Admin, ReceivedMessage
+    from rocketstore.message.message import Message
+
+PAGE_MAX: Final = 100
+PREVIEW_CHARACTERS: Final = 160
+TEXT_BYTES_MAX: Final = 64 * 1024
+HEX_BYTES_MAX: Final = 4 * 1024
+QUEUES_MAX: Final = 256
+FIELD_MAX: Final = 4096
+_HEX_ROW: Final = 16
+_SHOWN: Final = frozenset("\n\t")
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Control, format (which reorder text), surrogates, private, unassigned, line and paragraph separators."""
+
+
+def safe_text(text: str) -> str:
+    """The text with every character that does not show as itself written as an escape."""
+    return "".join(
+        one if one in _SHOWN or unicodedata.category(one) not in _HIDDEN else ascii(one)[1:-1] for one in text
+    )
+
+
+def body_view(body: bytes) -> dict[str, object]:
+    """The whole of a body, as far as a page can take it: ``text`` if it is UTF-8 (else None), and ``hex``."""
+    cut = body[:TEXT_BYTES_MAX]
+    return {
+        "bytes": len(body),
+        "text": _text_of(cut, cut_off=len(body) > len(cut)),
+        "text_bytes": len(cut),
+        "hex": hex_dump(body[:HEX_BYTES_MAX]),
+        "hex_bytes": min(len(body), HEX_BYTES_MAX),
+    }
+
+
+def preview(body: bytes) -> dict[str, object]:
+    """A line of it for a list."""
+    text = _text_of(body[: 4 * PREVIEW_CHARACTERS], cut_off=len(body) > 4 * PREVIEW_CHARACTERS)
+    if text is None:
+        return {"bytes": len(body), "is_text": False, "text": body[:32].hex(" ")}
+    line = " ".join(text.split())
+    return {"bytes": len(body), "is_text": True, "text": line[:PREVIEW_CHARACTERS]}
+
+
+def hex_dump(data: bytes) -> str:
+    """Offset, sixteen bytes, and what of them is ASCII; a line each."""
+    lines = []
+    for at in range(0, len(data), _HEX_ROW):
+        row = data[at : at + _HEX_ROW]
+        text = "".join(chr(one) if 0x20 <= one < 0x7F else "." for one in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<47}  {text}")
+    return "\n".join(lines)
+
+
+def _text_of(data: bytes, *, cut_off: bool) -> str | None:
+    for drop in range(4 if cut_off else 1):  # a character may have been cut in two
+        try:
+            text = data[: len(data) - drop].decode()
+        except UnicodeDecodeError:
+            continue
+        controls = sum(unicodedata.category(one) == "Cc" and one not in "\n\r\t" for one in text)
+        return None if controls > len(text) // 10 else safe_text(text)
+    return None
+
+
+class MessageBrowser:
+    """Looks things up at the brokers. Thread-safe; raises ``DLedgerError``."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    def close(self) -> None:
+        """Calls under way fail."""
+        self._admin.close()
+
+    def by_offset(self, topic: str, queue_id: int, offset: int, count: int) -> dict[str, object]:
+        """Messages of one queue from ``offset`` on; negative: that many before the end."""
+        found = self._admin.queue_range(topic, queue_id)
+        start = found.max_offset + offset if offset < 0 else offset
+        start = max(start, found.min_offset, 0)
+        messages: list[ReceivedMessage] = []
+        next_offset = start
+        while len(messages) < count and next_offset < found.max_offset:
+            page, behind = self._admin.messages(topic, queue_id, next_offset, max_messages=count - len(messages))
+            messages += page
+            if behind <= next_offset:
+                break
+            next_offset = behind
+        return {
+            "min_offset": max(found.min_offset, 0),
+            "max_offset": found.max_offset,
+            "next_offset": next_offset,
+            "messages": [_message_json(one.decode(), *_body_of(one)) for one in messages[:count]],
+        }
+
+    def one(self, topic: str, queue_id: int, offset: int) -> dict[str, object] | None:
+        """All of one message."""
+        messages, _ = self._admin.messages(topic, queue_id, offset, max_messages=1)
+        if not messages or messages[0].queue_offset != offset:
+            return None
+        return _whole(messages[0].decode(), *_body_of(messages[0]))
+
+    def by_key(self, topic: str, key: str, *, unique: bool) -> dict[str, object]:
+        """Messages with a business key, or with the id that a producer gave them."""
+        found = self._admin.messages_by_key(topic, key, max_messages=PAGE_MAX, unique=unique)
+        return {"messages": [_message_json(one, one.body, "") for one in found]}
+
+    def by_id(self, message_id: str) -> dict[str, object]:
+        """The message that an offset message id names."""
+        message = self._admin.message_by_id(message_id)
+        return {"messages": [_message_json(message, message.body, "")]}
+
+    def topic(self, name: str) -> dict[str, object]:
+        """The queues of a topic, and how far every group is in each."""
+        info = self._admin.topic(name)
+        queues = max(info.read_queues, info.write_queues)
+        ranges = [self._admin.queue_range(name, one) for one in range(min(queues, QUEUES_MAX))]
+        groups = {}
+        for group in self._admin.groups()[:QUEUES_MAX]:
+            places = self._admin.offsets(group, name)
+            if places:
+                groups[group] = [places.get((name, one.queue_id), -1) for one in ranges]
+        return {
+            "name": name,
+            "all_queues": queues,
+            "queues": [
+                {
+                    "queue": one.queue_id,
+                    "min_offset": max(one.min_offset, 0),
+                    "max_offset": one.max_offset,
+                    "newest_ms": one.last_update_ms,
+                }
+                for one in ranges
+            ],
+            "groups": groups,
+        }
+
+    def group(self, name: str) -> dict[str, object]:
+        """How far a group is, queue by queue."""
+        return {
+            "name": name,
+            "rows": [
+                {
+                    "topic": row.topic,
+                    "queue": row.queue_id,
+                    "committed": row.committed,
+                    "min_offset": row.min_offset,
+                    "max_offset": row.max_offset,
+                    "lag": row.lag,
+                }
+                for row in self._admin.progress(name)
+            ],
+        }
+
+
+def _body_of(message: ReceivedMessage) -> tuple[bytes, str]:
+    """The body as it was sent, or as it is stored and why."""
+    try:
+        return message.body, ""
+    except BadAnswerError as error:
+        return message.raw_body, str(error)
+
+
+def _message_json(message: Message, body: bytes, note: str) -> dict[str, object]:
+    from rocketstore.message.ids import offset_message_id
+
+    return {
+        "topic": message.topic,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "message_id": offset_message_id(message.store_host, message.offset),
+        "unique_key": safe_text(message.unique_key)[:FIELD_MAX],
+        "tags": safe_text(message.tags)[:FIELD_MAX],
+        "keys": safe_text(" ".join(message.keys))[:FIELD_MAX],
+        "stored_ms": message.store_timestamp,
+        "note": note,
+        "preview": preview(body),
+    }
+
+
+def _whole(message: Message, body: bytes, note: str) -> dict[str, object]:
+    properties = sorted(message.properties.items())
+    return {
+        **_message_json(message, body, note),
+        "born_ms": message.born_timestamp,
+        "born_host": host_text(message.born_host),
+        "store_host": host_text(message.store_host),
+        "position": message.offset,
+        "size": message.size,
+        "flag": message.flag,
+        "sys_flag": message.sys_flag,
+        "reconsume_times": message.reconsume_times,
+        "properties": [[safe_text(name)[:FIELD_MAX], safe_text(value)[:FIELD_MAX]] for name, value in properties],
+        "body": body_view(body),
+    }
+
+
+class EntryBrowser:
+    """Reads entries of a log that belongs to no broker."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def by_index(self, group: str, index: int, count: int) -> dict[str, object]:
+        """Committed entries from ``index`` on; negative: that many before the end."""
+        with closing(replace(self._target, group=group).connect()) as client:
+            status = client.metadata()
+            begin, last = max(status.begin_index, 0), status.committed_index
+            start = max(last + 1 + index if index < 0 else index, begin)
+            entries = client.read(start, count=count, max_bytes=1 << 20) if start <= last else []
+        return {"begin": begin, "last": last, "entries": [_entry_json(one) for one in entries[:count]]}
+
+    def one(self, group: str, index: int) -> dict[str, object] | None:
+        """All of one entry."""
+        with closing(replace(self._target, group=group).connect()) as client:
+            entries = client.read(index, count=1)
+        if not entries or entries[0].index != index:
+            return None
+        return {**_entry_json(entries[0]), "body": body_view(entries[0].body)}
+
+
+def _entry_json(entry: Entry) -> dict[str, object]:
+    return {
+        "index": entry.index,
+        "term": entry.term,
+        "position": entry.position,
+        "kind": entry.magic.name,
+        "preview": preview(entry.body),
+    }

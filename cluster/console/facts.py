@@ -1,0 +1,126 @@
+"""What a node says of itself, in the console's words. Nothing here does anything.
+
+An answer of the log service and one of the broker service become the same ``NodeFacts``; a plain broker, which has no
+group, is a lane of its own kind whose positions count bytes of its log instead of entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+from dledger.types import Role
+
+if TYPE_CHECKING:
+    from dledger.rpc.ports import NodeStatus
+    from rocketstore.client import BrokerStatus
+
+Unit = Literal["entries", "bytes"]
+
+
+class NodeState(StrEnum):
+    """What a lane shows. ``UNKNOWN`` only until the first answer, or the first failure to get one."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    PLAIN = "plain"
+    UNREACHABLE = "unreachable"
+    UNKNOWN = "unknown"
+
+
+_STATES = {Role.LEADER: NodeState.LEADER, Role.FOLLOWER: NodeState.FOLLOWER, Role.CANDIDATE: NodeState.CANDIDATE}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One answer: indexes are the last ones (inclusive), as ``dledger status`` shows them."""
+
+    node_id: str
+    group: str
+    state: NodeState
+    term: int
+    members: tuple[tuple[str, str], ...]
+    """Node ids and client addresses; an address is empty until that node was heard from."""
+    begin: int
+    end: int
+    committed: int
+    flushed: int
+    end_position: int
+    unit: Unit = "entries"
+    voter: bool = True
+    disk_full: bool = False
+    flush_mode: str = "sync"
+    pending: int = 0
+    version: str = ""
+    lags: tuple[tuple[str, int], ...] = ()
+    """Of a leader: how many entries each follower is behind, as the leader counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """What a broker adds to that."""
+
+    cluster: str
+    broker_name: str
+    role: str
+    put_tps: float
+    get_tps: float
+    behind_bytes: int
+    disk_ratio: float
+    boot_ms: int
+
+
+def facts_of_node(status: NodeStatus) -> NodeFacts:
+    """From the log service's answer."""
+    return NodeFacts(
+        node_id=status.node_id,
+        group=status.group,
+        state=_STATES[status.role],
+        term=status.term,
+        members=tuple((member.node_id, member.client_address) for member in status.members),
+        begin=status.begin_index,
+        end=status.end_index,
+        committed=status.committed_index,
+        flushed=status.flushed_index,
+        end_position=status.end_position,
+        voter=status.voter,
+        disk_full=status.disk_full,
+        flush_mode=status.flush_mode,
+        pending=status.pending_entries,
+        version=status.version,
+        lags=tuple((peer.node_id, peer.lag_entries) for peer in status.peers),
+    )
+
+
+def facts_of_plain_broker(status: BrokerStatus) -> NodeFacts:
+    """From a broker without a group, which has no log service: positions are bytes."""
+    return NodeFacts(
+        node_id=status.broker_name or status.address,
+        group=status.cluster,
+        state=NodeState.PLAIN,
+        term=0,
+        members=(),
+        begin=status.min_offset,
+        end=status.end_offset,
+        committed=status.max_offset,
+        flushed=status.max_offset,
+        end_position=status.end_offset,
+        unit="bytes",
+        version=status.version,
+    )
+
+
+def broker_facts_of(status: BrokerStatus) -> BrokerFacts:
+    """What a broker of either kind adds."""
+    return BrokerFacts(
+        cluster=status.cluster,
+        broker_name=status.broker_name,
+        role=status.role,
+        put_tps=status.put_tps,
+        get_tps=status.get_tps,
+        behind_bytes=status.dispatch_behind_bytes,
+        disk_ratio=status.disk_ratio,
+        boot_ms=status.boot_ms,
+    )

@@ -1,0 +1,420 @@
+"""What the console remembers of a group: the last answers, roles over time, series for the charts, what happened.
+
+All of it is bounded. Every change has a number, so that a page can be told only what it does not know yet. Times are
+milliseconds since 1970 (the console's clock, not the nodes'); they are when the console *saw* something, which is up to
+one sampling interval later than it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Final, TypeVar
+
+from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
+from cluster.console.probe import Answer
+
+NODES_MAX: Final = 32
+CHANGES_MAX: Final = 400
+"""Per node."""
+EVENTS_MAX: Final = 200
+POINTS_MAX: Final = 1800
+"""Half an hour at one a second."""
+POINT_MS: Final = 1000
+SILENT_MS: Final = 1500
+"""A node that answers nothing for so long is unreachable; one that refuses connections is at once."""
+TEXT_MAX: Final = 300
+ALIVE: Final = (NodeState.LEADER, NodeState.FOLLOWER, NodeState.CANDIDATE, NodeState.PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From ``at_ms`` on a node was in this state."""
+
+    number: int
+    node: str
+    at_ms: int
+    state: NodeState
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a person wants to read. ``gap_ms``: how long no leader was seen before this one; -1: not known."""
+
+    number: int
+    at_ms: int
+    kind: str
+    node: str
+    term: int
+    text: str
+    gap_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One second of the charts; a rate is None where it cannot be told."""
+
+    number: int
+    at_ms: int
+    entries_per_s: float | None
+    bytes_per_s: float | None
+    puts_per_s: float | None
+    gets_per_s: float | None
+    latency_ms: dict[str, float]
+
+
+_Numbered = TypeVar("_Numbered", Change, Event, Point)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One node. ``facts`` outlive its answers: the last known positions stay on the page."""
+
+    node: str
+    address: str
+    state: NodeState = NodeState.UNKNOWN
+    since_ms: int = 0
+    answered_ms: int = 0
+    silent_since_ms: int = 0
+    latency_ms: float = -1.0
+    error: str = ""
+    facts: NodeFacts | None = None
+    broker: BrokerFacts | None = None
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where the group was at some time, to count rates from."""
+
+    at_ms: int
+    end: int
+    position: int
+
+
+class History:
+    """Thread-safe. ``on_change`` is called outside the lock, on the thread that brought the news."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._lock = threading.Lock()  # guards all fields
+        self._given = tuple(dict.fromkeys(addresses))[:NODES_MAX]
+        self._lanes: dict[str, _Lane] = {}  # by node id
+        self._strangers: dict[str, _Lane] = {}  # given addresses at which nobody answered yet
+        self._node_at: dict[str, str] = {}
+        self._number = 0
+        self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._points: deque[Point] = deque(maxlen=POINTS_MAX)
+        self._mark: _Mark | None = None
+        self._leader = ""
+        self._leader_term = 0
+        self._leader_since_ms = 0
+        self._leader_seen_ms = 0
+        self._lost_ms = 0
+        self.on_change: Callable[[], None] = lambda: None
+        for address in self._given:
+            self._strangers[address] = _Lane(address, address)
+
+    # --- what the sampler brings -------------------------------------------------------------------------------------
+
+    def answered(self, address: str, answer: Answer, now_ms: int) -> None:
+        """The node at ``address`` said this."""
+        facts = answer.facts
+        with self._lock:
+            lane = self._lane_of(address, facts)
+            if lane is None:
+                return
+            lane.facts, lane.broker, lane.latency_ms = facts, answer.broker, answer.latency_ms
+            lane.answered_ms, lane.silent_since_ms, lane.error = now_ms, 0, ""
+            changed = self._enter(lane, facts.state, facts.term, now_ms)
+            changed |= self._meet(facts)
+            changed |= self._see_leader(now_ms)
+            self._measure(now_ms)
+        if changed:
+            self.on_change()
+
+    def failed(self, address: str, error: Exception, now_ms: int, *, silent: bool) -> None:
+        """The node at ``address`` did not answer; ``silent``: in time, as one that is paused or slow."""
+        with self._lock:
+            lane = self._lanes.get(self._node_at.get(address, "")) or self._strangers.get(address)
+            if lane is None or lane.address != address:
+                return
+            lane.silent_since_ms = lane.silent_since_ms or lane.answered_ms or now_ms
+            lane.error = str(error)[:TEXT_MAX]
+            if silent and lane.state is not NodeState.UNKNOWN and now_ms - lane.silent_since_ms < SILENT_MS:
+                return
+            term = lane.facts.term if lane.facts is not None else 0
+            changed = self._enter(lane, NodeState.UNREACHABLE, term, now_ms)
+            changed |= self._see_leader(now_ms)
+            self._measure(now_ms)
+        if changed:
+            self.on_change()
+
+    def tell(self, kind: str, node: str, text: str, now_ms: int) -> None:
+        """Something that the console did or noticed, for the list of events."""
+        with self._lock:
+            self._add_event(kind, node, 0, text, now_ms)
+        self.on_change()
+
+    # --- what it is asked --------------------------------------------------------------------------------------------
+
+    def addresses(self) -> tuple[str, ...]:
+        """Every address worth asking: given ones, and learnt ones of nodes that answered at no given one."""
+        with self._lock:
+            return tuple(
+                dict.fromkeys((*self._given, *(lane.address for lane in self._lanes.values() if lane.address)))
+            )
+
+    @property
+    def group(self) -> str:
+        """The group's name; empty until a node answered."""
+        with self._lock:
+            return next((lane.facts.group for lane in self._lanes.values() if lane.facts is not None), "")
+
+    @property
+    def kind(self) -> str:
+        """``log``, ``brokers``, ``broker`` (a plain one), or ``unknown`` until a node answered."""
+        with self._lock:
+            return self._kind()
+
+    def unsettled(self, now_ms: int) -> bool:
+        """Whether it is worth looking more often: there is no leader, or there was none a moment ago."""
+        with self._lock:
+            if self._kind() in ("unknown", "broker"):
+                return False
+            return (not self._leader and now_ms - self._lost_ms < 15_000) or now_ms - self._leader_since_ms < 1000
+
+    def snapshot(self, now_ms: int) -> dict[str, object]:
+        """Everything, for a page that knows nothing."""
+        with self._lock:
+            return {
+                **self._present(now_ms),
+                "changes": [_change(one) for lane in self._all_lanes() for one in lane.changes],
+                "events": [asdict(one) for one in self._events],
+                "points": [asdict(one) for one in self._points],
+                "number": self._number,
+            }
+
+    def update(self, after: int, now_ms: int) -> dict[str, object]:
+        """What is, and what was added behind change number ``after``."""
+        with self._lock:
+            return {
+                **self._present(now_ms),
+                "changes": [_change(one) for lane in self._all_lanes() for one in _behind(lane.changes, after)],
+                "events": [asdict(one) for one in _behind(self._events, after)],
+                "points": [asdict(one) for one in _behind(self._points, after)],
+                "number": self._number,
+            }
+
+    # --- under the lock ----------------------------------------------------------------------------------------------
+
+    def _lane_of(self, address: str, facts: NodeFacts) -> _Lane | None:
+        """The lane of the node that answered at ``address``; None for one of another group, or one too many."""
+        group = next((lane.facts.group for lane in self._lanes.values() if lane.facts is not None), facts.group)
+        lane = self._lanes.get(facts.node_id)
+        if facts.group != group or (lane is None and len(self._lanes) >= NODES_MAX):
+            stranger = self._strangers.get(address)
+            if stranger is not None:
+                stranger.error = f"{facts.node_id} of group {facts.group} answers here, not one of {group}"[:TEXT_MAX]
+                stranger.state = NodeState.UNREACHABLE
+            return None
+        self._strangers.pop(address, None)
+        if lane is None:
+            lane = self._lanes[facts.node_id] = _Lane(facts.node_id, address)
+        elif lane.address != address and (lane.state not in ALIVE or self._is_better(address, lane.address)):
+            lane.address = address
+        self._node_at[address] = facts.node_id
+        return lane
+
+    def _is_better(self, address: str, than: str) -> bool:
+        return address in self._given and than not in self._given
+
+    def _meet(self, facts: NodeFacts) -> bool:
+        """Make lanes for members that were never asked; given addresses at which nobody answers may be theirs."""
+        met = False
+        for node, address in facts.members:
+            lane = self._lanes.get(node)
+            if lane is None and len(self._lanes) < NODES_MAX:
+                lane = self._lanes[node] = _Lane(node, address)
+                met = True
+            if lane is not None and lane.facts is None and address:
+                lane.address = address
+                self._node_at[address] = node
+            self._strangers.pop(address, None)
+        return met
+
+    def _enter(self, lane: _Lane, state: NodeState, term: int, now_ms: int) -> bool:
+        last = lane.changes[-1] if lane.changes else None
+        if last is not None and last.state is state and last.term == term:
+            return False
+        before, lane.state = lane.state, state
+        if before is not state:
+            lane.since_ms = now_ms
+        self._number += 1
+        lane.changes.append(Change(self._number, lane.node, now_ms, state, term))
+        if (text := _sentence(lane.node, before, state, term)) is not None:
+            self._add_event(state, lane.node, term, text, now_ms)
+        return True
+
+    def _see_leader(self, now_ms: int) -> bool:
+        leaders = [
+            (lane.facts.term, lane.answered_ms, lane.node)
+            for lane in self._lanes.values()
+            if lane.facts is not None and lane.state is NodeState.LEADER
+        ]
+        if not leaders:
+            lost, self._leader = bool(self._leader), ""
+            self._lost_ms = now_ms if lost else self._lost_ms
+            return lost
+        term, seen_ms, node = max(leaders)  # an old one that has not noticed yet does not count
+        if (node, term) == (self._leader, self._leader_term):
+            self._leader_seen_ms = seen_ms
+            return False
+        gap_ms = seen_ms - self._leader_seen_ms if self._leader_seen_ms else -1
+        self._leader, self._leader_term = node, term
+        self._leader_since_ms = self._leader_seen_ms = seen_ms
+        self._add_event("leader", node, term, f"{node} leads in term {term}", now_ms, gap_ms)
+        return True
+
+    def _add_event(self, kind: str, node: str, term: int, text: str, now_ms: int, gap_ms: int = -1) -> None:
+        self._number += 1
+        self._events.append(Event(self._number, now_ms, kind, node, term, text[:TEXT_MAX], gap_ms))
+
+    def _measure(self, now_ms: int) -> None:
+        """Add a point when one is due. The rates are those of the furthest node, whoever leads."""
+        last_ms = self._points[-1].at_ms if self._points else 0
+        if now_ms - last_ms < POINT_MS or all(lane.facts is None for lane in self._lanes.values()):
+            return
+        alive = [(lane, lane.facts) for lane in self._lanes.values() if lane.facts is not None and lane.state in ALIVE]
+        entries = position = None
+        if alive:
+            lane, facts = max(alive, key=lambda one: (one[1].committed, one[0].answered_ms))
+            mark = _Mark(lane.answered_ms, facts.committed, facts.end_position)
+            entries, position = _rates(self._mark, mark)
+            entries = None if facts.unit == "bytes" else entries
+            self._mark = mark if self._mark is None or mark.at_ms > self._mark.at_ms else self._mark
+        serving = next((lane.broker for lane, _ in alive if lane.broker and self._serves(lane)), None)
+        latencies = {lane.node: round(lane.latency_ms, 3) for lane, _ in alive if lane.latency_ms >= 0}
+        puts = round(serving.put_tps, 2) if serving else None
+        gets = round(serving.get_tps, 2) if serving else None
+        self._number += 1
+        self._points.append(Point(self._number, now_ms, entries, position, puts, gets, latencies))
+
+    def _serves(self, lane: _Lane) -> bool:
+        return lane.state is NodeState.PLAIN or lane.node == self._leader
+
+    def _all_lanes(self) -> list[_Lane]:
+        found = [self._lanes[node] for node in sorted(self._lanes)]
+        if any(lane.facts is None for lane in found):  # an address at which nobody answers may be that member's
+            return found
+        return [*found, *self._strangers.values()]
+
+    def _kind(self) -> str:
+        lanes = [lane for lane in self._lanes.values() if lane.facts is not None]
+        if not lanes:
+            return "unknown"
+        if any(lane.state is NodeState.PLAIN or (lane.facts and lane.facts.unit == "bytes") for lane in lanes):
+            return "broker"
+        return "brokers" if any(lane.broker is not None for lane in lanes) else "log"
+
+    def _present(self, now_ms: int) -> dict[str, object]:
+        lanes = self._all_lanes()
+        leader = next((lane.facts for lane in lanes if lane.facts and lane.node == self._leader), None)
+        if leader is not None:
+            end, lags = leader.end, dict(leader.lags)
+        else:
+            end, lags = max((lane.facts.end for lane in lanes if lane.facts), default=-1), {}
+        some = next((lane.facts for lane in lanes if lane.facts is not None), None)
+        broker = next((lane.broker for lane in lanes if lane.broker is not None), None)
+        committed = max((lane.facts.committed for lane in lanes if lane.facts and lane.state in ALIVE), default=-1)
+        return {
+            "now_ms": now_ms,
+            "group": {
+                "name": some.group if some else "",
+                "cluster": broker.cluster if broker else "",
+                "kind": self._kind(),
+                "leader": self._leader,
+                "term": self._leader_term if self._leader else max((_term(lane) for lane in lanes), default=0),
+                "leader_since_ms": self._leader_since_ms if self._leader else 0,
+                "lost_ms": 0 if self._leader else self._lost_ms,
+                "end": end,
+                "committed": committed,
+                "unit": some.unit if some else "entries",
+            },
+            "nodes": [_lane_json(lane, end, lags.get(lane.node)) for lane in lanes],
+        }
+
+
+def _term(lane: _Lane) -> int:
+    return lane.facts.term if lane.facts is not None else 0
+
+
+def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str | None:
+    """What to say of a lane's change; a new leader is told by ``_see_leader``, which knows the whole group."""
+    match state:
+        case NodeState.UNREACHABLE:
+            return f"{node} does not answer" if before is NodeState.UNKNOWN else f"{node} answers no more"
+        case NodeState.CANDIDATE:
+            return f"{node} stands for election after term {term}" if before is not state else None
+        case NodeState.FOLLOWER if before is NodeState.LEADER:
+            return f"{node} stepped down and follows"
+        case NodeState.FOLLOWER | NodeState.LEADER | NodeState.PLAIN if before is NodeState.UNREACHABLE:
+            return f"{node} answers again"
+        case _:
+            return None
+
+
+def _rates(before: _Mark | None, now: _Mark) -> tuple[float | None, float | None]:
+    if before is None or now.at_ms - before.at_ms < POINT_MS / 4:
+        return None, None
+    seconds = (now.at_ms - before.at_ms) / 1000
+    if now.end < before.end or now.position < before.position:  # a restarted node learns what is committed
+        return None, None
+    return round((now.end - before.end) / seconds, 2), round((now.position - before.position) / seconds, 1)
+
+
+def _behind(items: deque[_Numbered], after: int) -> list[_Numbered]:
+    """The newest ones, whose numbers are greater; there are few, so look from the end."""
+    found: list[_Numbered] = []
+    for one in reversed(items):
+        if one.number <= after:
+            break
+        found.append(one)
+    return found[::-1]
+
+
+def _change(change: Change) -> list[object]:
+    return [change.number, change.node, change.at_ms, change.state, change.term]
+
+
+def _lane_json(lane: _Lane, end: int, lag: int | None) -> dict[str, object]:
+    """``lag``: as the leader counts it, who does not know yet where a node is that has not answered it."""
+    facts = lane.facts
+    return {
+        "node": lane.node,
+        "address": lane.address,
+        "state": lane.state,
+        "since_ms": lane.since_ms,
+        "answered_ms": lane.answered_ms,
+        "error": lane.error,
+        "latency_ms": round(lane.latency_ms, 3),
+        "term": _term(lane),
+        "facts": None
+        if facts is None
+        else {
+            "begin": facts.begin,
+            "end": facts.end,
+            "committed": facts.committed,
+            "flushed": facts.flushed,
+            "lag": max(0, min(end - facts.end, end if lag is None else lag)),
+            "end_position": facts.end_position,
+            "voter": facts.voter,
+            "disk_full": facts.disk_full,
+            "flush_mode": facts.flush_mode,
+            "pending": facts.pending,
+            "version": facts.version,
+        },
+        "broker": None if lane.broker is None else asdict(lane.broker),
+    }

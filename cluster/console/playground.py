@@ -1,0 +1,122 @@
+"""The console of a demo: local processes to do things to, and a little load so that something moves.
+
+The load knows no fear: whatever a kill or a pause makes of a request, the next one is tried. It proves nothing (the
+demo's own story does); it is there to be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from cluster.broker_target import BrokerTarget
+from cluster.connection import Target
+from cluster.console.control import LocalControl
+from cluster.console.server import ConsoleServer, Place
+from dledger.errors import ConfigError, DLedgerError
+
+if TYPE_CHECKING:
+    from cluster.local_brokers import LocalBrokers
+    from cluster.local_group import LocalGroup
+
+TIMEOUT_S: Final = 5.0
+DEMO_PORT: Final = 8080
+APPENDS_PER_S: Final = 40
+SENDS_PER_S: Final = 20
+TOPIC: Final = "orders"
+QUEUES: Final = 4
+_GOODS: Final = ("espresso", "flat white", "matcha ☕", "crème brûlée", "brioche")
+
+
+def console_of(group: LocalGroup, *, port: int | None = None) -> ConsoleServer:
+    """A console for it, with every button; not started. Without ``port``: the usual one, or any if that is taken."""
+    target = Target(tuple(group.addresses), group.name, TIMEOUT_S)
+    brokers = BrokerTarget(target.bootstrap, TIMEOUT_S)
+    control = LocalControl(target, group)
+    return ConsoleServer(target, brokers, place=Place(port=DEMO_PORT if port is None else port), control=control)
+
+
+@contextmanager
+def open_console(group: LocalGroup, *, port: int | None = None) -> Iterator[ConsoleServer]:
+    """The same, running for as long as the block does."""
+    server = console_of(group, port=port)
+    try:
+        server.start()
+    except ConfigError:
+        server.stop()
+        if port is not None:
+            raise
+        server = console_of(group, port=0)
+        server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def appending(group: LocalGroup, per_s: float = APPENDS_PER_S) -> Iterator[None]:
+    """Append lines for as long as the block runs."""
+    with group.client(TIMEOUT_S) as client, _repeating(1 / per_s, lambda number: client.append(_line(number))):
+        yield
+
+
+@contextmanager
+def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]:
+    """Send orders for as long as the block runs; two groups consume them, one of them slowly."""
+    from rocketstore.client import TopicInfo
+    from rocketstore.message.message import Message
+
+    with brokers.admin() as admin:
+        admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
+    with (
+        brokers.producer(allow_duplicates=True) as producer,
+        brokers.consumer("billing", TOPIC, auto_commit_s=1.0) as billing,
+        brokers.consumer("audit", TOPIC, auto_commit_s=2.0, pull_messages=4) as audit,
+    ):
+
+        def send(number: int) -> None:
+            key = f"order-{number}"
+            properties = {"KEYS": key, "TAGS": "new" if number % 3 else "changed"}
+            producer.send(Message(TOPIC, _line(number), properties=properties), key=key)
+
+        with (
+            _repeating(1 / per_s, send),
+            _repeating(0.2, lambda _: billing.poll(64, 0.2)),
+            _repeating(1.0, lambda _: audit.poll(max(1, int(per_s * 0.9)), 0.2)),
+        ):
+            yield
+
+
+def _line(number: int) -> bytes:
+    if number % 50 == 49:
+        return bytes(range(256))  # not every body is text
+    order = {"order": number, "what": _GOODS[number % len(_GOODS)], "cups": 1 + number % 3}
+    return json.dumps(order, ensure_ascii=False).encode()
+
+
+@contextmanager
+def _repeating(every_s: float, work: Callable[[int], object]) -> Iterator[None]:
+    """Call ``work`` with 0, 1, … from a thread, until the block ends. A failed call is forgotten."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        number = 0
+        while not ended.wait(every_s):
+            try:
+                work(number)
+            except DLedgerError:
+                continue
+            finally:
+                number += 1
+
+    thread = threading.Thread(target=repeat, name="dledger-demo-load", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(2 * TIMEOUT_S)

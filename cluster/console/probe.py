@@ -1,0 +1,101 @@
+"""Asking one node, over the same connections as every other command."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from cluster.console.facts import BrokerFacts, NodeFacts, broker_facts_of, facts_of_node, facts_of_plain_broker
+from dledger.errors import DLedgerError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from cluster.broker_target import BrokerTarget
+    from cluster.connection import Target
+    from dledger.client import DLedgerClient
+    from rocketstore.client import Admin
+
+BROKER_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a node said, and how long the request for it took: -1 for the first one, which also connects."""
+
+    facts: NodeFacts
+    broker: BrokerFacts | None
+    latency_ms: float
+
+
+class Probe(Protocol):
+    """Asks nodes. Thread-safe."""
+
+    def ask(self, address: str, timeout_s: float) -> Answer:
+        """What the node at ``address`` says of itself. Raises ``DLedgerError`` if it says nothing in time."""
+
+    def close(self) -> None:
+        """Calls under way fail."""
+
+
+class GroupProbe:
+    """Finds out by itself whether an address is a log node, a broker of a group or a plain broker."""
+
+    def __init__(self, target: Target, brokers: BrokerTarget) -> None:
+        self._client: DLedgerClient = target.connect()
+        self._admin: Admin = brokers.admin()
+        self._connected: set[str] = set()  # set.add and discard are atomic
+        self._no_broker: set[str] = set()
+        self._plain: set[str] = set()
+
+    def ask(self, address: str, timeout_s: float) -> Answer:
+        """One metadata request, timed; then the broker's status where there is a broker."""
+        if address in self._plain:
+            return self._ask_plain(address)
+        started = time.perf_counter()
+        try:
+            status = self._client.metadata(address, timeout_s=timeout_s)
+        except InvalidRequestError:  # no log service there
+            return self._ask_plain(address)
+        except DLedgerError:
+            self._no_broker.discard(address)  # who comes back may be another
+            self._connected.discard(address)
+            raise
+        latency_ms = self._latency_ms(address, started)
+        return Answer(facts_of_node(status), self._ask_broker(address), latency_ms)
+
+    def _latency_ms(self, address: str, started: float) -> float:
+        if address not in self._connected:
+            self._connected.add(address)
+            return -1.0
+        return (time.perf_counter() - started) * 1000
+
+    def close(self) -> None:
+        """Calls under way fail."""
+        self._client.close()
+        self._admin.close()
+
+    def _ask_broker(self, address: str) -> BrokerFacts | None:
+        if address in self._no_broker:
+            return None
+        try:
+            return broker_facts_of(self._admin.status(address))
+        except InvalidRequestError:
+            self._no_broker.add(address)
+        except DLedgerError:  # it starts, or is about to go: the log's word is enough
+            return None
+        return None
+
+    def _ask_plain(self, address: str) -> Answer:
+        started = time.perf_counter()
+        try:
+            status = self._admin.status(address)
+        except DLedgerError:
+            self._plain.discard(address)
+            self._connected.discard(address)
+            raise
+        latency_ms = self._latency_ms(address, started)
+        if status.replicated:  # its log service is not up yet
+            self._plain.discard(address)
+            raise InvalidRequestError(f"{address} is a broker of a group, and its log does not answer")
+        self._plain.add(address)
+        return Answer(facts_of_plain_broker(status), broker_facts_of(status), latency_ms)

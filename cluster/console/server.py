@@ -1,0 +1,193 @@
+"""The console as a server: its socket, its event loop in a thread of its own, its end."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import uvicorn
+
+from cluster.console.app import Console, Parts
+from cluster.console.browse import EntryBrowser, MessageBrowser
+from cluster.console.catalog import Catalog
+from cluster.console.control import ClusterControl, GroupControl
+from cluster.console.guard import Rules
+from cluster.console.history import History
+from cluster.console.probe import BROKER_TIMEOUT_S, GroupProbe
+from cluster.console.sampler import Pace, Sampler
+from dledger.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cluster.broker_target import BrokerTarget
+    from cluster.connection import Target
+
+START_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 5.0
+CONNECTIONS_MAX: Final = 256
+REQUEST_HEAD_BYTES_MAX: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a console listens. ``certificate`` and ``key``: PEM files, for HTTPS."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+class ConsoleServer:
+    """Runs in threads of its own from ``start`` to ``stop``. As a context manager, both."""
+
+    def __init__(
+        self,
+        target: Target,
+        brokers: BrokerTarget,
+        *,
+        place: Place | None = None,
+        rules: Rules | None = None,
+        control: ClusterControl | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self._place = place or Place()
+        self._history = History(target.bootstrap)
+        self._sampler = Sampler(GroupProbe(target, replace(brokers, timeout_s=BROKER_TIMEOUT_S)), self._history, pace)
+        self._catalog = Catalog(brokers.admin(), lambda: self._history.kind in ("brokers", "broker"))
+        self._messages = MessageBrowser(brokers.admin())
+        parts = Parts(
+            self._history,
+            self._sampler,
+            self._catalog,
+            self._messages,
+            EntryBrowser(target),
+            control or GroupControl(target, lambda: self._history.group),
+            version("dledger"),
+        )
+        self._console = Console(parts, rules or Rules())
+        self._socket: socket.socket | None = None
+        self._uvicorn: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._stopping = threading.Lock()
+        self.fatal: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def history(self) -> History:
+        """What it knows of the group."""
+        return self._history
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._socket.getsockname()[1]) if self._socket is not None else self._place.port
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser on this machine."""
+        host = self._place.host
+        if host in ("0.0.0.0", "::", ""):
+            host = "127.0.0.1"
+        scheme = "https" if self._place.certificate is not None else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/"
+
+    def start(self) -> None:
+        """Listen and begin to ask the nodes. Raises ``ConfigError`` if it cannot listen there."""
+        self._socket = _listen(self._place)
+        config = uvicorn.Config(
+            self._console.asgi,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=2,
+            h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
+            ssl_certfile=self._place.certificate,
+            ssl_keyfile=self._place.key,
+        )
+        try:
+            config.load()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            self._socket.close()
+            raise ConfigError([f"the console's certificate and key cannot be used: {error}"]) from error
+        self._uvicorn = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._serve, args=(self._uvicorn, self._socket), name="dledger-console-http", daemon=True
+        )
+        self._thread.start()
+        self._sampler.start()
+        self._catalog.start()
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while not self._uvicorn.started and time.monotonic() < give_up_at and not self._ended.wait(0.01):
+            pass
+
+    def stop(self) -> None:
+        """End every stream, then the server, then the questions. Idempotent."""
+        with self._stopping:
+            if self._uvicorn is not None and self._thread is not None and self._thread.is_alive():
+                self._uvicorn.should_exit = True
+                self._console.streams.close_soon()
+                self._thread.join(STOP_TIMEOUT_S)
+            self._sampler.stop()
+            self._catalog.stop()
+            self._messages.close()
+            self._ended.set()
+            if self._socket is not None:
+                self._socket.close()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit status once it has ended, None on timeout."""
+        if not self._ended.wait(timeout_s):
+            return None
+        return 1 if self.fatal is not None else 0
+
+    def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        ended_by_us = False
+        try:
+            server.run(sockets=[listening])
+            ended_by_us = server.should_exit
+        finally:
+            if not ended_by_us:
+                self.fatal = RuntimeError("the console's HTTP server ended by itself")
+            self._ended.set()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(place: Place) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(
+            [f"the console cannot listen on {place.host}:{place.port}: {error.strerror or error}"]
+        ) from error

@@ -1,0 +1,63 @@
+// What the buttons do: ask first where it matters, do it, show what came of it.
+
+import { $, h, text } from "./dom.js";
+import { act } from "./stream.js";
+import { state } from "./store.js";
+
+const TOAST_MS = 9000;
+const TOASTS_MAX = 4;
+
+/** What to ask before, or null. */
+function question(action, node) {
+  const leads = state.group.leader === node;
+  switch (action) {
+    case "transfer":
+      return leads
+        ? [`Take leadership from ${node}?`, "It goes to the most caught-up node. Appends wait a moment; none that was acknowledged is lost.", "Hand over"]
+        : [`Make ${node} the leader?`, `${state.group.leader} hands over once ${node} has everything. Appends wait a moment; none that was acknowledged is lost.`, `Make ${node} leader`];
+    case "kill":
+      return [`Kill ${node}?`, `Its process gets SIGKILL: no goodbye, no last flush. ${leads ? "It leads: the others elect a successor, usually within a second. " : ""}Nothing that was acknowledged is lost as long as a majority lives.`, `Kill ${node}`];
+    case "restart":
+      if (state.processes[node] !== "running") return null;
+      return [`Restart ${node}?`, `Its process is stopped gracefully${leads ? ", which hands leadership over," : ""} and started again.`, `Restart ${node}`];
+    default:
+      return null;
+  }
+}
+
+export async function perform(action, node, button) {
+  const asked = question(action, node);
+  if (asked !== null && !(await confirmed(...asked))) {
+    button.focus();
+    return;
+  }
+  button.focus();
+  const wasLeader = state.group.leader === node;
+  try {
+    // A leader's own button means "to whoever is next".
+    const answer = await act(action, action === "transfer" && wasLeader ? null : node);
+    toast(answer.message, false);
+  } catch (error) {
+    toast(error.message, true);
+  }
+}
+
+function confirmed(title, words, yes) {
+  const dialog = $("confirm");
+  text($("confirm-title"), title);
+  text($("confirm-text"), words);
+  text($("confirm-yes"), yes);
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}
+
+export function toast(words, isBad) {
+  const box = $("toasts");
+  const item = h("p", { class: isBad ? "toast bad" : "toast" }, isBad ? `Not done: ${words}` : words);
+  box.append(item);
+  while (box.children.length > TOASTS_MAX) box.firstChild.remove();
+  setTimeout(() => item.remove(), TOAST_MS);
+}

@@ -1,0 +1,228 @@
+// Single messages and entries: search forms, result lists, and a dialog with all of one.
+
+import { $, h, text } from "./dom.js";
+import * as format from "./format.js";
+import { ask } from "./stream.js";
+import { state } from "./store.js";
+import { plain } from "./table.js";
+
+const PAGE = 20;
+const BY = { offset: "Queue and offset", key: "Key", unique: "Unique key (the producer's id)", id: "Message id" };
+
+const form = {};
+const entries = {};
+let asked = 0;
+
+export function start() {
+  startMessages();
+  startEntries();
+}
+
+// --- messages --------------------------------------------------------------------------------------------------------
+
+function startMessages() {
+  form.by = h("select", { id: "search-by" }, Object.entries(BY).map(([value, words]) => h("option", { value }, words)));
+  form.topic = h("input", { id: "search-topic", list: "topic-names", autocomplete: "off", maxlength: 127, spellcheck: "false" });
+  form.names = h("datalist", { id: "topic-names" });
+  form.queue = h("input", { id: "search-queue", type: "number", min: 0, max: 65535, step: 1, value: 0 });
+  form.offset = h("input", { id: "search-offset", type: "number", min: 0, step: 1, placeholder: "newest" });
+  form.key = h("input", { id: "search-key", autocomplete: "off", maxlength: 1024, spellcheck: "false" });
+  form.id = h("input", { id: "search-id", autocomplete: "off", maxlength: 128, spellcheck: "false" });
+  form.fields = {
+    topic: field("Topic", form.topic, "grow"), queue: field("Queue", form.queue, "small"), offset: field("From offset", form.offset, "small"),
+    key: field("Key", form.key, "grow"), id: field("Message id", form.id, "grow"),
+  };
+  form.say = h("p", { class: "result-line", role: "status" }, "Newest messages of a queue, or a search by key or id.");
+  form.results = h("div");
+  form.element = h("form", { class: "search", novalidate: true, onsubmit: (event) => { event.preventDefault(); search(); } },
+    field("Find by", form.by, ""), Object.values(form.fields), h("button", { type: "submit", class: "strong" }, "Find"), form.names);
+  form.by.addEventListener("change", showFields);
+  $("panel-messages").append(form.element, form.say, form.results);
+  showFields();
+}
+
+function field(label, input, size) {
+  return h("div", { class: `field ${size}` }, h("label", { for: input.id }, label), input);
+}
+
+function showFields() {
+  const by = form.by.value;
+  const wanted = { offset: ["topic", "queue", "offset"], key: ["topic", "key"], unique: ["topic", "key"], id: ["id"] }[by];
+  for (const [name, element] of Object.entries(form.fields)) element.hidden = !wanted.includes(name);
+}
+
+/** Fill in the form for a queue and search. */
+export function browse(topic, queue) {
+  form.by.value = "offset";
+  showFields();
+  form.topic.value = topic;
+  form.queue.value = String(queue);
+  form.offset.value = "";
+  form.offset.focus();
+  search();
+}
+
+/** Topics to choose from. */
+export function offerTopics() {
+  const topics = state.catalog.topics.filter((row) => !row.system).map((row) => row.name);
+  const key = topics.join("\n");
+  if (form.offered === key) return;
+  form.offered = key;
+  form.names.replaceChildren(...topics.map((name) => h("option", { value: name })));
+  if (form.topic.value === "" && topics.length > 0) form.topic.value = topics[0];
+}
+
+async function search(offset = form.offset.value.trim()) {
+  const by = form.by.value;
+  const topic = form.topic.value.trim();
+  const wanted = {
+    offset: { by, topic, queue: form.queue.value.trim(), offset: offset === "" ? -PAGE : offset, count: PAGE },
+    key: { by, topic, key: form.key.value.trim() },
+    unique: { by, topic, key: form.key.value.trim() },
+    id: { by, id: form.id.value.trim() },
+  }[by];
+  const mine = (asked += 1);
+  text(form.say, "Looking…");
+  let found;
+  try {
+    found = await ask("/api/messages", wanted);
+  } catch (error) {
+    if (mine !== asked) return;
+    form.say.replaceChildren(error.message);
+    form.results.replaceChildren(h("p", { class: "empty bad" }, "Nothing to show."));
+    return;
+  }
+  if (mine !== asked) return;
+  form.results.replaceChildren(
+    found.messages.length ? messageTable(found.messages) : h("p", { class: "empty" }, by === "offset" ? "This queue has no messages there." : "No message has that."),
+  );
+  form.say.replaceChildren(...(by === "offset" ? pager(found) : [`${found.messages.length} found`]));
+}
+
+function pager(found) {
+  const first = found.messages[0]?.offset ?? found.next_offset;
+  const turn = (words, offset, enabled) =>
+    h("button", { type: "button", class: "ghost", "aria-disabled": String(!enabled), onclick: () => enabled && search(String(offset)) }, words);
+  return [
+    `Queue holds ${format.count(found.min_offset)} to ${format.index(found.max_offset - 1)}`,
+    h("span", {},
+      turn("Older", Math.max(found.min_offset, first - PAGE), first > found.min_offset),
+      turn("Newer", found.next_offset, found.next_offset < found.max_offset),
+      turn("Newest", "", true)),
+  ];
+}
+
+function messageTable(messages) {
+  return plain(
+    [["Offset", true], ["Stored", false, "time"], ["Tags"], ["Keys"], ["Bytes", true], ["Body", false, "body"]],
+    messages.map((one) => [
+      h("button", { type: "button", class: "linklike", "aria-label": `Show message ${one.offset} of queue ${one.queue}`, onclick: () => showMessage(one) }, `${one.queue}:${one.offset}`),
+      format.moment(one.stored_ms), one.tags || "–", one.keys || "–", format.count(one.preview.bytes), one.preview.text,
+    ]),
+  );
+}
+
+async function showMessage(one) {
+  await showDetail(`Message ${one.offset} of queue ${one.queue} of ${one.topic}`, "/api/message", { topic: one.topic, queue: one.queue, offset: one.offset }, (found) => [
+    ["Message id", mono(found.message_id)], ["Unique key", mono(found.unique_key || "–")], ["Tags", found.tags || "–"], ["Keys", found.keys || "–"],
+    ["Stored", `${format.moment(found.stored_ms)} at ${found.store_host}`], ["Made", `${format.moment(found.born_ms)} at ${found.born_host}`],
+    ["In the log", `${format.count(found.size)} bytes at position ${format.count(found.position)}`],
+    ["Delivered again", `${found.reconsume_times} times`],
+    ...found.properties.map(([name, value]) => [`Property ${name}`, mono(value)]),
+    ...(found.note ? [["Note", found.note]] : []),
+  ]);
+}
+
+// --- entries of a log that has no broker -----------------------------------------------------------------------------
+
+function startEntries() {
+  entries.index = h("input", { id: "entry-index", type: "number", min: 0, step: 1, placeholder: "newest" });
+  entries.say = h("p", { class: "result-line", role: "status" }, "Committed entries, as any node holds them.");
+  entries.results = h("div");
+  entries.element = h("form", { class: "search", novalidate: true, onsubmit: (event) => { event.preventDefault(); searchEntries(); } },
+    field("From index", entries.index, "small"), h("button", { type: "submit", class: "strong" }, "Show entries"));
+  $("panel-entries").append(entries.element, entries.say, entries.results);
+}
+
+/** Show the newest ones, the first time. */
+export function firstEntries() {
+  if (entries.shown) return;
+  entries.shown = true;
+  searchEntries();
+}
+
+async function searchEntries(index = entries.index.value.trim()) {
+  const mine = (asked += 1);
+  let found;
+  try {
+    found = await ask("/api/entries", { index: index === "" ? -PAGE : index, count: PAGE });
+  } catch (error) {
+    if (mine !== asked) return;
+    entries.say.replaceChildren(error.message);
+    entries.results.replaceChildren(h("p", { class: "empty bad" }, "Nothing to show."));
+    return;
+  }
+  if (mine !== asked) return;
+  const first = found.entries[0]?.index ?? found.last + 1;
+  const last = found.entries[found.entries.length - 1]?.index ?? found.last;
+  const turn = (words, at, enabled) =>
+    h("button", { type: "button", class: "ghost", "aria-disabled": String(!enabled), onclick: () => enabled && searchEntries(String(at)) }, words);
+  entries.say.replaceChildren(
+    `Committed: ${format.index(found.begin)} to ${format.index(found.last)}`,
+    h("span", {}, turn("Older", Math.max(found.begin, first - PAGE), first > found.begin), turn("Newer", last + 1, last < found.last), turn("Newest", "", true)),
+  );
+  entries.results.replaceChildren(
+    found.entries.length
+      ? plain([["Index", true], ["Term", true], ["Kind"], ["Bytes", true], ["Body", false, "body"]],
+        found.entries.map((one) => [
+          h("button", { type: "button", class: "linklike", "aria-label": `Show entry ${one.index}`, onclick: () => showEntry(one.index) }, String(one.index)),
+          String(one.term), one.kind.toLowerCase(), format.count(one.preview.bytes), one.preview.text,
+        ]))
+      : h("p", { class: "empty" }, "No entry there yet. Append one: dledger append hello"),
+  );
+}
+
+const showEntry = (index) => showDetail(`Entry ${format.count(index)}`, "/api/entry", { index }, (found) => [
+  ["Term", String(found.term)], ["Kind", found.kind.toLowerCase()], ["Position", `byte ${format.count(found.position)} of the log`],
+]);
+
+// --- all of one ------------------------------------------------------------------------------------------------------
+
+const mono = (words) => h("span", { class: "mono" }, words);
+
+async function showDetail(title, path, parameters, facts) {
+  let found;
+  const dialog = $("detail");
+  text($("detail-title"), title);
+  try {
+    found = await ask(path, parameters);
+    $("detail-body").replaceChildren(
+      h("dl", { class: "facts" }, facts(found).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+      bodyOf(found.body),
+    );
+  } catch (error) {
+    $("detail-body").replaceChildren(h("p", { class: "empty bad" }, error.message));
+  }
+  dialog.showModal();
+}
+
+function bodyOf(body) {
+  const isText = body.text !== null && body.bytes > 0;
+  const content = h("pre", { class: "content", tabindex: 0, "aria-label": "Body" });
+  const line = h("p", { class: "quiet" });
+  const show = (asText) => {
+    content.className = asText ? "content" : "content hex";
+    content.textContent = asText ? body.text : body.hex;
+    const shown = asText ? body.text_bytes : body.hex_bytes;
+    line.textContent = shown < body.bytes ? `The first ${format.count(shown)} of ${format.count(body.bytes)} bytes.` : `${format.count(body.bytes)} bytes.`;
+  };
+  const choice = (words, asText, checked) => {
+    const input = h("input", { type: "radio", name: "body-as", checked, onchange: () => show(asText) });
+    return h("label", {}, input, h("span", {}, words));
+  };
+  show(isText);
+  return h("section", {},
+    h("div", { class: "card-head" }, h("h3", {}, "Body"),
+      isText ? h("fieldset", { class: "segments" }, h("legend", { class: "hidden" }, "Show the body as"), choice("Text", true, true), choice("Hex", false, false)) : h("span", { class: "quiet" }, body.bytes ? "not text: shown in hex" : "empty")),
+    content, line);
+}

@@ -1,0 +1,41 @@
+// What happened: a list for eyes, and a few words for screen readers.
+
+import { $, h, shape, text } from "./dom.js";
+import * as format from "./format.js";
+import { state } from "./store.js";
+
+const SHOWN_MAX = 100;
+const SHAPES = new Set(["leader", "follower", "candidate", "unreachable", "plain"]);
+const ANNOUNCED = new Set(["leader", "unreachable"]);
+
+/** All anew. */
+export function renderAll() {
+  $("events").replaceChildren(...state.events.slice(-SHOWN_MAX).reverse().map(item));
+  renderEmpty();
+}
+
+/** Put new ones on top, and tell those who listen. */
+export function add(fresh) {
+  if (fresh.length === 0) return;
+  const list = $("events");
+  for (const event of fresh) list.prepend(item(event));
+  while (list.children.length > SHOWN_MAX) list.lastChild.remove();
+  renderEmpty();
+  const told = fresh.filter((event) => ANNOUNCED.has(event.kind)).map((event) => event.text);
+  if (told.length) text($("announcer"), `${told.join(". ")}.`);
+}
+
+function renderEmpty() {
+  $("events-empty").hidden = state.events.length > 0;
+  $("events").hidden = state.events.length === 0;
+}
+
+function item(event) {
+  const icon = shape(SHAPES.has(event.kind) ? event.kind : "action");
+  const words = [h("p", {}, event.text)];
+  if (event.gap_ms >= 0) {
+    words.push(h("p", { class: "more" }, `No leader was seen for ${format.span(event.gap_ms)} before.`));
+  }
+  return h("li", { "data-kind": event.kind, "data-node": event.node },
+    h("time", { datetime: new Date(event.at_ms).toISOString(), title: format.moment(event.at_ms) }, format.clock(event.at_ms)), icon, h("div", {}, words));
+}

@@ -1,0 +1,66 @@
+// The sentence at the top: who leads, how the group is, in words; and four figures.
+
+import { $, attribute, classes, text } from "./dom.js";
+import * as format from "./format.js";
+import { isAlive, now, state } from "./store.js";
+
+const LEVELS = { good: "✓ healthy", warn: "! degraded", bad: "✕ not serving", none: "… asking" };
+
+export function render() {
+  const [level, title, more] = verdict();
+  text($("verdict"), title);
+  text($("verdict-level"), LEVELS[level]);
+  classes($("verdict-level"), `level ${level}`);
+  text($("verdict-more"), more);
+  const group = state.group;
+  text($("group-name"), group.name || "…");
+  document.title = `${title} · dledger`;
+  const last = state.points[state.points.length - 1];
+  const leader = state.nodes.find((node) => node.node === group.leader) ?? state.nodes.find((node) => node.state === "plain");
+  const isPlain = group.kind === "broker";
+  text($("figure-term"), isPlain ? "–" : format.count(group.term));
+  text($("figure-committed"), isPlain ? format.bytes(group.committed) : format.index(group.committed));
+  text($("figure-rate-name"), group.kind === "log" ? "Entries per second" : "Puts per second");
+  const rate = group.kind === "log" ? last?.entries_per_s : last?.puts_per_s;
+  text($("figure-rate"), format.rate(rate));
+  text($("figure-latency"), format.milliseconds(leader && isAlive(leader) ? leader.latency_ms : -1));
+}
+
+function verdict() {
+  const { group, nodes } = state;
+  const alive = nodes.filter(isAlive);
+  const asking = nodes.filter((node) => node.state === "unknown");
+  const missing = nodes.filter((node) => node.state === "unreachable").map((node) => node.node);
+  if (alive.length === 0) {
+    if (asking.length === nodes.length) return ["none", "Asking the nodes…", "No answer yet."];
+    return ["bad", "No node answers", `Asked ${format.names(nodes.map((node) => node.address || node.node))}. Asking on, once a second.`];
+  }
+  if (group.kind === "broker") {
+    return ["good", `${alive[0].node} serves alone`, "A plain broker: no group, no failover."];
+  }
+  const quorum = Math.floor(nodes.length / 2) + 1;
+  if (group.leader === "") {
+    const since = group.lost_ms ? ` for ${format.span(now() - group.lost_ms)}` : "";
+    if (alive.length < quorum) {
+      return ["bad", "Nobody leads", `${alive.length} of ${nodes.length} nodes answer${alive.length === 1 ? "s" : ""}, ${quorum} are needed${since}. Appends wait; nothing is lost.`];
+    }
+    return ["bad", "Nobody leads", `An election is under way${since}. Appends wait until it is over.`];
+  }
+  const since = `since ${format.clock(group.leader_since_ms)}`;
+  const title = `${group.leader} leads`;
+  const full = nodes.filter((node) => node.facts?.disk_full).map((node) => node.node);
+  if (full.length) return ["warn", title, `${format.names(full)}: disk full. In term ${group.term} ${since}.`];
+  const spare = alive.length - quorum;
+  const may = spare <= 0 ? "No other may fail." : `${spare} more may fail.`;
+  if (missing.length) {
+    return ["warn", title, `${format.names(missing)} ${missing.length === 1 ? "does" : "do"} not answer. ${may} In term ${group.term} ${since}.`];
+  }
+  const words = nodes.length === 1 ? "It is alone: there is no failover." : `All ${nodes.length} nodes answer. ${spare <= 0 ? "None may fail." : `Any ${spare} may fail.`}`;
+  return ["good", title, `${words} In term ${group.term} ${since}.`];
+}
+
+export function renderConnection(connection, words) {
+  attribute($("live"), "data-state", connection === "live" ? "live" : connection === "lost" ? "lost" : "connecting");
+  text($("live-text"), words);
+  $("main").classList.toggle("stale", connection === "lost");
+}

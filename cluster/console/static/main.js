@@ -1,0 +1,116 @@
+// Puts the page together: one connection, one store, parts that draw what is in it.
+
+import * as actions from "./actions.js";
+import * as browser from "./browser.js";
+import * as catalog from "./catalog.js";
+import { Chart } from "./chart.js";
+import { $, text } from "./dom.js";
+import * as events from "./events.js";
+import * as format from "./format.js";
+import * as hero from "./hero.js";
+import * as lanes from "./lanes.js";
+import { state } from "./store.js";
+import { connect } from "./stream.js";
+import * as tabs from "./tabs.js";
+import * as theme from "./theme.js";
+
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [1, 3], [12, 5]];
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const DESCRIBE_MS = 5000;
+
+function rateSeries() {
+  const entries = { name: "entries/s", color: "series-1", dash: DASHES[0], value: (point) => point.entries_per_s };
+  if (state.group?.kind === "log" || state.group === null || state.group.kind === "unknown") return [entries];
+  const puts = { name: "puts/s", color: "series-2", dash: DASHES[1], value: (point) => point.puts_per_s };
+  const gets = { name: "gets/s", color: "series-3", dash: DASHES[2], value: (point) => point.gets_per_s };
+  return state.group.kind === "broker" ? [puts, gets] : [entries, puts, gets];
+}
+
+function latencySeries() {
+  return state.nodes
+    .filter((node) => node.facts !== null)
+    .map((node, place) => ({
+      name: node.node,
+      color: `series-${(place % 7) + 1}`,
+      dash: DASHES[place % 7],
+      value: (point) => point.latency_ms[node.node],
+    }));
+}
+
+const rates = new Chart($("rate-plot"), $("rate-series"), rateSeries, lanes.shownMs, format.rate, 10);
+const latencies = new Chart($("latency-plot"), $("latency-series"), latencySeries, lanes.shownMs, format.milliseconds, 2);
+
+function renderKind() {
+  const kind = state.group.kind;
+  if (kind === "unknown") return;
+  const offered = kind === "log" ? ["tab-entries"] : ["tab-topics", "tab-groups", "tab-messages"];
+  if (renderKind.last !== kind) {
+    renderKind.last = kind;
+    tabs.offer(offered);
+    text($("rate-note"), kind === "log"
+      ? "How fast the committed index moves."
+      : "Entries: how fast the committed index moves, several messages may share one. Puts and gets: as the broker counts them.");
+  }
+}
+
+function render() {
+  if (!state.loaded) return;
+  hero.render();
+  lanes.render();
+  renderKind();
+  $("main").setAttribute("aria-busy", "false");
+}
+
+function draw() {
+  if (!state.loaded || document.hidden) return;
+  lanes.drawStrips();
+}
+
+function drawAll() {
+  if (!state.loaded) return;
+  draw();
+  rates.render();
+  latencies.render();
+}
+
+lanes.start((action, node, button) => actions.perform(action, node, button));
+catalog.start((topic, queue) => {
+  tabs.show("tab-messages");
+  browser.browse(topic, queue);
+});
+browser.start();
+tabs.start((id) => {
+  if (id === "tab-entries") browser.firstEntries();
+});
+theme.start(drawAll);
+for (const radio of document.querySelectorAll('input[name="span"]')) radio.addEventListener("change", drawAll);
+
+connect({
+  state: (connection, words) => {
+    hero.renderConnection(connection, words);
+    render();
+  },
+  data: (fresh, isSnapshot) => {
+    render();
+    if (isSnapshot) events.renderAll();
+    else events.add(fresh);
+    drawAll();
+    text($("foot"), `dledger ${state.session.version} · times are this console's, seen to half a second · ${state.nodes.length} nodes`);
+  },
+  catalog: () => {
+    catalog.render();
+    browser.offerTopics();
+  },
+});
+
+// Between two messages the strips go on scrolling, gently.
+let odd = false;
+setInterval(() => {
+  odd = !odd;
+  if (odd || !calm.matches) draw();
+}, 250);
+setInterval(() => {
+  rates.describe("Throughput");
+  latencies.describe("Latency");
+}, DESCRIBE_MS);
+new ResizeObserver(drawAll).observe($("main"));

@@ -1,0 +1,167 @@
+"""Server-sent events: what every open page is told, made once for all of them.
+
+Belongs to the server's event loop. A page that does not take what it is sent is dropped (it connects again and gets the
+whole present state); more than ``STREAMS_MAX`` pages are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+STREAMS_MAX: Final = 32
+QUEUE_MAX: Final = 64
+TICK_S: Final = 0.5
+COALESCE_S: Final = 0.03
+"""How long an urgent change waits for others of the same moment."""
+
+
+class TooManyStreamsError(Exception):
+    """Raised when as many pages are open as the console serves."""
+
+
+def event(name: str, value: object) -> bytes:
+    """One server-sent event."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"event: {name}\ndata: {data}\n\n".encode()
+
+
+class Streams:
+    """Tells pages what is new, every half a second, and at once when something important happens."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], dict[str, object]],
+        update: Callable[[int], dict[str, object]],
+        catalog: Callable[[], dict[str, object]],
+        watch: Callable[[bool], None],
+        limit: int = STREAMS_MAX,
+    ) -> None:
+        self._snapshot = snapshot
+        self._update = update
+        self._catalog = catalog
+        self._watch = watch
+        self._limit = limit
+        self._queues: set[asyncio.Queue[bytes | None]] = set()
+        self._number = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._urgent = asyncio.Event()
+        self._open = asyncio.Event()
+        self._catalog_is_new = False
+        self._closed = False
+
+    @property
+    def count(self) -> int:
+        """How many pages are open."""
+        return len(self._queues)
+
+    def hurry(self, *, catalog: bool = False) -> None:
+        """Something happened that pages should be told at once. From any thread."""
+        loop = self._loop
+        if loop is None or self._closed:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._on_hurry, catalog)
+
+    def close(self) -> None:
+        """End every stream. On the loop."""
+        self._closed = True
+        for queue in self._queues:
+            _put(queue, None)
+        self._open.set()
+        self._urgent.set()
+
+    def close_soon(self) -> None:
+        """``close``, from any thread."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.close)
+
+    async def run(self) -> None:
+        """Publish until closed."""
+        self._loop = asyncio.get_running_loop()
+        while not self._closed:
+            if not self._queues:
+                self._open.clear()
+                await self._open.wait()
+                continue
+            await self._wait_for_tick()
+            if self._queues and not self._closed:
+                self._publish()
+
+    async def messages(self, queue: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
+        """An admitted page's events: everything, then what is new."""
+        try:
+            while (message := await queue.get()) is not None:
+                yield message
+        finally:
+            self.leave(queue)
+
+    def admit(self, queue: asyncio.Queue[bytes | None]) -> None:
+        """Let a page in. Raises ``TooManyStreamsError``."""
+        if self._closed or len(self._queues) >= self._limit:
+            raise TooManyStreamsError(f"{len(self._queues)} pages are open already: close some")
+        first = not self._queues
+        self._queues.add(queue)
+        if first:
+            self._watch(True)
+            self._number = 0
+        snapshot = self._snapshot()
+        number = snapshot["number"]
+        self._number = max(self._number, number if first and isinstance(number, int) else 0)
+        _put(queue, b"retry: 1000\n\n" + event("snapshot", snapshot) + event("catalog", self._catalog()))
+        self._open.set()
+
+    def leave(self, queue: asyncio.Queue[bytes | None]) -> None:
+        """A page is gone. Idempotent."""
+        if queue in self._queues:
+            self._queues.discard(queue)
+            if not self._queues:
+                self._watch(False)
+
+    async def _wait_for_tick(self) -> None:
+        try:
+            await asyncio.wait_for(self._urgent.wait(), TICK_S)
+        except TimeoutError:
+            return
+        if not self._closed:
+            await asyncio.sleep(COALESCE_S)
+        self._urgent.clear()
+
+    def _publish(self) -> None:
+        update = self._update(self._number)
+        number = update["number"]
+        self._number = number if isinstance(number, int) else self._number
+        message = event("update", update)
+        if self._catalog_is_new:
+            self._catalog_is_new = False
+            message += event("catalog", self._catalog())
+        for queue in tuple(self._queues):
+            if not _put(queue, message):
+                self.leave(queue)
+                _replace(queue)
+
+    def _on_hurry(self, catalog: bool) -> None:
+        if catalog:
+            self._catalog_is_new = True  # with the next tick
+        else:
+            self._urgent.set()
+
+
+def _put(queue: asyncio.Queue[bytes | None], message: bytes | None) -> bool:
+    try:
+        queue.put_nowait(message)
+    except asyncio.QueueFull:
+        return False
+    return True
+
+
+def _replace(queue: asyncio.Queue[bytes | None]) -> None:
+    """Have a page that is too slow end: nothing of what it missed is worth sending any more."""
+    while not queue.empty():
+        queue.get_nowait()
+    _put(queue, None)
