@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,8 +42,8 @@ SEGMENTS: Final = {"segment_bytes": "256k", "index_segment_bytes": "64k"}
 """Small, so that the text fills several files."""
 
 
-def run(file: Path | None, *, keep: bool) -> int:
-    """Tell the whole story; 0 only if the proof holds."""
+def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
+    """Tell the whole story; 0 only if the proof holds. ``console``: stay afterwards, with the group's page."""
     out = Console(highlight=False, soft_wrap=True)
     lines = read_lines(file) if file else generated_lines()
     if len(lines) < 4 * BATCH_LINES:
@@ -51,10 +53,12 @@ def run(file: Path | None, *, keep: bool) -> int:
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     problems = ["the story was not told to its end"]
     try:
-        with LocalGroup(directory, settings=SEGMENTS, detached=keep) as group:
+        with LocalGroup(directory, settings=SEGMENTS, detached=keep) as group, _page(out, group) as url:
             problems = _tell(out, group, lines, file)
             if problems:
                 group.close()
+            elif console:
+                stay(out, group, url)
             else:
                 _say_goodbye(out, group, keep=keep)
     except (LocalGroupError, DLedgerError) as error:
@@ -67,6 +71,71 @@ def run(file: Path | None, *, keep: bool) -> int:
     if problems:
         out.print(f"Everything is left for you to look at in {directory}")
     return 1 if problems else 0
+
+
+def run_brokers() -> int:
+    """Three brokers, a producer and two groups of consumers, for somebody at the web console."""
+    out = Console(highlight=False, soft_wrap=True)
+    from cluster.local_brokers import LocalBrokers
+
+    directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
+    try:
+        with LocalBrokers(directory) as brokers, _page(out, brokers) as url:
+            out.print(f"Three brokers in {directory}; {brokers.master()} is the master")
+            stay(out, brokers, url)
+    except (LocalGroupError, DLedgerError) as error:
+        out.print(f"[red]✗[/] {_escaped(str(error))}\nEverything is left for you to look at in {directory}")
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+@contextmanager
+def _page(out: Console, group: LocalGroup) -> Iterator[str]:
+    """The group's web console for as long as the block runs; gives its address, or nothing if it is not installed."""
+    try:
+        from cluster.console.playground import open_console
+    except ModuleNotFoundError:
+        out.print("To watch it in a browser: install dledger[console]\n")
+        yield ""
+        return
+    with open_console(group) as server:
+        out.print(f"Watch it in a browser: {server.url}\n")
+        yield server.url
+
+
+def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | None = None) -> None:
+    """Keep the group, its console and some load until Ctrl-C, SIGTERM or ``ended``."""
+    from cluster.console.playground import appending, trading
+    from cluster.local_brokers import LocalBrokers
+
+    ended = ended or threading.Event()
+    load = trading(group) if isinstance(group, LocalBrokers) else appending(group)
+    with load, _ending_by_signal(ended):
+        out.print(f"\n[bold]Now you: {url}[/]\n")
+        out.print("  1. Open it. Something is written all the time, so the bars and charts move.")
+        out.print("  2. Press Kill beside the leader: another node leads within about a second.")
+        out.print("  3. Press Start beside the dead one, and see it catch up.")
+        out.print(
+            f"\nThe same in a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status --watch"
+        )
+        out.print("Ctrl-C ends everything.")
+        ended.wait()
+    out.print("Ended.")
+
+
+@contextmanager
+def _ending_by_signal(ended: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM set the event. Elsewhere than on the main thread, nothing does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, lambda _number, _frame: ended.set()) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def read_lines(file: Path) -> list[bytes]:
@@ -289,11 +358,14 @@ def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
         pids = " ".join(str(group.pid(node)) for node in group.nodes)
         out.print(f"\nThe group is left running. Its clients connect to\n\n    export DLEDGER_BOOTSTRAP={addresses}\n")
         out.print("Look at it:       dledger status --watch")
+        out.print("In a browser:     dledger console")
         out.print("Write, read:      dledger append hello; dledger tail -f")
         out.print("Move the leader:  dledger transfer-leader")
         out.print(f"End it:           kill {pids}; rm -r {group.directory}")
     else:
         out.print("\nWhere to go next:")
+        out.print("  dledger demo --console  the same, and the group and its web page stay: kill the leader yourself")
+        out.print("  dledger demo --brokers  a message broker instead: topics, consumers, messages on that page")
         out.print("  dledger demo --keep     the same, and the group stays for you to play with")
         out.print("  dledger serve --help    run nodes of your own")
         out.print("  README.md               a five-minute tour")

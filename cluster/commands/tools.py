@@ -37,6 +37,8 @@ def bench(names: tuple[str, ...], output: Path) -> None:
 Examples:
   dledger demo
   dledger demo --file /var/log/syslog
+  dledger demo --console       and then stay, with the group's web page: kill the leader yourself
+  dledger demo --brokers       the page with three message brokers, a producer and consumers, until Ctrl-C
   dledger demo --keep          leave the three nodes running and print their addresses""",
 )
 @click.option(
@@ -46,8 +48,14 @@ Examples:
     help="Append the lines of this file; default: a text made of the installed packages' sources.",
 )
 @click.option("--keep", is_flag=True, help="Leave the group running.")
-def demo(file: Path | None, keep: bool) -> None:
+@click.option("--console", is_flag=True, help="Keep the group and its web console open until Ctrl-C.")
+@click.option("--brokers", is_flag=True, help="Three message brokers and their web console, until Ctrl-C; no story.")
+def demo(file: Path | None, keep: bool, console: bool, brokers: bool) -> None:
     """Three nodes, a real text, SIGKILL for the leader in the middle, and the proof that nothing was lost."""
     from cluster import demo as story
 
-    raise SystemExit(story.run(file, keep=keep))
+    if brokers and (file is not None or keep):
+        raise click.UsageError("--brokers tells no story: neither --file nor --keep belongs to it")
+    if keep and console:
+        raise click.UsageError("--keep leaves the group behind, --console stays with it: choose one")
+    raise SystemExit(story.run_brokers() if brokers else story.run(file, keep=keep, console=console))

@@ -246,10 +246,7 @@ class Console:
     def _do(self, action: Action, node: NodeId | None) -> str:
         history, control = self._parts.history, self._parts.control
         try:
-            if action is Action.TRANSFER:
-                told = control.transfer(node)
-            else:
-                told = control.act(action, node or NodeId(""))
+            told = control.act(action, node or NodeId("")) if action is not Action.TRANSFER else control.transfer(node)
         except (ActionRefusedError, DLedgerError) as error:
             history.tell("refused", node or "", f"{action} {node or ''}: {error}", wall_ms())
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from cluster.broker_target import BrokerTarget
@@ -85,8 +85,8 @@ def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]
 
         with (
             _repeating(1 / per_s, send),
-            _repeating(0.2, lambda _: billing.poll(64, 0.2)),
-            _repeating(1.0, lambda _: audit.poll(max(1, int(per_s * 0.9)), 0.2)),
+            _repeating(0.01, lambda _: billing.poll(64, 0.5)),
+            _repeating(1.5 / per_s, lambda _: audit.poll(1, 0.5)),
         ):
             yield
 
@@ -106,12 +106,9 @@ def _repeating(every_s: float, work: Callable[[int], object]) -> Iterator[None]:
     def repeat() -> None:
         number = 0
         while not ended.wait(every_s):
-            try:
+            with suppress(DLedgerError):
                 work(number)
-            except DLedgerError:
-                continue
-            finally:
-                number += 1
+            number += 1
 
     thread = threading.Thread(target=repeat, name="dledger-demo-load", daemon=True)
     thread.start()

@@ -95,6 +95,9 @@ class Sampler:
             with self._changed:
                 if self._stopping:
                     return
+                if address not in self._history.addresses():  # the node was found elsewhere
+                    del self._threads[address]
+                    return
                 seen = self._nudges
             started = time.monotonic()
             answered = self._ask(address, self._pace.timeout_s if answered else self._pace.retry_timeout_s)
