@@ -579,8 +579,8 @@ def test_demo_and_bench_pass_their_exit_codes_on(
         seen.append((names, output))
         return 4
 
-    def run_demo(file: Path | None, *, keep: bool) -> int:
-        seen.append((file, keep))
+    def run_demo(file: Path | None, *, keep: bool, console: bool) -> int:
+        seen.append((file, keep, console))
         return 5
 
     monkeypatch.setattr("cluster.bench.main.run", run_bench)
@@ -589,4 +589,4 @@ def test_demo_and_bench_pass_their_exit_codes_on(
     codes = [run("bench", "-n", "a,b", "-n", "c", "-o", "x.json").exit_code, run("demo", "--keep").exit_code]
 
     assert codes == [4, 5]
-    assert seen == [(["a", "b", "c"], Path("x.json")), (None, True)]
+    assert seen == [(["a", "b", "c"], Path("x.json")), (None, True, False)]
