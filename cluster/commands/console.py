@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from cluster import process
+from cluster import logs, process
 from cluster.broker_target import BrokerTarget
 from cluster.connection import Target, group_options, parse_addresses
 
@@ -63,9 +63,17 @@ this machine only, unless told --allow-remote, and then asks for a token: the on
 @click.option(
     "--log-level",
     envvar="DLEDGER_LOG_LEVEL",
-    type=click.Choice(process.LOG_LEVELS),
+    type=click.Choice(logs.LEVELS),
     default="warning",
     show_default=True,
+)
+@click.option(
+    "--log-format",
+    envvar="DLEDGER_LOG_FORMAT",
+    type=click.Choice(logs.FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people, or one JSON object per line.",
 )
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
 @group_options
@@ -81,6 +89,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     https_key: Path | None,
     read_only: bool,
     log_level: str,
+    log_format: str,
     until_stdin_closes: bool,
     target: Target,
 ) -> None:
@@ -93,7 +102,7 @@ def console(  # noqa: PLR0913  # one parameter per option
         if error.name in ("starlette", "uvicorn", "anyio", "h11"):
             raise click.ClickException(EXTRA_MISSING) from error
         raise
-    process.log_to_stderr(log_level)
+    logs.to_stderr(log_level, log_format)
     if (https_cert is None) != (https_key is None):
         raise click.UsageError("--https-cert and --https-key belong together")
     host, port = _host_and_port(listen)

@@ -87,9 +87,7 @@ def test_a_node_that_hangs_delays_nobody(sampler: Sampler, probe: FakeProbe, his
         sampled.stop()
 
 
-def test_a_dead_node_is_asked_on_and_seen_when_it_is_back(
-    sampler: Sampler, probe: FakeProbe, history: History
-) -> None:
+def test_a_dead_node_is_asked_on_and_seen_when_it_is_back(sampler: Sampler, probe: FakeProbe, history: History) -> None:
     """Unreachable, then what it says again."""
     sampler.watch(watched=True)
     sampler.start()
