@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.local_group import LocalGroup
 
 TIMEOUT_S: Final = 5.0
-DEMO_PORT: Final = 8080
+DEMO_PORT: Final = 8088
 APPENDS_PER_S: Final = 40
 SENDS_PER_S: Final = 20
 TOPIC: Final = "orders"
