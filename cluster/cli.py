@@ -10,6 +10,7 @@ import os
 import click
 
 from cluster.commands.access import access
+from cluster.commands.certs import certs
 from cluster.commands.console import console
 from cluster.commands.group import status, transfer_leader
 from cluster.commands.health import health
@@ -42,7 +43,7 @@ def main() -> None:
 
 _LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, console, bench, demo)
 _BROKER = (broker, cluster, topic, message, consumer)
-_SECURITY = (access,)
+_SECURITY = (access, certs)
 for _command in (*_LOG, *_BROKER, *_SECURITY):
     main.add_command(_command)
 

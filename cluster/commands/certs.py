@@ -1,0 +1,172 @@
+"""``dledger certs``: certificates for a group and its clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+# `cluster.certs` is imported in the commands: it needs a package that is not always installed.
+
+
+@click.group(
+    short_help="Make certificates for TLS.",
+    epilog="""\b
+Examples:
+  dledger certs init certs                                   a CA: certs/ca.crt, certs/ca.key
+  dledger certs node n0 --host 10.0.0.1 --host db0.internal  certs/n0.crt, certs/n0.key
+  dledger certs client billing                               certs/billing.crt, certs/billing.key
+  dledger certs show certs/n0.crt
+  dledger certs renew n0 n1 n2                               running nodes take the new ones by themselves
+
+\b
+Give every node its own two files and ca.crt:
+  dledger serve -c n0.conf --set tls_cert_path=certs/n0.crt --set tls_key_path=certs/n0.key \\
+                           --set tls_trust_cert_path=certs/ca.crt
+and every client its own:
+  dledger status -b 10.0.0.1:30911 --tls-ca certs/ca.crt --tls-cert certs/billing.crt --tls-key certs/billing.key
+
+Whoever has ca.key can make a certificate for any node: keep it where no node runs.""",
+)
+def certs() -> None:
+    """A certificate authority in a directory, and what it signs: ECDSA P-256, for TLS 1.3."""
+
+
+def _directory(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("certs"),
+        show_default=True,
+        help="Where the CA is, and where the files go.",
+    )(command)
+
+
+def _replacing(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option("--if-missing", is_flag=True, help="Do nothing if it is there already.")(command)
+    return click.option("--force", is_flag=True, help="Replace what is there, the key, too.")(command)
+
+
+def _days(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--days", type=click.IntRange(min=1), default=default, show_default=True, help="How long it is to be valid."
+    )
+
+
+@certs.command(
+    "init",
+    epilog="""\b
+Examples:
+  dledger certs init              the CA goes to certs/ca.crt, its key to certs/ca.key
+  dledger certs init /etc/pki/orders --days 1825""",
+)
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path("certs"))
+@_replacing
+@_days(3650)
+def init(directory: Path, days: int, force: bool, if_missing: bool) -> None:
+    """Make a CA in DIRECTORY (default: certs)."""
+    from cluster.certs import CA_NAME, Pair, make_authority
+
+    if if_missing and Pair.named(directory, CA_NAME).exists:
+        return
+    pair = make_authority(directory, days=days, force=force)
+    click.echo(f"{pair.cert}: the CA, which every node and client trusts; {pair.key}: its key, for nobody else")
+
+
+@certs.command(
+    "node",
+    epilog="""\b
+Examples:
+  dledger certs node n0                                       for a group on this machine
+  dledger certs node n0 --host 10.0.0.1 --host db0.internal    for clients that dial either""",
+)
+@click.argument("node_id")
+@click.option("--host", "hosts", multiple=True, help="Name or address that clients use; default: localhost's.")
+@_directory
+@_replacing
+@_days(365)
+def node(node_id: str, hosts: tuple[str, ...], directory: Path, days: int, force: bool, if_missing: bool) -> None:
+    """Make a certificate for the node NODE_ID."""
+    from cluster.certs import Pair, make_node
+
+    if if_missing and Pair.named(directory, node_id).exists:
+        return
+    pair = make_node(directory, node_id, hosts, days=days, force=force)
+    click.echo(f"{pair.cert}, {pair.key}")
+
+
+@certs.command(
+    "client",
+    epilog="""\b
+Examples:
+  dledger certs client billing
+  dledger status --tls-ca certs/ca.crt --tls-cert certs/billing.crt --tls-key certs/billing.key""",
+)
+@click.argument("name")
+@_directory
+@_replacing
+@_days(365)
+def client(name: str, directory: Path, days: int, force: bool, if_missing: bool) -> None:
+    """Make a certificate for a client."""
+    from cluster.certs import Pair, make_client
+
+    if if_missing and Pair.named(directory, name).exists:
+        return
+    pair = make_client(directory, name, days=days, force=force)
+    click.echo(f"{pair.cert}, {pair.key}")
+
+
+@certs.command(
+    "renew",
+    epilog="""\b
+Examples:
+  dledger certs renew n0 n1 n2 billing
+  dledger certs renew n0 --new-key       its key has been seen by others""",
+)
+@click.argument("names", nargs=-1, required=True)
+@_directory
+@click.option("--new-key", is_flag=True, help="For new keys, which replace the old ones.")
+@_days(365)
+def renew(names: tuple[str, ...], directory: Path, new_key: bool, days: int) -> None:
+    """Make certificates anew, with the same names and, unless --new-key, for the same keys."""
+    from cluster.certs import look_at
+    from cluster.certs import renew as make_anew
+
+    for name in names:
+        pair = make_anew(directory, name, days=days, new_key=new_key)
+        click.echo(f"{pair.cert}: {look_at(pair.cert).validity}")
+
+
+@certs.command(
+    "show",
+    epilog="""\b
+Examples:
+  dledger certs show certs/*.crt
+  dledger certs show certs/n0.crt --json""",
+)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per file.")
+def show(files: tuple[Path, ...], as_json: bool) -> None:
+    """Say what certificates say: whose they are, until when, and for what."""
+    from cluster.certs import look_at
+
+    for file in files:
+        facts = look_at(file)
+        if as_json:
+            click.echo(json.dumps({"file": str(file), **asdict(facts), "validity": facts.validity}, default=str))
+            continue
+        click.echo(f"{file}: {facts.validity}")
+        for word, text in (
+            ("subject", facts.subject),
+            ("names", ", ".join(facts.names) or "none"),
+            ("use", facts.use),
+            ("issuer", facts.issuer),
+            ("valid", f"{facts.begins:%Y-%m-%d %H:%M} to {facts.ends:%Y-%m-%d %H:%M} UTC"),
+            ("serial", facts.serial),
+            ("SHA-256", facts.fingerprint),
+        ):
+            click.echo(f"  {word:8} {text}")
