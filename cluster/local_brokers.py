@@ -35,7 +35,7 @@ class LocalBrokers(LocalGroup):
 
     _companion = CLIENT_PORT_OFFSET
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each says what kind of group it is, and has a default
         self,
         directory: Path,
         *,
@@ -45,11 +45,12 @@ class LocalBrokers(LocalGroup):
         name: str = "RaftNode00",
         settings: Mapping[str, str] | None = None,
         detached: bool = False,
+        tls: bool = False,
     ) -> None:
         if plain and size != 1:
             raise ValueError(f"a plain broker is alone, not one of {size}")
         lines = {"flushDiskType": _FLUSH[flush], **(settings or {})}
-        super().__init__(directory, size=size, name=name, settings=lines, detached=detached)
+        super().__init__(directory, size=size, name=name, settings=lines, detached=detached, tls=tls)
         self.plain = plain
         self._settings = lines  # without what ``serve`` is told
 
@@ -90,7 +91,7 @@ class LocalBrokers(LocalGroup):
         """A producer that knows all brokers."""
         from rocketstore.client import Producer
 
-        return Producer(self.addresses, timeout_s=timeout_s, allow_duplicates=allow_duplicates)
+        return Producer(self.addresses, timeout_s=timeout_s, allow_duplicates=allow_duplicates, security=self.security)
 
     def consumer(self, group: str, topic: str, **options: Unpack[ConsumerSettings]) -> Consumer:
         """A consumer that knows all brokers. ``options`` are ``ConsumerOptions``'s; without ``start``: from the first
@@ -99,13 +100,14 @@ class LocalBrokers(LocalGroup):
         from rocketstore.client import Consumer
 
         options.setdefault("start", "first")
-        return Consumer(self.addresses, group=group, topic=topic, **options)
+        return Consumer(self.addresses, group=group, topic=topic, security=self.security, **options)
 
     def admin(self, timeout_s: float = 5.0, *, node: NodeId | None = None) -> Admin:
         """An administrator that knows all brokers, or at first only one (it learns of the others)."""
         from rocketstore.client import Admin
 
-        return Admin(self.addresses if node is None else [self.nodes[node].client_address], timeout_s=timeout_s)
+        addresses = self.addresses if node is None else [self.nodes[node].client_address]
+        return Admin(addresses, timeout_s=timeout_s, security=self.security)
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -139,7 +141,8 @@ class LocalBrokers(LocalGroup):
                 "dLegerPeers": self.members_of(node),
                 "dLegerSelfId": node,
             }
-        return {**lines, "sendMessageThreadPoolNums": "16", **self._settings, **self._metrics_lines(node)}
+        extra = {**self._metrics_lines(node), **self.tls_settings(node)}
+        return {**lines, "sendMessageThreadPoolNums": "16", **self._settings, **extra}
 
     def command(self, node: NodeId) -> list[str]:
         """The command line of a broker, after writing its conf file."""

@@ -21,11 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from cluster.local_tls import LocalTls
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
 
 if TYPE_CHECKING:
-    from dledger.client import DLedgerClient
+    from dledger.client import ClientSecurity, DLedgerClient
     from dledger.rpc.ports import NodeStatus
 
 HOST: Final = "127.0.0.1"
@@ -71,6 +72,7 @@ class LocalGroup:
         name: str = "default",
         settings: Mapping[str, str] | None = None,
         detached: bool = False,
+        tls: bool = False,
     ) -> None:
         self.directory = directory
         self.name = name
@@ -90,6 +92,7 @@ class LocalGroup:
             )
             for number in range(size)
         }
+        self.tls = LocalTls(directory / "certs", self.nodes) if tls else None
 
     def __enter__(self) -> Self:
         try:
@@ -196,7 +199,12 @@ class LocalGroup:
         """A client that knows all nodes; to be closed by the caller."""
         from dledger.client import DLedgerClient
 
-        return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s)
+        return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s, security=self.security)
+
+    @property
+    def security(self) -> ClientSecurity | None:
+        """What the group's clients need to be let in."""
+        return self.tls.client() if self.tls is not None else None
 
     def leader(self, timeout_s: float = LEADER_TIMEOUT_S, *, other_than: NodeId | None = None) -> NodeId:
         """Wait until a node leads and can commit, and name it."""
@@ -256,9 +264,13 @@ class LocalGroup:
         words = [sys.executable, "-m", "cluster.cli", "serve", "-g", self.name, "-i", node]
         words += ["-p", self.members_of(node)]
         words += ["-s", str(self.directory), "--client-port", str(here.client_port)]
-        for name, text in {**self._settings, **self._metrics_lines(node)}.items():
+        for name, text in {**self._settings, **self._metrics_lines(node), **self.tls_settings(node)}.items():
             words += ["--set", f"{name}={text}"]
         return self._ending_with_us(words)
+
+    def tls_settings(self, node: NodeId) -> dict[str, str]:
+        """Where a node finds its certificates; nothing without TLS."""
+        return self.tls.settings(node) if self.tls is not None else {}
 
     def members_of(self, node: NodeId) -> str:
         """The member list as ``node`` is given it."""

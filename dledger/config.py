@@ -6,7 +6,8 @@ that is wrong with it at once. Reading conf files and the environment is ``dledg
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -226,6 +227,85 @@ class StoreConfig:
         return min(self.max_entry_bytes, self.segment_bytes - MIN_BLANK_BYTES)
 
 
+class ClientAuth(StrEnum):
+    """Whether a client must show a certificate."""
+
+    REQUIRE = "require"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """How a server protects what is said to it. With TLS it speaks nothing else, to peers and clients alike.
+
+    The three main paths are given together. The files may be replaced at any time: new connections use the new ones.
+    """
+
+    tls_cert_path: Path | None = None
+    """PEM file of this node's certificate, and of those between it and the CA's. Its subjectAltName holds the node id
+    and the host names and addresses that clients use."""
+    tls_key_path: Path | None = None
+    """PEM file of the certificate's key, not encrypted."""
+    tls_trust_cert_path: Path | None = None
+    """PEM file of the CAs whose certificates peers must show."""
+    tls_client_trust_cert_path: Path | None = None
+    """PEM file of the CAs whose certificates clients must show; unset: the same as for peers."""
+    tls_client_auth: ClientAuth = ClientAuth.REQUIRE
+    """Whether clients must show a certificate (``require``) or not (``none``); peers always must."""
+    insecure: bool = False
+    """Serve plaintext to other machines. Without it and without TLS, only loopback addresses are taken."""
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether TLS is wanted, as far as the settings go."""
+        return any(path is not None for _, path in self._paths())
+
+    def problems(self, addresses: Iterable[str]) -> list[str]:
+        """Everything wrong with these values, as sentences. ``addresses``: what is listened on or connected to."""
+        if self.has_tls or self.tls_client_trust_cert_path is not None:
+            missing = [name for name, path in self._paths() if path is None]
+            return [f"TLS needs a certificate, its key and the CA: set {' and '.join(missing)}, too"] if missing else []
+        if self.insecure:
+            return []
+        return plaintext_problems(
+            addresses, "set tls_cert_path, tls_key_path and tls_trust_cert_path", "set insecure=true"
+        )
+
+    def _paths(self) -> tuple[tuple[str, Path | None], ...]:
+        return (
+            ("tls_cert_path", self.tls_cert_path),
+            ("tls_key_path", self.tls_key_path),
+            ("tls_trust_cert_path", self.tls_trust_cert_path),
+        )
+
+
+def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> list[str]:
+    """What is wrong with plaintext at these addresses (``host:port`` or hosts): nothing if all are of this machine."""
+    remote = [one for one in dict.fromkeys(addresses) if not is_loopback(one)]
+    if not remote:
+        return []
+    return [
+        f"plaintext is for loopback addresses, and {', '.join(remote)} {'is' if len(remote) == 1 else 'are'} not: "
+        f"{use_tls} (`dledger certs` makes the files), or {insist} to do without protection"
+    ]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a host, or the host of ``host:port``, is certainly this machine and seen from nowhere else."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address
+    if address.startswith("[") or address.count(":") == 1:
+        host = address.rpartition(":")[0] if not address.endswith("]") else address
+    host = host.removeprefix("[").removesuffix("]").rstrip(".").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
     """Who may do what: nothing is asked unless ``acl_enable``."""
@@ -308,6 +388,7 @@ class ServerConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     client_streams_max: int = 1024
     """Streams (append, follow, watch) that clients may have open on this node."""
     client_appends: bool = True
@@ -374,6 +455,7 @@ class ServerConfig:
             found.append(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         found += self.election.problems() + self.replication.problems() + self.store.problems()
         found += self.access.problems() + self.limits.problems()
+        found += self.security.problems([*addresses, *filter(None, (self.bind_host, self.client_host))])
         return found
 
     def check(self) -> ServerConfig:

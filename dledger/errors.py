@@ -261,6 +261,12 @@ class UnavailableError(DLedgerError):
     code = ResponseCode.NETWORK_ERROR
 
 
+class TlsError(DLedgerError):
+    """Raised when two sides do not trust each other's certificates, or one speaks no TLS: it needs a person."""
+
+    code = ResponseCode.NETWORK_ERROR
+
+
 class RequestTimeoutError(DLedgerError):
     """Raised by the client when an answer did not arrive before the deadline; the request may have been applied."""
 

@@ -21,6 +21,12 @@ ALIASES: Final = {
     "preferredLeaderId": "preferred_leaders",
     "preferredLeaderIds": "preferred_leaders",
     "aclEnable": "acl_enable",
+    # RocketMQ's tls.properties
+    "tls.server.certPath": "tls_cert_path",
+    "tls.server.keyPath": "tls_key_path",
+    "tls.server.trustCertPath": "tls_trust_cert_path",
+    "tls.server.need.client.auth": "tls_client_auth",
+    "tls.server.authClient": "tls_client_auth",
     # DLedger's own configuration
     "selfId": "node_id",
     "peers": "members",

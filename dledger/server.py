@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ from dledger.rpc.ports import (
     PeerStatus,
     RoleEvent,
 )
+from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
 from dledger.runtime.log_lines import NodeLines
 from dledger.runtime.push_times import PushTimes
@@ -83,6 +85,8 @@ class DLedgerServer:
         self._instruments = instruments
         measured = instruments is not SILENT
         self._push_times = PushTimes([peer.node_id for peer in config.peers], instruments) if measured else None
+        self.tls = TlsKeeper.of(config)
+        """The certificates in use; None for plaintext."""
         self._last_push_ms = 0
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
@@ -151,13 +155,17 @@ class DLedgerServer:
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
-        self._clients = ClientServer(config, self, self.guard)
+        self._clients = ClientServer(config, self, self.guard, self.tls)
         name = config.node_id
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
             Worker(f"dledger-warm-{name}", self._warm, self._clock, self._supervisor),
             Worker(f"dledger-clean-{name}", self._clean, self._clock, self._supervisor),
         ]
+        if self.tls is not None:
+            self._workers.append(
+                Worker(f"dledger-tls-{name}", partial(self._renew_tls, self.tls), self._clock, self._supervisor)
+            )
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +193,10 @@ class DLedgerServer:
                     self._access.start(self._clients.bridge.post)
                 self._node.elector.client_address = self.client_address
                 self._transport = GrpcTransport(
-                    self._config, client_address=self.client_address, bridge=self._clients.bridge
+                    self._config,
+                    client_address=self.client_address,
+                    bridge=self._clients.bridge,
+                    tls_keeper=self.tls,
                 )
                 self._transport.start(self)
                 self._roles.start()
@@ -277,6 +288,10 @@ class DLedgerServer:
             self.log.remove_retired()
         self._lines.disk(full=self.log.disk_full, used_ratio=room.ratio)
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
+
+    def _renew_tls(self, keeper: TlsKeeper) -> int:
+        keeper.refresh()
+        return self._clock.monotonic_ms() + _TLS_INTERVAL_MS
 
     # -- Receiver: what peers send -------------------------------------------------------------------------------
 
@@ -475,6 +490,7 @@ class DLedgerServer:
 
 
 _WARM_INTERVAL_MS = 20
+_TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1
 

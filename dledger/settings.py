@@ -16,11 +16,13 @@ from typing import Any, Final, get_type_hints
 from dledger import setting_sources
 from dledger.config import (
     AccessConfig,
+    ClientAuth,
     ConnectionLimits,
     ElectionConfig,
     FlushMode,
     Member,
     ReplicationConfig,
+    SecurityConfig,
     ServerConfig,
     StoreConfig,
     parse_members,
@@ -74,6 +76,15 @@ def parse_flush_mode(text: str) -> FlushMode:
         ) from None
 
 
+def parse_client_auth(text: str) -> ClientAuth:
+    """``require`` or ``none``, also as RocketMQ's switch writes them (true, false). Raises ``ValueError``."""
+    switch = {"true": "require", "false": "none"}
+    try:
+        return ClientAuth(switch.get(text.lower(), text.lower()))
+    except ValueError:
+        raise ValueError(f"{text!r} is no way to ask clients for a certificate: write require or none") from None
+
+
 def parse_hours(text: str) -> tuple[int, ...]:
     """Hours of the day, separated by ``;`` or ``,``. Raises ``ValueError``."""
     return tuple(parse_integer(part) for part in split(text, ";,"))
@@ -114,6 +125,7 @@ _TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
     Path: Path,
     Path | None: lambda text: Path(text).expanduser(),
     FlushMode: parse_flush_mode,
+    ClientAuth: parse_client_auth,
     tuple[int, ...]: parse_hours,
     tuple[Path, ...]: _paths,
     tuple[NodeId, ...]: _node_ids,
@@ -126,6 +138,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "store": StoreConfig,
     "access": AccessConfig,
     "limits": ConnectionLimits,
+    "security": SecurityConfig,
 }
 
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, ServerConfig
+from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.types import BrokerRole
 
@@ -38,6 +38,8 @@ class BrokerConfig:
     dledger: ServerConfig | None = None
     access: AccessConfig = field(default_factory=AccessConfig)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    """Of a plain broker; a DLedger broker's is its node's."""
     cluster_name: str = "DefaultCluster"
     """Shown to people; the same on all brokers of a cluster."""
     broker_name: str = ""
@@ -106,6 +108,11 @@ class BrokerConfig:
             return self.dledger.bind_host or self.dledger.self_member.host
         return "0.0.0.0" if self.broker_ip1 else "127.0.0.1"
 
+    @property
+    def effective_security(self) -> SecurityConfig:
+        """What protects the broker's port."""
+        return self.security if self.dledger is None else self.dledger.security
+
     def address(self, port: int) -> str:
         """What clients connect to, given the port that is listened on."""
         host = self.broker_ip1 or (self.dledger.self_member.host if self.dledger is not None else self.bind_host)
@@ -127,6 +134,7 @@ class BrokerConfig:
             found.append(f"broker_permission={self.broker_permission} must be a sum of 4 (read) and 2 (write)")
         if self.dledger is None:
             found += self.access.problems() + self.limits.problems()
+            found += self.security.problems([self.bind_host])
             if self.store.broker_role is BrokerRole.SLAVE:
                 found.append(
                     "broker_role=SLAVE needs classic master-slave replication, which this broker does not have: "
@@ -137,7 +145,18 @@ class BrokerConfig:
             if self.access != self.dledger.access:
                 found.append("the broker and its log must have the same access settings")
             found += self._port_problems(self.dledger)
+            found += self._listen_problems(self.dledger)
         return found
+
+    def _listen_problems(self, dledger: ServerConfig) -> list[str]:
+        """Plaintext for other machines, unless the node's own addresses have told of it already."""
+        told = [
+            *(member.address for member in dledger.members),
+            *filter(None, (dledger.bind_host, dledger.client_host)),
+        ]
+        if not self.listen_host or dledger.security.problems(told):
+            return []
+        return dledger.security.problems([self.listen_host])
 
     def _port_problems(self, dledger: ServerConfig) -> list[str]:
         if dledger.node_id not in [member.node_id for member in dledger.members]:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from dledger import setting_sources
 from dledger import settings as dledger_settings
-from dledger.config import AccessConfig, ConnectionLimits, ServerConfig
+from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
 from dledger.setting_sources import (
@@ -235,6 +235,7 @@ def _build(chosen: Mapping[str, Chosen], *, replicated: bool) -> BrokerConfig:
         | {
             "store": store,
             "access": AccessConfig(**some(AccessConfig)),
+            "security": SecurityConfig(**some(SecurityConfig)),
             "limits": ConnectionLimits(**some(ConnectionLimits)),
         }
     )

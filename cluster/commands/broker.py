@@ -62,6 +62,7 @@ SIGTERM stops gracefully: a master hands over to another member first.""",
     type=click.Choice(["sync", "async"]),
     help="Acknowledge after or before the flush.",
 )
+@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines, too; see the settings tls_….")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
 @click.option(
     "--repair",
@@ -83,6 +84,7 @@ SIGTERM stops gracefully: a master hands over to another member first.""",
 def broker(
     config_file: Path | None,
     assignments: Sequence[str],
+    insecure: bool,
     repair: bool,
     log_level: str,
     log_format: str,
@@ -92,6 +94,8 @@ def broker(
     """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, sent to and pulled from over gRPC."""
     logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
+    if insecure:
+        flags["insecure"] = "true"
     config, warnings = load_broker_settings(config_file, os.environ, flags | process.assigned(assignments, flags))
     for warning in warnings:
         logging.getLogger(__name__).warning("%s", warning)

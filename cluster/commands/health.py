@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from cluster.security_options import NO_SECURITY, SecurityOptions, security_options
 from dledger.errors import ConfigError
+
+if TYPE_CHECKING:
+    import grpc
+
+    from dledger.config import SecurityConfig
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -37,17 +45,31 @@ Exit codes: 0 it serves, 1 it does not or nobody answers, 2 wrong usage or setti
     metavar="SECONDS",
     help="How long to wait for the answer.",
 )
-def health(address: str | None, service: str, timeout_s: float) -> None:
+@security_options
+def health(address: str | None, service: str, timeout_s: float, security: SecurityOptions) -> None:
     """Ask by gRPC's health protocol whether a server serves; without an address, the one of this container."""
-    chosen = address or own_address(os.environ)
-    problem = ask(chosen, service, timeout_s)
+    if address is None:
+        own = own_server(os.environ)
+        address, security, name = own.address, security if security.tls_ca else own.tls, own.name
+    else:
+        name = ""
+    problem = ask(address, service, timeout_s, security, name)
     if problem:
-        raise click.ClickException(f"{chosen}: {problem}")
-    click.echo(f"{chosen}: serving")
+        raise click.ClickException(f"{address}: {problem}")
+    click.echo(f"{address}: serving")
 
 
-def own_address(environ: Mapping[str, str]) -> str:
-    """Where the server with these settings can be reached on its own machine. Raises ``ConfigError``."""
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """The server that the environment describes: where it is, the certificates it has, and in whose name."""
+
+    address: str
+    tls: SecurityOptions
+    name: str
+
+
+def own_server(environ: Mapping[str, str]) -> OwnServer:
+    """How the server with these settings can be reached on its own machine. Raises ``ConfigError``."""
     from rocketstore.settings import load_broker_settings
 
     file = Path(environ["DLEDGER_CONFIG"]) if environ.get("DLEDGER_CONFIG") else None
@@ -59,8 +81,16 @@ def own_address(environ: Mapping[str, str]) -> str:
 
         node = settings.load(file, environ, {}).config  # no broker's settings: a node's, or neither's
         port = node.client_port if node.client_port is not None else node.self_member.port + CLIENT_PORT_OFFSET
-        return _reachable(node.client_bind_host, port)
-    return _reachable(config.bind_host, config.listen_port)
+        return OwnServer(_reachable(node.client_bind_host, port), _files_of(node.security), str(node.node_id))
+    name = str(config.dledger.node_id) if config.dledger is not None else ""
+    return OwnServer(_reachable(config.bind_host, config.listen_port), _files_of(config.effective_security), name)
+
+
+def _files_of(security: SecurityConfig) -> SecurityOptions:
+    """The server's own certificate is good for asking it, too."""
+    if not security.has_tls:
+        return NO_SECURITY
+    return SecurityOptions(security.tls_trust_cert_path, security.tls_cert_path, security.tls_key_path)
 
 
 def _reachable(host: str, port: int) -> str:
@@ -68,13 +98,13 @@ def _reachable(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def ask(address: str, service: str, timeout_s: float) -> str:
-    """What is wrong with the server; empty if it serves."""
+def ask(address: str, service: str, timeout_s: float, security: SecurityOptions = NO_SECURITY, name: str = "") -> str:
+    """What is wrong with the server; empty if it serves. ``name``: what its certificate says, if not its address."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     serving = health_pb2.HealthCheckResponse.SERVING
-    with grpc.insecure_channel(address) as channel:
+    with _channel(address, security, name) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
@@ -82,3 +112,15 @@ def ask(address: str, service: str, timeout_s: float) -> str:
         except grpc.RpcError as error:
             return error.details() or error.code().name
     return "" if answer.status == serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def _channel(address: str, security: SecurityOptions, name: str) -> grpc.Channel:
+    import grpc
+
+    if security.tls_ca is None:
+        return grpc.insecure_channel(address)
+    from dledger.rpc import tls
+
+    material = tls.read(tls.TlsFiles(security.tls_ca, security.tls_cert, security.tls_key))
+    names = [("grpc.ssl_target_name_override", name)] if name else []
+    return grpc.secure_channel(address, material.channel_credentials(), names)

@@ -45,6 +45,7 @@ Flags win over the environment, which wins over the file.""",
 @click.option(
     "--flush", "flush_mode", type=click.Choice(["sync", "async"]), help="Acknowledge after or before the flush."
 )
+@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines, too; see the settings tls_….")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
 @click.option(
     "--repair", is_flag=True, help="Set the damaged log aside, all of it (in damaged-N), and fetch it from the others."
@@ -64,6 +65,7 @@ Flags win over the environment, which wins over the file.""",
 def serve(
     config_file: Path | None,
     assignments: Sequence[str],
+    insecure: bool,
     repair: bool,
     log_level: str,
     log_format: str,
@@ -73,6 +75,8 @@ def serve(
     """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first hands over."""
     logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
+    if insecure:
+        flags["insecure"] = "true"
     loaded = settings.load(config_file, os.environ, flags | process.assigned(assignments, flags))
     if loaded.unused:
         logging.getLogger(__name__).info("settings that change nothing here: %s", ", ".join(loaded.unused))

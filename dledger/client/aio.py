@@ -22,6 +22,7 @@ from dledger.client.shared import (
     Deadline,
     Directory,
     Search,
+    is_elsewhere,
     is_retried,
     is_retried_read,
     members_by_id,
@@ -60,6 +61,8 @@ class AsyncDLedgerClient:
         self._directory = Directory(parse_addresses(addresses))
         self._channel_maker = ChannelMaker(security, self._directory.addresses)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._old_channels: list[grpc.aio.Channel] = []  # made with certificates that were replaced since
+        self._tls_version = 0
         self._pipes: dict[str, _AsyncPipe] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._closed = False
@@ -76,10 +79,12 @@ class AsyncDLedgerClient:
         """Close every connection; calls under way fail. Idempotent."""
         self._closed = True
         pipes, self._pipes = self._pipes, {}
-        channels, self._channels = self._channels, {}
+        channels = [*self._channels.values(), *self._old_channels]
+        self._channels.clear()
+        self._old_channels.clear()
         for pipe in pipes.values():
             await pipe.close()
-        for channel in channels.values():
+        for channel in channels:
             await channel.close(None)
 
     # --- append -----------------------------------------------------------------------------------------------------
@@ -187,7 +192,7 @@ class AsyncDLedgerClient:
                 return await ask(address)
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
-                if not is_retried_read(error):
+                if not is_elsewhere(error):
                     raise
                 failure = error
         raise failure or UnavailableError("no node is known")
@@ -290,7 +295,7 @@ class AsyncDLedgerClient:
             try:
                 return address, await self._status_of(address, deadline)
             except DLedgerError as error:
-                return address, error
+                return address, await asyncio.to_thread(self._channel_maker.diagnose, error, address)
 
         tasks = [asyncio.create_task(ask(address)) for address in addresses]
         try:
@@ -347,6 +352,11 @@ class AsyncDLedgerClient:
     def _channel(self, address: str) -> grpc.aio.Channel:
         if self._closed:
             raise UnavailableError("the client is closed")
+        tls_version = self._channel_maker.version
+        if tls_version != self._tls_version:  # what runs on the old channels goes on
+            self._tls_version = tls_version
+            self._old_channels += self._channels.values()
+            self._channels.clear()
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channel_maker.open_async(address)

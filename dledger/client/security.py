@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import grpc
 
 from dledger.access.signing import Signer
 from dledger.client.signing import SigningInterceptor, async_interceptors
-from dledger.errors import ConfigError
-from dledger.rpc import options
-from dledger.rpc.tls import TlsFiles, channel_credentials
+from dledger.config import plaintext_problems
+from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
+from dledger.rpc import options, tls
+from dledger.rpc.tls import TlsFiles
+from dledger.rpc.tls_keeper import FileWatch
 
 __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
+
+_LOOK_INTERVAL_S: Final = 1.0
+"""How often it is looked whether the files changed, and how long a diagnosis holds."""
+_PROBE_TIMEOUT_S: Final = 0.5
+_HTTP2_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +47,45 @@ class ClientSecurity:
 
 
 class ChannelMaker:
-    """Makes a client's channels; one per client. Thread-safe. Raises ``ConfigError`` for files that cannot be used."""
+    """Makes a client's channels; one per client. Thread-safe.
+
+    Raises ``ConfigError`` for files that cannot be used, and for plaintext that would leave this machine.
+    """
 
     def __init__(self, security: ClientSecurity | None, addresses: Iterable[str]) -> None:
         self.security = security or ClientSecurity()
-        tls = self.security.tls
-        self._credentials = None if tls is None else channel_credentials(tls)
         key = self.security.access_key
         self._signer = Signer(key, self.security.secret_key) if key else None
-        del addresses
+        files = self.security.tls
+        self._lock = threading.Lock()  # guards what follows
+        self._watch: FileWatch | None = None
+        self._material: tls.TlsMaterial | None = None
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._version = 0
+        self._look_at = 0.0
+        self._diagnoses: dict[str, tuple[float, TlsError | None]] = {}
+        if files is not None:
+            self._watch = FileWatch(files.paths)
+            self._watch.changed()
+            self._use(tls.read(files))
+        elif not self.security.insecure:
+            problems = plaintext_problems(
+                addresses,
+                "speak TLS (--tls-ca, --tls-cert, --tls-key; in Python security=ClientSecurity(tls=TlsFiles(…)))",
+                "say --insecure (in Python ClientSecurity(insecure=True))",
+            )
+            if problems:
+                raise ConfigError(problems)
+
+    @property
+    def version(self) -> int:
+        """Grows when the files have changed: channels made before show and trust what the files held then."""
+        if self._watch is not None and time.monotonic() >= self._look_at:
+            with self._lock:
+                self._look_at = time.monotonic() + _LOOK_INTERVAL_S
+                if self._watch.changed():
+                    self._renew()
+        return self._version
 
     def open(self, address: str) -> grpc.Channel:
         """A channel for threads."""
@@ -63,3 +105,75 @@ class ChannelMaker:
         return grpc.aio.secure_channel(
             address, self._credentials, options.client_channel_options(), interceptors=signing
         )
+
+    def _use(self, material: tls.TlsMaterial) -> None:
+        self._material = material
+        self._credentials = material.channel_credentials()
+
+    def _renew(self) -> None:
+        files = self.security.tls
+        try:
+            if files is not None:
+                self._use(tls.read(files))
+                self._version += 1
+        except DLedgerError:  # half-written, perhaps: the old ones go on, and the change is looked at again
+            if self._watch is not None:
+                self._watch.again()
+
+    # --- why a connection is not made -------------------------------------------------------------------------------
+
+    def diagnose(self, failure: DLedgerError, address: str) -> DLedgerError:
+        """The failure, or if TLS is behind it a ``TlsError`` that says so; may take a moment.
+
+        A server that wants TLS, or another certificate, just hangs up as far as gRPC tells. So the same is tried again
+        without gRPC, which shows what the server says before it does.
+        """
+        if not isinstance(failure, UnavailableError) or not tls.is_silent_refusal(str(failure)):
+            return failure
+        with self._lock:
+            until, known = self._diagnoses.get(address, (0.0, None))
+        if time.monotonic() >= until:
+            known = self._probe(address)
+            with self._lock:
+                self._diagnoses[address] = (time.monotonic() + _LOOK_INTERVAL_S, known)
+        return known or failure
+
+    def _probe(self, address: str) -> TlsError | None:
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as link:
+                return self._probe_plain(link, address) if self._material is None else self._probe_tls(link, address)
+        except (OSError, ValueError):
+            return None
+
+    def _probe_plain(self, link: socket.socket, address: str) -> TlsError | None:
+        link.sendall(_HTTP2_GREETING)
+        try:
+            answer = link.recv(len(_HTTP2_GREETING))
+        except ConnectionError:
+            answer = b""
+        if answer and answer[0] != tls.ALERT_RECORD:
+            return None
+        return TlsError(
+            f"{address} hangs up on plaintext: it wants TLS, most likely; give the CA of its certificate "
+            "(--tls-ca, DLEDGER_TLS_CA; in Python ClientSecurity(tls=TlsFiles(…)))"
+        )
+
+    def _probe_tls(self, link: socket.socket, address: str) -> TlsError | None:
+        material = self._material
+        if material is None:
+            return None
+        context = tls.client_context(material)
+        context.set_alpn_protocols(["h2"])
+        try:
+            with context.wrap_socket(link) as sealed:
+                sealed.recv(1)  # the server verifies our certificate last
+        except ssl.SSLError as error:
+            return TlsError(tls.explain(error, address) + self._advice())
+        return None
+
+    def _advice(self) -> str:
+        files = self.security.tls
+        if files is not None and files.cert is None:
+            return " (--tls-cert and --tls-key, DLEDGER_TLS_CERT and DLEDGER_TLS_KEY)"
+        return ""

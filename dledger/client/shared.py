@@ -28,8 +28,10 @@ from dledger.errors import (
     PendingFullError,
     RequestTimeoutError,
     ShutdownError,
+    TlsError,
     UnavailableError,
 )
+from dledger.rpc import tls
 from dledger.rpc.ports import NodeStatus
 from dledger.types import AppendedBatch, LogIndex, NodeId, Position, Role, Term
 
@@ -137,6 +139,8 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
             return InvalidRequestError(f"the request is too large for {address}: {details}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             failure = PendingFullError(f"{address} is at a limit: {details}")
+        case _ if problem := tls.explain_channel(details, address):
+            failure = TlsError(problem)
         case _ if sent:
             failure = RequestTimeoutError(f"the connection to {address} broke before the answer came: {details}")
         case _:
@@ -149,6 +153,11 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
 def is_retried(error: BaseException) -> bool:
     """Whether trying again, perhaps elsewhere, is safe and may help."""
     return isinstance(error, _RETRIED) and error.outcome == "not_applied"
+
+
+def is_elsewhere(error: BaseException) -> bool:
+    """Whether another node may answer a request that changes nothing, where this one did not."""
+    return is_retried_read(error) or isinstance(error, TlsError)
 
 
 def is_retried_read(error: BaseException) -> bool:
@@ -286,6 +295,8 @@ class Search:
         for failure in self._failures.values():
             if isinstance(failure, _HOPELESS):
                 raise failure
+        if self._failures and all(isinstance(failure, TlsError) for failure in self._failures.values()):
+            raise next(iter(self._failures.values()))
         asked = "; ".join(str(failure) for failure in self._failures.values()) or "no node knows one"
         raise UnavailableError(f"no leader found: {asked}")
 

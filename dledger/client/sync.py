@@ -23,6 +23,7 @@ from dledger.client.shared import (
     Deadline,
     Directory,
     Search,
+    is_elsewhere,
     is_retried,
     is_retried_read,
     members_by_id,
@@ -70,6 +71,8 @@ class DLedgerClient:
         self._channel_maker = ChannelMaker(security, self._directory.addresses)
         self._lock = threading.Lock()  # guards the fields below
         self._channels: dict[str, grpc.Channel] = {}
+        self._old_channels: list[grpc.Channel] = []  # made with certificates that were replaced since
+        self._tls_version = 0
         self._methods: dict[tuple[str, str], _Unary] = {}
         self._pipes: dict[str, AppendPipe] = {}
         self._opening: dict[str, threading.Lock] = {}  # one at a time opens a pipe to an address
@@ -88,11 +91,13 @@ class DLedgerClient:
         with self._lock:
             self._closing.set()
             pipes, self._pipes = self._pipes, {}
-            channels, self._channels = self._channels, {}
+            channels = [*self._channels.values(), *self._old_channels]
+            self._channels.clear()
+            self._old_channels.clear()
             self._methods.clear()
         for pipe in pipes.values():
             pipe.close()
-        for channel in channels.values():
+        for channel in channels:
             channel.close()
 
     # --- append -----------------------------------------------------------------------------------------------------
@@ -247,7 +252,7 @@ class DLedgerClient:
                 return ask(address)
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
-                if not is_retried_read(error):
+                if not is_elsewhere(error):
                     raise
                 failure = error
         raise failure or UnavailableError("no node is known")
@@ -364,7 +369,10 @@ class DLedgerClient:
                     twice.add(address)
                     ask(address)
                     continue
-                yield address, _status_or_error(address, call)
+                answer = _status_or_error(address, call)
+                if isinstance(answer, DLedgerError):
+                    answer = self._channel_maker.diagnose(answer, address)
+                yield address, answer
         finally:
             for call in calls.values():
                 call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
@@ -411,9 +419,15 @@ class DLedgerClient:
             backoff_s = min(2 * backoff_s, RETRY_WAIT_S_MAX)
 
     def _channel(self, address: str) -> grpc.Channel:
+        tls_version = self._channel_maker.version
         with self._lock:
             if self._closing.is_set():
                 raise _closed_error()
+            if tls_version != self._tls_version:  # what runs on the old channels goes on
+                self._tls_version = tls_version
+                self._old_channels += self._channels.values()
+                self._channels.clear()
+                self._methods.clear()
             channel = self._channels.get(address)
             if channel is None:
                 channel = self._channels[address] = self._channel_maker.open(address)
@@ -421,7 +435,7 @@ class DLedgerClient:
 
     def _method(self, name: str, address: str) -> _Unary:
         method = self._methods.get((name, address))
-        if method is None:
+        if method is None or self._channel_maker.version != self._tls_version:
             method = self._channel(address).unary_unary(
                 options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
             )

@@ -17,14 +17,22 @@ from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.log_service import LogService
 from dledger.rpc.ports import LogNode
+from dledger.rpc.tls_keeper import TlsKeeper
 
 
 class ClientServer:
     """Listens on the client address from ``start`` to ``close``."""
 
-    def __init__(self, config: ServerConfig, node: LogNode, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        node: LogNode,
+        guard: Guard | None = None,
+        tls_keeper: TlsKeeper | None = None,
+    ) -> None:
         self._config = config
         self._guard = guard
+        self._tls = tls_keeper or TlsKeeper.of(config)
         self._node = node
         self._port = 0
         self._ready = threading.Event()
@@ -113,7 +121,8 @@ class ClientServer:
             if self._guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the node
                 names = (options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
                 reflection.enable_server_reflection(names, server)
-            self._port = options.bind(server, self._host, self._wanted_port(), "client")
+            credentials = self._tls.client_server_credentials() if self._tls is not None else None
+            self._port = options.bind(server, self._host, self._wanted_port(), "client", credentials)
             await server.start()
             try:
                 self._ready.set()

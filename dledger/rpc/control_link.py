@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import grpc
 
@@ -29,9 +29,10 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import DLedgerError, InvariantError, ResponseCode
-from dledger.rpc import codec, options
+from dledger.rpc import codec, options, tls
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
+from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ MISCONFIGURED: Final = (
 )
 """What a dead or slow peer never answers: it needs a person, so it is worth a line in the log."""
 
+if TYPE_CHECKING:  # generic only in the stubs
+    _Call = grpc.UnaryUnaryMultiCallable[bytes, bytes]
+
+_METHODS: Final = ("Handshake", "Vote", "Heartbeat", "TakeLeadership")
 Learn = Callable[[NodeId, str], None]
 """Takes a peer's client address."""
 
@@ -75,6 +80,14 @@ class Introduction(NamedTuple):
     refusals: Refusals
 
 
+class _Line(NamedTuple):
+    """A channel, and the version of the certificates that it uses."""
+
+    channel: grpc.Channel
+    calls: dict[str, _Call]
+    tls_version: int
+
+
 class ControlLink:
     """Outgoing control messages to ``peer``. ``send`` never blocks and never raises for a dead peer."""
 
@@ -86,6 +99,7 @@ class ControlLink:
         *,
         introduction: Introduction,
         timeout_s: float,
+        tls_keeper: TlsKeeper | None = None,
     ) -> None:
         self.peer = peer.node_id
         self.dropped = 0
@@ -94,12 +108,10 @@ class ControlLink:
         self._receiver = receiver
         self._client_address, self._learn, self._refusals = introduction
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(peer.address, options.peer_channel_options())
-        self._vote = self._unary("Vote")
-        self._heartbeat = self._unary("Heartbeat")
-        self._take_leadership = self._unary("TakeLeadership")
-        self._handshake = self._unary("Handshake")
-        self._lock = threading.Lock()  # guards _calls, _agreed and _closed
+        self._address = peer.address
+        self._tls = tls_keeper
+        self._line = self._connect()
+        self._lock = threading.Lock()  # guards _line, _calls, _agreed and _closed
         self._calls = 0
         self._agreed = False  # the peer's process, as far as we know still this one, accepted our handshake
         self._closed = False
@@ -109,11 +121,11 @@ class ControlLink:
         decode: Callable[[bytes], Envelope] | None
         match envelope.message:
             case VoteRequest():
-                call, decode = self._vote, codec.decode_vote_response
+                call, decode = "Vote", codec.decode_vote_response
             case HeartbeatRequest():
-                call, decode = self._heartbeat, codec.decode_heartbeat_response
+                call, decode = "Heartbeat", codec.decode_heartbeat_response
             case TakeLeadership():
-                call, decode = self._take_leadership, None
+                call, decode = "TakeLeadership", None
             case _:
                 raise InvariantError(f"{type(envelope.message).__name__} is no control message")
         with self._lock:
@@ -128,11 +140,9 @@ class ControlLink:
         else:
             self._shake_hands(send)
 
-    def _send(
-        self, call: grpc.UnaryUnaryMultiCallable[bytes, bytes], decode: Callable[[bytes], Envelope] | None, data: bytes
-    ) -> None:
+    def _send(self, call: str, decode: Callable[[bytes], Envelope] | None, data: bytes) -> None:
         try:
-            future = call.future(data, timeout=self._timeout_s)
+            future = self._line.calls[call].future(data, timeout=self._timeout_s)
         except ValueError:  # the channel was closed just now
             self._ended()
             return
@@ -140,9 +150,10 @@ class ControlLink:
 
     def _shake_hands(self, then: Callable[[], None]) -> None:
         """Go on only if the peer agrees."""
+        self._use_new_certificates()
         request = codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
         try:
-            future = self._handshake.future(request, timeout=self._timeout_s)
+            future = self._line.calls["Handshake"].future(request, timeout=self._timeout_s)
         except ValueError:  # the channel was closed just now
             self._ended()
             return
@@ -165,6 +176,8 @@ class ControlLink:
                 reason = answer.reason
         elif future.code() in MISCONFIGURED:
             reason = str(future.details())
+        elif self._tls is not None:
+            reason = tls.explain_channel(str(future.details()), f"{self.peer} at {self._address}")
         self._ended()
         self.dropped += 1
         if reason and not self._closed:
@@ -178,7 +191,7 @@ class ControlLink:
         """Cancel everything under way."""
         with self._lock:
             self._closed = True
-        self._channel.close()
+        self._line.channel.close()
 
     def _on_done(self, decode: Callable[[bytes], Envelope] | None, future: grpc.CallFuture[bytes]) -> None:
         self._ended()
@@ -206,8 +219,30 @@ class ControlLink:
             self.dropped += 1
             self._refusals.log(str(error))
 
-    def _unary(self, name: str) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
-        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
-            options.method(options.RAFT_SERVICE, name), request_serializer=None, response_deserializer=None
-        )
-        return call
+    def _connect(self) -> _Line:
+        """A channel connects, and connects again, when something is to be sent."""
+        wanted = options.peer_channel_options()
+        if self._tls is None:
+            version, channel = 0, grpc.insecure_channel(self._address, wanted)
+        else:
+            version, credentials = self._tls.channel_credentials()
+            # The certificate must be the peer's, wherever its address leads.
+            wanted.append(("grpc.ssl_target_name_override", self.peer))
+            channel = grpc.secure_channel(self._address, credentials, wanted)
+        calls: dict[str, _Call] = {
+            name: channel.unary_unary(
+                options.method(options.RAFT_SERVICE, name), request_serializer=None, response_deserializer=None
+            )
+            for name in _METHODS
+        }
+        return _Line(channel, calls, version)
+
+    def _use_new_certificates(self) -> None:
+        """A channel keeps those that it was made with; a connection that must be made again is one with the new."""
+        if self._tls is None or self._tls.version == self._line.tls_version:
+            return
+        line = self._connect()
+        with self._lock:
+            if not self._closed:
+                line, self._line = self._line, line
+        line.channel.close()

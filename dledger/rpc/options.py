@@ -18,6 +18,8 @@ FRAMING_BYTES: Final = 64 * 1024
 """Room for what is not log bytes in a message."""
 REQUEST_BYTES_MAX: Final = 8 * MIB
 """Largest request a client may send, unless a single entry may be larger."""
+HANDSHAKE_TIMEOUT_MS: Final = 5000
+"""How long whoever connects may take until it is a gRPC connection, its TLS handshake included."""
 RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1000
 """Also how long one attempt to connect may take: after a partition heals, the next attempt starts within that time."""
@@ -58,6 +60,7 @@ def push_bytes_limit(config: ServerConfig) -> int:
 def peer_server_options() -> Options:
     """For the server that peers talk to; it gets small messages only."""
     return [
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_receive_message_length", MIB),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _PEER_PING_MS),
@@ -125,10 +128,20 @@ def client_channel_options() -> Options:
     ]
 
 
-def bind(server: grpc.Server | grpc.aio.Server, host: str, port: int, whose: str) -> int:
+def bind(
+    server: grpc.Server | grpc.aio.Server,
+    host: str,
+    port: int,
+    whose: str,
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
     """Listen on ``host:port`` and return the port. Raises ``ConfigError`` if that cannot be."""
+    address = _address(host, port)
     try:
-        bound = server.add_insecure_port(_address(host, port))
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError([bind_problem(host, port, whose)]) from error
     if not bound:

@@ -1,8 +1,8 @@
 """The one peer port: pushes go to the push server, anything else is gRPC and is passed on to the gRPC server.
 
 gRPC cannot share a port and does not serve sockets that others accepted, so what is not a push connection by its first
-bytes is relayed to it through a Unix socket. Only votes, heartbeats, handshakes, health and reflection pass that way: a
-few small messages per second.
+bytes is relayed to it through a Unix socket, TLS and all. Only votes, heartbeats, handshakes, health and reflection
+pass that way: a few small messages per second.
 """
 
 from __future__ import annotations
@@ -10,34 +10,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from dledger.errors import ConfigError
-from dledger.rpc import options, push_frames
+from dledger.rpc import options, push_frames, tls
 from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.push_frames import FrameType
+from dledger.rpc.tls_keeper import TlsKeeper
+from dledger.rpc.tls_stream import TlsStream
 
 _LOG = logging.getLogger(__name__)
 
 FIRST_BYTES_TIMEOUT_S: Final = 5.0
-"""How long a connection may stay without showing what it is."""
+"""How long a connection may stay without showing what it is, its TLS handshake included."""
+REASONS_MAX: Final = 32
+"""Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
+_HANDSHAKE_BYTES: Final = 16 * 1024
+_HANDSHAKE_BYTES_MAX: Final = 256 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
 _BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
 
-TakePush = Callable[[socket.socket], None]
+TakePush = Callable[[socket.socket, TlsStream | None], None]
+"""Takes a push connection, and its TLS if it has any: the handshake is done then."""
 
 
 class PeerListener:
     """Listens from ``start`` to ``close``, on an event loop of its own: neither clients nor pushes can hold it up."""
 
-    def __init__(self, name: str, grpc_socket: str, take_push: TakePush) -> None:
+    def __init__(self, name: str, grpc_socket: str, take_push: TakePush, tls_keeper: TlsKeeper | None = None) -> None:
         self.port = 0
         """The port listened on, once started."""
         self._grpc_socket = grpc_socket
         self._take_push = take_push
+        self._tls = tls_keeper
+        self._reasons: set[str] = set()
         self._loop = LoopThread(name)
         self._bridge: LoopBridge | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,24 +105,62 @@ class PeerListener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     async def _sort(self, link: socket.socket) -> None:
-        head = b""
+        stream: TlsStream | None = None
         try:
             push_frames.tune(link)
             async with asyncio.timeout(FIRST_BYTES_TIMEOUT_S):
-                while len(head) < len(push_frames.PREAMBLE):
-                    more = await asyncio.get_running_loop().sock_recv(link, len(push_frames.PREAMBLE) - len(head))
-                    if not more:
-                        link.close()
-                        return
-                    head += more
-        except (OSError, TimeoutError):
+                head = await self._first_bytes(link)
+                if head == push_frames.TLS_PREAMBLE and self._tls is not None:
+                    stream = await self._shake_hands(link, TlsStream(self._tls.accepting(), server_side=True))
+        except (OSError, EOFError, TimeoutError):
             link.close()
             return
-        if head == push_frames.PREAMBLE:
+        if stream is not None or (head == push_frames.PREAMBLE and self._tls is None):
             link.setblocking(True)
-            self._take_push(link)
+            self._take_push(link, stream)
+        elif head in (push_frames.PREAMBLE, push_frames.TLS_PREAMBLE):
+            self._refuse(link)
         else:
             await self._relay(link, head)
+
+    async def _first_bytes(self, link: socket.socket) -> bytes:
+        """As many as a preamble has. Raises ``EOFError`` if there are fewer."""
+        head = b""
+        while len(head) < len(push_frames.PREAMBLE):
+            head += await _receive(link, len(push_frames.PREAMBLE) - len(head))
+        return head
+
+    async def _shake_hands(self, link: socket.socket, stream: TlsStream) -> TlsStream:
+        """Here, and not on a thread of the connection's own: until it is done, nobody knows whose that would be."""
+        received_bytes = 0
+        try:
+            while not stream.agreed:
+                data = await _receive(link, _HANDSHAKE_BYTES)
+                received_bytes += len(data)
+                if received_bytes > _HANDSHAKE_BYTES_MAX:
+                    raise EOFError("no end of a TLS handshake")
+                await asyncio.get_running_loop().sock_sendall(link, stream.shake_hands(data))
+        except ssl.SSLError as error:
+            self._complain(tls.explain(error, f"a peer at {_host_of(link)}"))
+            await asyncio.get_running_loop().sock_sendall(link, stream.due())
+            raise
+        return stream
+
+    def _refuse(self, link: socket.socket) -> None:
+        """One side speaks TLS and the other does not: say so in the clear."""
+        if self._tls is not None:
+            reason = "this node takes only TLS from its peers: set tls_cert_path, tls_key_path and tls_trust_cert_path"
+        else:
+            reason = "this node has no TLS: give all members certificates, or none"
+        self._complain(f"a push connection from {_host_of(link)} is refused: {reason}")
+        with suppress(OSError):
+            link.send(push_frames.pack(FrameType.REFUSAL, reason.encode()))
+        link.close()
+
+    def _complain(self, reason: str) -> None:
+        if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
+            self._reasons.add(reason)
+            _LOG.warning("%s", reason)
 
     async def _relay(self, link: socket.socket, head: bytes) -> None:
         reader, writer = await asyncio.open_connection(sock=link)
@@ -126,6 +175,18 @@ class PeerListener:
             return
         finally:
             writer.close()
+
+
+async def _receive(link: socket.socket, bytes_max: int) -> bytes:
+    """Some bytes. Raises ``EOFError`` at the end."""
+    data = await asyncio.get_running_loop().sock_recv(link, bytes_max)
+    if not data:
+        raise EOFError("the connection was ended")
+    return data
+
+
+def _host_of(link: socket.socket) -> str:
+    return str(link.getpeername()[0])
 
 
 def _close_if_cancelled(link: socket.socket, task: asyncio.Task[None]) -> None:

@@ -6,7 +6,7 @@ It listens on a Unix socket; ``PeerListener`` has the peer port and passes on wh
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
@@ -16,13 +16,22 @@ from grpc_reflection.v1alpha import reflection
 
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest
-from dledger.errors import ConfigError, DLedgerError, IdentityError, InvalidRequestError, UnknownMemberError
-from dledger.rpc import codec, options
+from dledger.errors import (
+    ConfigError,
+    DLedgerError,
+    IdentityError,
+    InvalidRequestError,
+    TlsError,
+    UnknownMemberError,
+)
+from dledger.rpc import codec, options, tls
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
 from dledger.rpc.peer_listener import PeerListener
 from dledger.rpc.ports import Receiver
 from dledger.rpc.push_server import PushServer
+from dledger.rpc.tls_keeper import TlsKeeper
+from dledger.types import NodeId
 
 STOP_TIMEOUT_S: Final = 5.0
 _Context = grpc.ServicerContext
@@ -32,13 +41,21 @@ class PeerServer:
     """Listens on the peer address from ``start`` to ``close``."""
 
     def __init__(
-        self, config: ServerConfig, identity: Identity, receiver: Receiver, *, client_address: str, learn: Learn
+        self,
+        config: ServerConfig,
+        identity: Identity,
+        receiver: Receiver,
+        *,
+        client_address: str,
+        learn: Learn,
+        tls_keeper: TlsKeeper | None = None,
     ) -> None:
         self._config = config
         self._identity = identity
         self._receiver = receiver
         self._client_address = client_address
         self._learn = learn
+        self._tls = tls_keeper
         # Votes and heartbeats may wait for the hard state; per peer there may be several, and someone asks for health.
         threads = 8 + 4 * len(config.peers)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"dledger-peer-rpc-{config.node_id}")
@@ -47,7 +64,7 @@ class PeerServer:
         self._pushes = PushServer(config, identity, receiver, client_address=client_address, learn=learn)
         self._socket_name = f"dledger-{uuid.uuid4()}"
         self._listener = PeerListener(
-            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take
+            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take, tls_keeper
         )
         self.respond: Final = self._pushes.respond
 
@@ -70,7 +87,12 @@ class PeerServer:
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         names = [options.RAFT_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
-        if not self._server.add_insecure_port(f"unix-abstract:{self._socket_name}"):
+        address = f"unix-abstract:{self._socket_name}"
+        if self._tls is None:
+            bound = self._server.add_insecure_port(address)
+        else:
+            bound = self._server.add_secure_port(address, self._tls.peer_server_credentials())
+        if not bound:
             raise ConfigError([f"cannot listen on the Unix socket {self._socket_name} for the peer port"])
         self._server.start()
         self._listener.start(self._config.bind_host or member.host, member.port)
@@ -99,6 +121,7 @@ class PeerServer:
         try:
             handshake = codec.decode_handshake(data)
             self._identity.check(handshake.header)
+            self._check_name(handshake.header.sender, context)
         except DLedgerError as error:
             _abort(context, error)
         self._learn(handshake.header.sender, handshake.client_address)
@@ -109,6 +132,7 @@ class PeerServer:
             try:
                 envelope = decode(data)
                 self._identity.check(envelope)
+                self._check_name(envelope.sender, context)
                 if isinstance(envelope.message, HeartbeatRequest):
                     self._learn(envelope.sender, envelope.message.client_address)
                 return codec.encode(self._receiver.request(envelope))
@@ -117,10 +141,18 @@ class PeerServer:
 
         return answer
 
+    def _check_name(self, sender: NodeId, context: _Context) -> None:
+        """Raise ``TlsError`` unless the caller's certificate is that of the node in whose name it speaks."""
+        if self._tls is not None:
+            shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # stubs: one value
+            names = [name.decode() for name in shown.get("peer_dns", ())]
+            tls.check_name(names, sender, "that the caller showed")
+
     def _take_leadership(self, data: bytes, context: _Context) -> bytes:
         try:
             envelope = codec.decode_take_leadership(data)
             self._identity.check(envelope)
+            self._check_name(envelope.sender, context)
             self._receiver.receive(envelope)
         except DLedgerError as error:
             _abort(context, error)
@@ -131,7 +163,7 @@ def _abort(context: _Context, error: DLedgerError) -> NoReturn:
     match error:
         case InvalidRequestError():
             code = grpc.StatusCode.INVALID_ARGUMENT
-        case IdentityError() | UnknownMemberError():
+        case IdentityError() | UnknownMemberError() | TlsError():
             code = grpc.StatusCode.FAILED_PRECONDITION
         case _:
             code = grpc.StatusCode.UNAVAILABLE

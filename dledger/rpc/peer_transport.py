@@ -25,6 +25,7 @@ from dledger.rpc.identity import Identity
 from dledger.rpc.peer_server import PeerServer
 from dledger.rpc.ports import Receiver
 from dledger.rpc.push_link import PushLink
+from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
 
 
@@ -34,8 +35,16 @@ class GrpcTransport:
     Pushes run on the event loop of ``bridge``, which must outlive this; without one, on a loop of their own.
     """
 
-    def __init__(self, config: ServerConfig, *, client_address: str = "", bridge: LoopBridge | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        client_address: str = "",
+        bridge: LoopBridge | None = None,
+        tls_keeper: TlsKeeper | None = None,
+    ) -> None:
         self._config = config
+        self._tls = tls_keeper or TlsKeeper.of(config)
         self._identity = Identity.of(config)
         self._client_address = client_address
         self._client_addresses: dict[NodeId, str] = {}
@@ -70,7 +79,12 @@ class GrpcTransport:
         if self._server is not None:
             raise InvariantError("the transport is started only once")
         server = PeerServer(
-            self._config, self._identity, receiver, client_address=self._client_address, learn=self._learn
+            self._config,
+            self._identity,
+            receiver,
+            client_address=self._client_address,
+            learn=self._learn,
+            tls_keeper=self._tls,
         )
         try:
             server.start()
@@ -93,6 +107,7 @@ class GrpcTransport:
                 receiver,
                 introduction=introduction,
                 timeout_s=self._config.election.election_timeout_ms_min / 1000,
+                tls_keeper=self._tls,
             )
             push = PushLink(
                 self._identity,
@@ -101,6 +116,7 @@ class GrpcTransport:
                 bridge,
                 introduction=introduction,
                 queue_pushes_max=2 * replication.inflight_pushes_max + 16,
+                tls_keeper=self._tls,
             )
             bridge.run(push.start())
             self._links[peer.node_id] = control, push

@@ -1,11 +1,12 @@
-"""Pushes on the wire: frames on a plain TCP connection, because a gRPC message costs ten times as much.
+"""Pushes on the wire: frames on a plain TCP or TLS connection, because a gRPC message costs ten times as much.
 
 A gRPC message costs a Python process about 0.1 ms and four thread switches on either side; on an idle group that was
 half of an append's latency. A push needs nothing of what that pays for: one long-lived connection, one kind of message
 per direction.
 
 After ``PREAMBLE``, which tells such a connection from a gRPC one on the same port, either side sends frames: the type
-(1 byte), the payload's length (4 bytes, big-endian), the payload, which is protobuf of ``raft.proto``:
+(1 byte), the payload's length (4 bytes, big-endian), the payload, which is protobuf of ``raft.proto``. After
+``TLS_PREAMBLE``, which is sent in the clear, a TLS handshake comes first, in which both show certificates.
 
     leader   -> HANDSHAKE                      then PUSH ...
     follower -> HANDSHAKE_ANSWER, or REFUSAL   then PUSH_ANSWER ..., REFUSAL last of all
@@ -16,7 +17,7 @@ The payload of a ``REFUSAL`` is a sentence (UTF-8) for people: why the connectio
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Final
@@ -24,6 +25,7 @@ from typing import Final
 from dledger.errors import InvalidRequestError
 
 PREAMBLE: Final = b"DLP1"
+TLS_PREAMBLE: Final = b"DLPS"
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 """Longest frame that is taken before both sides agree to talk, and longest answer."""
 _HEADER: Final = Struct(">BI")
@@ -64,19 +66,26 @@ def pack(kind: FrameType, *payload: bytes) -> bytes:
     return b"".join((_HEADER.pack(kind, sum(map(len, payload))), *payload))
 
 
-def receive(link: socket.socket, bytes_max: int) -> Frame | None:
-    """The next frame of a blocking socket; None at the stream's end. Raises ``InvalidRequestError`` and ``OSError``."""
-    header = _receive_exactly(link, _HEADER.size)
+def receive(link: socket.socket, bytes_max: int, hurry: Callable[[], None] | None = None) -> Frame | None:
+    """The next frame of a blocking socket; None at the stream's end. Raises ``InvalidRequestError`` and ``OSError``.
+
+    ``hurry`` is called before every wait; it may shorten the socket's timeout.
+    """
+    header = _receive_exactly(link, _HEADER.size, hurry)
     if header is None:
         return None
     kind, length = _parse(header, bytes_max)
-    payload = _receive_exactly(link, length) if length else b""
+    payload = _receive_exactly(link, length, hurry) if length else b""
     return None if payload is None else (kind, payload)
 
 
-def _receive_exactly(link: socket.socket, length: int) -> bytes | None:
+def _receive_exactly(link: socket.socket, length: int, hurry: Callable[[], None] | None) -> bytes | None:
+    if hurry is not None:
+        hurry()
     received = link.recv(length, socket.MSG_WAITALL)
     while len(received) < length:  # a socket with a timeout gives what there is
+        if hurry is not None:
+            hurry()
         more = link.recv(length - len(received), socket.MSG_WAITALL)
         if not more:
             return None
@@ -88,21 +97,32 @@ class FrameBuffer:
     """Frames out of bytes as they arrive."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._received = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that ``data`` completes. Raises ``InvalidRequestError``."""
+        self.add(data)
+        while (frame := self.take()) is not None:
+            yield frame
+
+    def add(self, data: bytes) -> None:
+        """Keep what has arrived."""
+        self._received += data
+
+    def take(self) -> Frame | None:
+        """The next frame, if all of it has arrived. Raises ``InvalidRequestError``."""
         received = self._received
-        received += data
-        while len(received) >= _HEADER.size:
-            kind, length = _parse(received, self._bytes_max)
-            end = _HEADER.size + length
-            if len(received) < end:
-                return
-            payload = bytes(received[_HEADER.size : end])
-            del received[:end]
-            yield kind, payload
+        if len(received) < _HEADER.size:
+            return None
+        kind, length = _parse(received, self.bytes_max)
+        end = _HEADER.size + length
+        if len(received) < end:
+            return None
+        with memoryview(received) as view:
+            payload = bytes(view[_HEADER.size : end])
+        del received[:end]
+        return kind, payload
 
 
 def _parse(header: bytes | bytearray, bytes_max: int) -> tuple[FrameType, int]:

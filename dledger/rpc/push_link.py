@@ -10,18 +10,21 @@ retried here: the protocol repeats itself.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from contextlib import suppress
 
 from dledger.config import Member
 from dledger.core.messages import Envelope
-from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode
-from dledger.rpc import codec, options, push_frames
+from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode, TlsError
+from dledger.rpc import codec, options, push_frames, tls
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.control_link import Introduction
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
 from dledger.rpc.push_frames import FrameBuffer, FrameType
+from dledger.rpc.tls_keeper import TlsKeeper
+from dledger.rpc.tls_stream import TlsStream
 
 CONNECT_TIMEOUT_S = options.RECONNECT_MS_MAX / 1000
 """For connecting and shaking hands together."""
@@ -39,6 +42,7 @@ class PushLink:
         *,
         introduction: Introduction,
         queue_pushes_max: int,
+        tls_keeper: TlsKeeper | None = None,
     ) -> None:
         self.peer = peer.node_id
         self.dropped = 0
@@ -49,6 +53,7 @@ class PushLink:
         self._bridge = bridge
         self._client_address, self._learn, self._refusals = introduction
         self._queue_pushes_max = queue_pushes_max
+        self._tls = tls_keeper
         self._queue: deque[Envelope] = deque()
         self._overflowed = False  # something was dropped: what is on the queue must not go out as if nothing was
         self._wanted = asyncio.Event()  # there is something to send
@@ -93,7 +98,7 @@ class PushLink:
 
     async def _connect(self) -> None:
         """Returns when the connection has ended, or could not be made."""
-        connection = _Connection(self)
+        connection = _Connection(self) if self._tls is None else _TlsConnection(self, self._tls)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(
@@ -126,6 +131,11 @@ class PushLink:
     def introduction(self) -> bytes:
         """The handshake to send."""
         return codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
+
+    @property
+    def address(self) -> str:
+        """Where the peer is, for people."""
+        return f"{self.peer} at {self._member.address}"
 
     def on_writable(self) -> None:
         """The connection takes more."""
@@ -185,18 +195,24 @@ class _Connection(asyncio.Protocol):
             raise TypeError(f"{transport} is no stream")
         self._transport = transport
         push_frames.tune(transport.get_extra_info("socket"))
+        self._begin(transport)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
         transport.write(push_frames.PREAMBLE)
         self.write(FrameType.HANDSHAKE, self._link.introduction())
 
     def data_received(self, data: bytes) -> None:
         """Take answers."""
         try:
-            for kind, payload in self._frames.feed(data):
-                if self._link.on_frame(kind, payload) and not self.agreed.done():
-                    self.agreed.set_result(True)
+            self._take(data)
         except DLedgerError as error:
             self._link.on_refusal(error)
             self.abort()
+
+    def _take(self, data: bytes) -> None:
+        for kind, payload in self._frames.feed(data):
+            if self._link.on_frame(kind, payload) and not self.agreed.done():
+                self.agreed.set_result(True)
 
     def pause_writing(self) -> None:
         """The peer is slow: what is to be sent stays on the queue, which has a limit."""
@@ -213,3 +229,62 @@ class _Connection(asyncio.Protocol):
             self.agreed.set_result(False)
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+class _TlsConnection(_Connection):
+    """One attempt with TLS."""
+
+    def __init__(self, link: PushLink, keeper: TlsKeeper) -> None:
+        super().__init__(link)
+        self._stream = TlsStream(keeper.connecting())
+        self._said = b""  # what arrived before TLS was agreed: perhaps it is none at all
+
+    def write(self, kind: FrameType, *payload: bytes) -> None:
+        """As without TLS."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._stream.seal(push_frames.pack(kind, *payload)))
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        transport.write(push_frames.TLS_PREAMBLE + self._stream.shake_hands(b""))
+
+    def _take(self, data: bytes) -> None:
+        try:
+            if self._stream.agreed:
+                plain = self._stream.open(data)
+            elif self._shake_hands(data):
+                plain = self._stream.open(b"")
+            else:
+                return
+            self._send_due()
+        except ssl.SSLError as error:
+            self._send_due()  # the alert, as far as the connection still carries it
+            raise TlsError(self._refusal_in_the_clear() or tls.explain(error, self._link.address)) from error
+        except EOFError:
+            self.abort()
+            return
+        super()._take(plain)
+
+    def _shake_hands(self, data: bytes) -> bool:
+        """Go on with the TLS handshake; once it is done, check whom we have and introduce ourselves."""
+        stream, transport = self._stream, self._transport
+        self._said += data
+        reply = stream.shake_hands(data)
+        if stream.agreed:
+            tls.check_name(tls.names_of(stream.certificate), self._link.peer, f"of {self._link.address}")
+        if transport is not None:
+            transport.write(reply)
+        if stream.agreed:
+            self.write(FrameType.HANDSHAKE, self._link.introduction())
+        return stream.agreed
+
+    def _send_due(self) -> None:
+        if self._stream.has_due and self._transport is not None:
+            self._transport.write(self._stream.due())
+
+    def _refusal_in_the_clear(self) -> str:
+        """What a peer without TLS said, if it is one that knows push connections."""
+        try:
+            frame = next(FrameBuffer(push_frames.HANDSHAKE_BYTES_MAX).feed(self._said), None)
+        except DLedgerError:
+            return ""
+        return f"{self._link.address}: {frame[1].decode(errors='replace')}" if frame is not None else ""

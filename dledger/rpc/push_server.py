@@ -10,16 +10,26 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Final
 
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope
-from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, ResponseCode, UnknownMemberError
-from dledger.rpc import codec, options, push_frames
+from dledger.errors import (
+    DLedgerError,
+    IdentityError,
+    InvalidRequestError,
+    ResponseCode,
+    TlsError,
+    UnknownMemberError,
+)
+from dledger.rpc import codec, options, push_frames, tls
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
-from dledger.rpc.push_frames import FrameType
+from dledger.rpc.push_frames import Frame, FrameBuffer, FrameType
+from dledger.rpc.tls_stream import READ_BYTES, TlsStream
 from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
@@ -48,9 +58,12 @@ class PushServer:
         self._by_peer: dict[NodeId, _Connection] = {}
         self._closing = False
 
-    def take(self, link: socket.socket) -> None:
-        """Serve ``link``, a blocking socket whose preamble has been read, and close it in the end."""
-        connection = _Connection(link)
+    def take(self, link: socket.socket, stream: TlsStream | None = None) -> None:
+        """Serve ``link``, a blocking socket whose preamble has been read, and close it in the end.
+
+        With ``stream`` it speaks TLS, and the handshake is done.
+        """
+        connection = _Connection(link) if stream is None else _TlsConnection(link, stream)
         with self._lock:
             if self._closing or len(self._connections) >= self._connections_max:
                 link.close()
@@ -87,10 +100,14 @@ class PushServer:
             if sender is not None:
                 self._register(sender, connection)
                 self._read(sender, connection)
-        except (InvalidRequestError, IdentityError, UnknownMemberError) as error:
+        except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
             _LOG.warning("%s refuses a push connection: %s", self._identity.node_id, error)
             connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
-        except (DLedgerError, OSError) as error:  # the node stops, or the connection broke: the peer tries again
+        except (
+            DLedgerError,
+            OSError,
+            EOFError,
+        ) as error:  # the node stops, or the connection broke: the peer tries again
             _LOG.debug("%s ends a push connection: %s", self._identity.node_id, error)
         finally:
             with self._lock:
@@ -100,8 +117,7 @@ class PushServer:
             connection.close()
 
     def _shake_hands(self, connection: _Connection) -> NodeId | None:
-        connection.link.settimeout(HANDSHAKE_TIMEOUT_S)
-        frame = push_frames.receive(connection.link, push_frames.HANDSHAKE_BYTES_MAX)
+        frame = connection.receive_first(push_frames.HANDSHAKE_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
         if frame is None:
             return None
         kind, payload = frame
@@ -109,12 +125,12 @@ class PushServer:
             raise InvalidRequestError(f"a push connection begins with a handshake, not with {kind.name}")
         handshake = codec.decode_handshake(payload)
         self._identity.check(handshake.header)
+        connection.check_name(handshake.header.sender)
         self._learn(handshake.header.sender, handshake.client_address)
         answer = self._identity.judge(handshake, self._client_address)
         connection.send(FrameType.HANDSHAKE_ANSWER, codec.encode_handshake_answer(answer))
         if answer.code is not ResponseCode.SUCCESS:
             return None
-        connection.link.settimeout(None)
         return handshake.header.sender
 
     def _register(self, sender: NodeId, connection: _Connection) -> None:
@@ -125,7 +141,7 @@ class PushServer:
             older.end()
 
     def _read(self, sender: NodeId, connection: _Connection) -> None:
-        while (frame := push_frames.receive(connection.link, self._push_bytes_max)) is not None:
+        while (frame := connection.receive(self._push_bytes_max)) is not None:
             kind, payload = frame
             if kind is not FrameType.PUSH:
                 raise InvalidRequestError(f"{kind.name} where a push was due")
@@ -145,6 +161,31 @@ class _Connection:
         self.link = link
         self._sending = threading.Lock()
 
+    def receive(self, bytes_max: int) -> Frame | None:
+        """The next frame, None at the end."""
+        return push_frames.receive(self.link, bytes_max)
+
+    def receive_first(self, bytes_max: int, timeout_s: float) -> Frame | None:
+        """The first frame, all of it within that time. Raises ``TimeoutError``."""
+        frame = push_frames.receive(self.link, bytes_max, self._hurry(timeout_s))
+        self.link.settimeout(None)
+        return frame
+
+    def _hurry(self, timeout_s: float) -> Callable[[], None]:
+        """Leaves the socket the rest of the time, however little arrives at once."""
+        end_at = time.monotonic() + timeout_s
+
+        def hurry() -> None:
+            left_s = end_at - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("no handshake came in time")
+            self.link.settimeout(left_s)
+
+        return hurry
+
+    def check_name(self, node_id: NodeId) -> None:
+        """Raise ``TlsError`` if it is certain that the other side is not ``node_id``."""
+
     def send(self, kind: FrameType, payload: bytes) -> bool:
         """Send a frame; False, and the end of the connection, if the peer does not take it at once.
 
@@ -153,12 +194,17 @@ class _Connection:
         frame = push_frames.pack(kind, payload)
         with self._sending:
             try:
-                if self.link.send(frame, socket.MSG_DONTWAIT) == len(frame):
+                data = self._wrap(frame)
+                if self.link.send(data, socket.MSG_DONTWAIT) == len(data):
                     return True
             except OSError:
                 pass
         self.end()
         return False
+
+    def _wrap(self, frame: bytes) -> bytes:
+        """What goes on the wire for a frame; in order, so under ``_sending``."""
+        return frame
 
     def end(self) -> None:
         """Make the thread that reads stop."""
@@ -171,3 +217,50 @@ class _Connection:
         """Give the socket back; nobody sends meanwhile."""
         with self._sending:
             self.link.close()
+
+
+class _TlsConnection(_Connection):
+    """One accepted socket with TLS on it."""
+
+    def __init__(self, link: socket.socket, stream: TlsStream) -> None:
+        super().__init__(link)
+        self._stream = stream
+        self._names = tls.names_of(stream.certificate)
+        self._frames = FrameBuffer(push_frames.HANDSHAKE_BYTES_MAX)
+
+    def receive(self, bytes_max: int) -> Frame | None:
+        """As without TLS."""
+        return self._next(bytes_max, None)
+
+    def receive_first(self, bytes_max: int, timeout_s: float) -> Frame | None:
+        """As without TLS."""
+        hurry = self._hurry(timeout_s)
+        self._take(b"")  # what came with the end of the TLS handshake
+        frame = self._next(bytes_max, hurry)
+        self.link.settimeout(None)
+        return frame
+
+    def check_name(self, node_id: NodeId) -> None:
+        """Raise ``TlsError`` unless the certificate that the other side showed is that node's."""
+        tls.check_name(self._names, node_id, f"that {self.link.getpeername()[0]} showed")
+
+    def _next(self, bytes_max: int, hurry: Callable[[], None] | None) -> Frame | None:
+        frames = self._frames
+        frames.bytes_max = bytes_max
+        while (frame := frames.take()) is None:
+            if hurry is not None:
+                hurry()
+            data = self.link.recv(READ_BYTES)
+            if not data:
+                return None
+            self._take(data)
+        return frame
+
+    def _take(self, data: bytes) -> None:
+        self._frames.add(self._stream.open(data))
+        if self._stream.has_due:
+            with self._sending:
+                self.link.send(self._stream.due(), socket.MSG_DONTWAIT)
+
+    def _wrap(self, frame: bytes) -> bytes:
+        return self._stream.seal(frame)

@@ -1,13 +1,46 @@
-"""TLS: the files that hold certificates, and what gRPC makes of them."""
+"""TLS: the files that hold certificates, what is made of them, and in which words it is said why they do not do.
+
+Certificates are read once and used from memory everywhere: what was verified is what is shown, whatever becomes of the
+files meanwhile. Verification is never switched off, and a certificate's common name means nothing: its subjectAltName
+says whose it is.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import ssl
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final, NoReturn
 
 import grpc
 
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, TlsError
+from dledger.rpc.tls_stream import TlsStream
+
+ALERT_RECORD: Final = 0x15
+"""The first byte of a TLS alert."""
+MAKE_CERTIFICATES: Final = "`dledger certs` makes certificates that do"
+_REHEARSAL_ROUNDS: Final = 8
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
+
+_ALERTS: Final = {
+    "CERTIFICATE_REQUIRED": "it wants to see a certificate of ours, and we showed none",
+    "HANDSHAKE_FAILURE": "it refused the handshake; perhaps it wants to see a certificate of ours",
+    "UNKNOWN_CA": "it does not trust the CA of our certificate",
+    "CERTIFICATE_EXPIRED": "it says that our certificate has expired, or is not valid yet",
+    "BAD_CERTIFICATE": "it does not take our certificate",
+    "UNSUPPORTED_CERTIFICATE": "our certificate is not made for this use (extendedKeyUsage)",
+    "CERTIFICATE_UNKNOWN": "it does not take our certificate",
+    "DECRYPT_ERROR": "it does not take our certificate's signature: is another CA of the same name about?",
+    "ACCESS_DENIED": "it does not take our certificate",
+    "PROTOCOL_VERSION": "it takes no version of TLS that we offer",
+    "INTERNAL_ERROR": "it failed",
+}
+"""What the other side's alert means for us; OpenSSL's names of alerts end with these words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +58,204 @@ class TlsFiles:
         if (self.cert is None) != (self.key is None):
             raise ConfigError(["a TLS certificate and its key are given together: one of the two is missing"])
 
-
-def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """What a gRPC client shows and trusts. Raises ``ConfigError`` if a file cannot be read."""
-    chain = None if files.cert is None else _read(files.cert)
-    key = None if files.key is None else _read(files.key)
-    return grpc.ssl_channel_credentials(_read(files.ca), key, chain)
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All of them."""
+        return tuple(path for path in (self.cert, self.key, self.ca) if path is not None)
 
 
-def _read(path: Path) -> bytes:
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """What the files held. ``chain`` and ``key`` are None for a client that shows no certificate."""
+
+    files: TlsFiles
+    ca: bytes
+    chain: bytes | None = None
+    key: bytes | None = None
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For gRPC channels."""
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
+
+
+def read(files: TlsFiles) -> TlsMaterial:
+    """Read the files and check that they belong together. Raises ``ConfigError`` naming what is wrong with which."""
+    ca = _pem(files.ca, b"CERTIFICATE")
+    if files.cert is None or files.key is None:
+        material = TlsMaterial(files, ca)
+    else:
+        key = _pem(files.key, b"PRIVATE KEY")
+        if b"ENCRYPTED" in key:
+            raise ConfigError([f"{files.key}: the key is encrypted: give one that is not, readable by its owner only"])
+        material = TlsMaterial(files, ca, _pem(files.cert, b"CERTIFICATE"), key)
+    client_context(material)
+    return material
+
+
+def _pem(path: Path, what: bytes) -> bytes:
+    data = read_file(path)
+    if what + b"-----" not in data:
+        raise ConfigError([f"{path}: holds no PEM {what.decode().lower()}"])
+    return data
+
+
+def read_file(path: Path) -> bytes:
+    """Raises ``ConfigError`` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
+
+
+# --- contexts --------------------------------------------------------------------------------------------------------
+
+
+def server_context(material: TlsMaterial) -> ssl.SSLContext:
+    """For whoever accepts connections: the other side must show a certificate. Raises ``ConfigError``."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, material)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0  # connections are few and long: none is resumed
+    return context
+
+
+def client_context(material: TlsMaterial) -> ssl.SSLContext:
+    """For whoever connects; checks the certificate but not its names, see ``names_of``. Raises ``ConfigError``."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, material)
+    context.check_hostname = False
+    return context
+
+
+def _context(protocol: int, material: TlsMaterial) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+    files = material.files
+    try:
+        context.load_verify_locations(cadata=material.ca.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError([f"{files.ca}: cannot be used: {_reason(error)}"]) from error
+    if material.chain is not None and material.key is not None:
+        try:
+            _load_chain(context, material.chain, material.key)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise ConfigError([f"{files.key}: is not the key of the certificate in {files.cert}"]) from error
+            raise ConfigError([f"{files.cert} and {files.key}: cannot be used: {_reason(error)}"]) from error
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
+    """From memory: Python wants a file, so it gets one that has never been on a disk."""
+    file = os.memfd_create("tls", os.MFD_CLOEXEC)
+    try:
+        with open(file, "wb", closefd=False) as out:
+            out.write(chain + b"\n" + key)
+        context.load_cert_chain(f"/proc/self/fd/{file}", password=_no_password)
+    finally:
+        os.close(file)
+
+
+def _no_password() -> NoReturn:
+    raise ValueError("the key is encrypted")
+
+
+# --- who it is -------------------------------------------------------------------------------------------------------
+
+
+def names_of(certificate: Mapping[str, object] | None) -> tuple[str, ...]:
+    """The DNS names of a certificate as ``ssl`` gives it: those alone say who a member is."""
+    pairs = (certificate or {}).get("subjectAltName", ())
+    return tuple(pair[1] for pair in pairs if pair[0] == "DNS") if isinstance(pairs, tuple) else ()
+
+
+def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
+    """Raise ``TlsError`` unless the certificate is that of ``node_id``. Exactly: a wildcard would be anybody's."""
+    if node_id not in names:
+        held = ", ".join(names) or "no DNS name"
+        raise TlsError(
+            f"the certificate {whose} is not {node_id}'s: its subjectAltName has {held}, and must have "
+            f"DNS:{node_id} ({MAKE_CERTIFICATES})"
+        )
+
+
+# --- does it do? -----------------------------------------------------------------------------------------------------
+
+
+def rehearse(material: TlsMaterial) -> Mapping[str, object]:
+    """Let our certificate talk to itself, as two members would; gives it as ``ssl`` shows it to the other side.
+
+    Finds before anybody else does that it has expired, is not of the CA that we trust, or may not be used on one of
+    the two sides. Raises ``TlsError``.
+    """
+    us, them = TlsStream(server_context(material), server_side=True), TlsStream(client_context(material))
+    to_them = b""
+    try:
+        for _ in range(_REHEARSAL_ROUNDS):
+            to_us = them.shake_hands(to_them)
+            to_them = us.shake_hands(to_us)
+            if us.agreed and them.agreed:
+                return them.certificate
+    except ssl.SSLError as error:
+        raise TlsError(f"{material.files.cert}: cannot be used with {material.files.ca}: {_reason(error)}") from error
+    raise TlsError(f"{material.files.cert}: cannot be used: the handshake does not end")
+
+
+def expires_at(certificate: Mapping[str, object]) -> datetime:
+    """When a certificate as ``ssl`` gives it ends."""
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+
+def explain(error: OSError, whom: str) -> str:
+    """Why there is no TLS with ``whom``, and whose business that is."""
+    if not isinstance(error, ssl.SSLError):
+        return f"{whom} ended the connection during the TLS handshake: does it speak TLS, and take our certificate?"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of {whom} is not to be trusted: {_reason(error)}"
+    return explain_reason(error.reason or str(error), whom)
+
+
+def explain_reason(reason: str, whom: str) -> str:
+    """The same for OpenSSL's name of an error."""
+    if reason in _NO_TLS:
+        return f"{whom} does not speak TLS, and we do: give both sides certificates, or neither"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return f"{whom} showed no certificate"
+    for alert, meaning in _ALERTS.items():
+        if "ALERT" in reason and reason.endswith(alert):
+            return f"{whom}: {meaning}"
+    return f"no TLS with {whom}: {reason.lower().replace('_', ' ')}"
+
+
+_FROM_CHANNEL: Final = re.compile(r"OPENSSL_internal:(?P<name>\w+)(?:: (?P<why>[^:]+))?")
+
+
+def is_silent_refusal(details: str) -> bool:
+    """Whether gRPC says that the server hung up before it was a gRPC connection."""
+    return "failed to connect" in details and ("Socket closed" in details or "reset by peer" in details)
+
+
+def explain_channel(details: str, whom: str) -> str:
+    """What gRPC says of a connection that could not be made, in words; empty if it is not about TLS."""
+    if "Hostname Verification" in details:
+        return (
+            f"the certificate of {whom} is for another name: its subjectAltName must have the name or address that is "
+            f"dialled, and between members the node id ({MAKE_CERTIFICATES})"
+        )
+    found = _FROM_CHANNEL.search(details)
+    if found is None:
+        return ""
+    name, why = found["name"], found["why"] or ""
+    if name == "CERTIFICATE_VERIFY_FAILED":
+        return f"the certificate of {whom} is not to be trusted: {why}"
+    return explain_reason(name, whom)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return str(error.reason).lower().replace("_", " ")
+    return str(error) or type(error).__name__

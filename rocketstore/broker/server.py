@@ -25,6 +25,7 @@ from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
 from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer
 from rocketstore.broker import codec
@@ -76,6 +77,9 @@ class BrokerServer:
             raise ConfigError(["--repair fetches a damaged log from other members; a plain broker has none"])
         self.config: Final = config
         self._instruments = instruments
+        self._tls: TlsKeeper | None = None
+        if config.dledger is None and config.security.has_tls:
+            self._tls = TlsKeeper(config.security, name=f"broker {config.name}", member=None)
         self._clock = clock or SystemClock()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._stopped = threading.Event()
@@ -104,6 +108,7 @@ class BrokerServer:
             self.node = DLedgerServer(
                 for_broker(dledger), repair=repair, clock=self._clock, instruments=self._instruments
             )
+            self._tls = self.node.tls
         try:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
@@ -247,7 +252,8 @@ class BrokerServer:
         guard = self.guard
         if guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the broker
             reflection.enable_server_reflection(names, server)
-        self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's")
+        credentials = self._tls.client_server_credentials() if self._tls is not None else None
+        self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's", credentials)
         self._service = BrokerService(
             config,
             self.store,
@@ -311,6 +317,8 @@ class BrokerServer:
         """A node that failed takes its broker along; a member whose store failed makes room for another master."""
         while not self._stopping.wait(WATCH_INTERVAL_S):
             if self.node is None:
+                if self._tls is not None:
+                    self._tls.refresh()
                 continue
             failure = self.node.fatal or self.store.failure
             if failure is not None:

@@ -17,7 +17,14 @@ from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline, parse_addresses, retry_options
 from dledger.client.signing import is_challenge
 from dledger.client.whereabouts import Whereabouts
-from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
+from dledger.errors import (
+    AccessDeniedError,
+    DLedgerError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    TlsError,
+    UnavailableError,
+)
 from dledger.rpc import options
 from rocketstore.client.errors import BadAnswerError, BrokerBusyError, failure_of, is_retried_read
 from rocketstore.pb import broker_pb2 as pb
@@ -151,6 +158,8 @@ class BrokerConnection:
         self._channel_maker = ChannelMaker(security, self.brokers.addresses)
         self._lock = threading.Lock()  # guards the fields below
         self._channels: dict[str, grpc.Channel] = {}
+        self._old_channels: list[grpc.Channel] = []  # made with certificates that were replaced since
+        self._tls_version = 0
         self._closing = threading.Event()
         self._seeking = threading.Lock()  # one at a time looks for the master, the others take what it found
 
@@ -163,8 +172,10 @@ class BrokerConnection:
         """Close every channel; calls under way fail. Idempotent."""
         with self._lock:
             self._closing.set()
-            channels, self._channels = self._channels, {}
-        for channel in channels.values():
+            channels = [*self._channels.values(), *self._old_channels]
+            self._channels.clear()
+            self._old_channels.clear()
+        for channel in channels:
             channel.close()
 
     def deadline(self, timeout_s: float | None = None) -> Deadline:
@@ -173,9 +184,14 @@ class BrokerConnection:
 
     def channel(self, address: str) -> grpc.Channel:
         """The channel to a broker, opened lazily."""
+        tls_version = self._channel_maker.version
         with self._lock:
             if self._closing.is_set():
                 raise UnavailableError("the connection is closed")
+            if tls_version != self._tls_version:  # what runs on the old channels goes on
+                self._tls_version = tls_version
+                self._old_channels += self._channels.values()
+                self._channels.clear()
             channel = self._channels.get(address)
             if channel is None:
                 channel = self._channels[address] = self._channel_maker.open(address)
@@ -318,6 +334,8 @@ class BrokerConnection:
         for failure in failures.values():
             if isinstance(failure, InvalidRequestError | AccessDeniedError):
                 raise failure
+        if failures and all(isinstance(failure, TlsError) for failure in failures.values()):
+            raise next(iter(failures.values()))
         asked = "; ".join(str(failure) for failure in failures.values()) or "no broker is one at present"
         raise UnavailableError(f"no master found: {asked}")
 
@@ -360,6 +378,7 @@ class BrokerConnection:
                 answer = _status_or_error(address, call)
                 if isinstance(answer, DLedgerError):
                     self.brokers.note_tried(address)
+                    answer = self._channel_maker.diagnose(answer, address)
                 else:
                     self.brokers.learn(address, answer)
                 yield address, answer

@@ -80,9 +80,15 @@ class Group(WatchedGroup):
     """A local group with small segments, whose nodes' command lines and member lists a test may change."""
 
     def __init__(
-        self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None, name: str = "default"
+        self,
+        directory: Path,
+        *,
+        size: int = 3,
+        settings: Mapping[str, str] | None = None,
+        name: str = "default",
+        tls: bool = False,
     ) -> None:
-        super().__init__(directory, size=size, name=name, settings={**SMALL_SEGMENTS, **(settings or {})})
+        super().__init__(directory, size=size, name=name, settings={**SMALL_SEGMENTS, **(settings or {})}, tls=tls)
         self.history = History()
         self._batches = 0
         self.prefixes: dict[NodeId, list[str]] = {}
@@ -102,7 +108,14 @@ class Group(WatchedGroup):
 
     def workload(self, *, pipelines: int = 1, value_bytes: int = 64) -> Workload:
         """A background load on all nodes, recorded in this group's history; at most one per group."""
-        return Workload(self.addresses, self.history, group=self.name, pipelines=pipelines, value_bytes=value_bytes)
+        return Workload(
+            self.addresses,
+            self.history,
+            group=self.name,
+            pipelines=pipelines,
+            value_bytes=value_bytes,
+            security=self.security,
+        )
 
     def append(self, count: int, *, size: int = 100) -> None:
         """Append ``count`` entries, all of which must be acknowledged."""

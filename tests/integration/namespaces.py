@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.local_group import LocalNode
+from dledger.client import ClientSecurity
 from dledger.types import NodeId
 from tests.integration.harness import Group
 
@@ -53,7 +54,8 @@ class NamespacedGroup(Group):
     """Makes the namespaces at once; ``close`` removes them."""
 
     def __init__(self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(directory, size=size, settings=settings)
+        # The addresses are not loopback's, and the tests are not about TLS.
+        super().__init__(directory, size=size, settings={"insecure": "true", **(settings or {})})
         # The kernel takes a namespace's links away some time after the namespace: no name or address is used twice.
         number = next(_numbers)
         tag = f"dl{os.getpid() % 100_000}x{number}"
@@ -84,6 +86,11 @@ class NamespacedGroup(Group):
         _run(*inside, "link", "set", "lo", "up")
         _run(*inside, "addr", "add", f"{node.host}/24", "dev", "eth0")
         _run(*inside, "link", "set", "eth0", "up")
+
+    @property
+    def security(self) -> ClientSecurity:
+        """Plaintext, though it leaves the machine as far as a client can tell."""
+        return ClientSecurity(insecure=True)
 
     def peer_address(self, node: NodeId, other: LocalNode) -> str:
         """At the other's own address."""

@@ -18,7 +18,8 @@ from tests.support.history import AppendOp, Outcome
 def append_to_one(group: Group, node: NodeId, value: bytes, timeout_s: float = 1.5) -> Outcome:
     """Append through one node only, recording what it answers."""
     began = time.monotonic()
-    with closing(DLedgerClient([group.nodes[node].client_address], group=group.name, timeout_s=timeout_s)) as client:
+    address = group.nodes[node].client_address
+    with closing(DLedgerClient([address], group=group.name, timeout_s=timeout_s, security=group.security)) as client:
         try:
             operation = AppendOp(value, began, time.monotonic(), Outcome.ACKED, client.append(value).index)
         except DLedgerError as error:

@@ -11,7 +11,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Final, Self
 
-from dledger.client import AppendFuture, DLedgerClient, ReadMode
+from dledger.client import AppendFuture, ClientSecurity, DLedgerClient, ReadMode
 from dledger.errors import DLedgerError, IndexBeforeBeginError, IndexOutOfRangeError
 from dledger.types import Entry, LogIndex, Magic
 from tests.support.history import AppendOp, History, Outcome, ReadOp
@@ -39,12 +39,14 @@ class Workload:
         value_bytes: int = 64,
         pace_s: float = 0.004,
         timeout_s: float = 3.0,
+        security: ClientSecurity | None = None,
     ) -> None:
         self.history = history
         self._addresses = list(addresses)
         self._group = group
         self._pace_s = pace_s
         self._timeout_s = timeout_s
+        self._security = security
         self._padding = b"." * value_bytes
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
@@ -80,7 +82,7 @@ class Workload:
             self._failures.append(error)
 
     def _client(self) -> DLedgerClient:
-        return DLedgerClient(self._addresses, group=self._group, timeout_s=self._timeout_s)
+        return DLedgerClient(self._addresses, group=self._group, timeout_s=self._timeout_s, security=self._security)
 
     def _values(self, who: str) -> Iterator[bytes]:
         for number in itertools.count():

@@ -487,7 +487,20 @@ def test_serve_joins_flags_file_and_environment(
     conf = tmp_path / "n1.conf"
     conf.write_text("dLegerGroup=file\ndLegerSelfId=n1\nnamesrvAddr=x:1\n")
     monkeypatch.setenv("DLEDGER_MEMBERS", "n0-a:1;n1-b:2")
-    words = ["-c", str(conf), "-g", "flag", "--flush", "async", "--client-port", "0", "-s", "/data", "--repair"]
+    words = [
+        "-c",
+        str(conf),
+        "--insecure",
+        "-g",
+        "flag",
+        "--flush",
+        "async",
+        "--client-port",
+        "0",
+        "-s",
+        "/data",
+        "--repair",
+    ]
 
     shown = run("serve", *words, "--set", "segment_bytes=64k", "--set", "noop_body=a=b")
 

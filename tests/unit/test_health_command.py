@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
-from cluster.commands.health import own_address
+from cluster.commands.health import own_server
 from tests.support.fake_group import fake_group
 from tests.support.ports import free_ports
 
@@ -55,7 +55,7 @@ def test_a_service_that_is_not_there_is_not_healthy() -> None:
 )
 def test_a_container_asks_its_own_server(environ: dict[str, str], address: str) -> None:
     """By the same variables that the server was started with."""
-    assert own_address(environ) == address
+    assert own_server(environ | {"DLEDGER_INSECURE": "true"}).address == address
 
 
 def test_a_replicated_broker_is_asked_where_it_listens() -> None:
@@ -66,10 +66,11 @@ def test_a_replicated_broker_is_asked_where_it_listens() -> None:
         "DLEDGER_MEMBERS": MEMBERS,
         "DLEDGER_NODE_ID": "n2",
         "DLEDGER_LISTEN_PORT": "10931",
+        "DLEDGER_INSECURE": "true",
     }
 
-    assert own_address(environ) == "n2:10931"
-    assert own_address(environ | {"DLEDGER_BIND_HOST": "0.0.0.0"}) == "127.0.0.1:10931"
+    assert own_server(environ).address == "n2:10931"
+    assert own_server(environ | {"DLEDGER_BIND_HOST": "0.0.0.0"}).address == "127.0.0.1:10931"
 
 
 def test_wrong_settings_are_told() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
 from dledger.errors import DiskError, ShutdownError
@@ -69,7 +69,7 @@ def test_background_work_ends_before_the_node_that_it_uses(
 
 def test_a_bound_host_is_listened_on_and_not_advertised(config: ServerConfig) -> None:
     """In a container, every address of which may change: others are told the member's name all the same."""
-    server = DLedgerServer(replace(config, bind_host="0.0.0.0"))
+    server = DLedgerServer(replace(config, bind_host="0.0.0.0", security=SecurityConfig(insecure=True)))
     try:
         server.start()
         port = int(server.client_address.rpartition(":")[2])

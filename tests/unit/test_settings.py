@@ -10,13 +10,16 @@ import pytest
 from dledger import settings
 from dledger.config import (
     AccessConfig,
+    ClientAuth,
     ConnectionLimits,
     ElectionConfig,
     FlushMode,
     Member,
     ReplicationConfig,
+    SecurityConfig,
     ServerConfig,
     StoreConfig,
+    is_loopback,
 )
 from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
@@ -36,6 +39,9 @@ dLegerPeers=n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913
 dLegerSelfId=n1
 sendMessageThreadPoolNums=16
 """
+
+
+_TLS = "tls.server.certPath=/n0.crt\ntls.server.keyPath=/n0.key\ntls_trust_cert_path=/ca.crt\n"
 
 
 @pytest.fixture
@@ -117,6 +123,13 @@ def test_flags_beat_the_environment_which_beats_the_file(conf: Path) -> None:
         ("flushDiskType=SYNC_FLUSH", "store", "flush_mode", FlushMode.SYNC),
         ("flush_mode=async", "store", "flush_mode", FlushMode.ASYNC),
         ("preferredLeaderIds=n0", "election", "preferred_leaders", (NodeId("n0"),)),
+        ("insecure=true", "security", "insecure", True),
+        (_TLS, "security", "tls_cert_path", Path("/n0.crt")),
+        (_TLS, "security", "tls_key_path", Path("/n0.key")),
+        (_TLS, "security", "tls_trust_cert_path", Path("/ca.crt")),
+        (f"{_TLS}tls_client_trust_cert_path=/c.crt", "security", "tls_client_trust_cert_path", Path("/c.crt")),
+        (f"{_TLS}tls.server.need.client.auth=none", "security", "tls_client_auth", ClientAuth.NONE),
+        (f"{_TLS}tls.server.authClient=true", "security", "tls_client_auth", ClientAuth.REQUIRE),
         ("maxPendingRequestsNum=7", "replication", "pending_entries_max", 7),
         ("noop_body=x", "replication", "noop_body", b"x"),
         ("heartbeat_interval_ms=50", "election", "heartbeat_interval_ms", 50),
@@ -131,7 +144,7 @@ def test_a_line_sets_its_field(conf: Path, line: str, section: str, name: str, v
 
 def test_dledgers_own_names_describe_a_node(conf: Path) -> None:
     """The configuration of a stand-alone DLedger server works as well."""
-    config = from_file(conf, "group=g\nselfId=a\npeers=a-h1:1;b-h2:2\nstoreBaseDir=/data")
+    config = from_file(conf, "group=g\nselfId=a\npeers=a-h1:1;b-h2:2\ninsecure=true\nstoreBaseDir=/data")
 
     assert (config.group, config.node_id, config.store.base_dir) == ("g", "a", Path("/data"))
     assert config.members == (Member(NodeId("a"), "h1", 1), Member(NodeId("b"), "h2", 2))
@@ -167,9 +180,10 @@ def test_every_field_can_be_set_in_every_source() -> None:
             StoreConfig,
             AccessConfig,
             ConnectionLimits,
+            SecurityConfig,
         )
         for field in fields(record)
-    } - {"election", "replication", "store", "access", "limits"}
+    } - {"election", "replication", "store", "access", "limits", "security"}
 
     for name in names:
         text = "%%%"  # Good for a text, no number: either way the name was known.
@@ -261,6 +275,7 @@ def test_the_environment_knows_java_names_and_ignores_what_is_not_meant_for_it()
     """Empty variables, the command line's own and Kubernetes' service links are no settings."""
     environ = {
         "DLEDGER_PEERS": "n0-a:1;n1-b:2",
+        "DLEDGER_INSECURE": "true",
         "DLEDGER_SELF_ID": "n1",
         "DLEDGER_GROUP": "",
         "DLEDGER_BOOTSTRAP": "127.0.0.1:1",
@@ -280,3 +295,78 @@ def test_the_environment_knows_java_names_and_ignores_what_is_not_meant_for_it()
 def test_a_variable_that_resembles_nothing_is_refused_without_a_guess() -> None:
     """A hint that is no hint is left out."""
     assert problems_of(environ={"DLEDGER_QQQQQQQQ": "1"}) == ("environment variable DLEDGER_QQQQQQQQ: unknown setting",)
+
+
+# --- plaintext and TLS -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:1",
+        "127.8.9.10:1",
+        "[::1]:1",
+        "[::1]",
+        "::1",
+        "localhost:1",
+        "LOCALHOST.:1",
+        "n0.localhost",
+        "unix:/run/x",
+    ],
+)
+def test_loopback_addresses_may_be_plaintext(address: str) -> None:
+    """Nothing leaves the machine."""
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:20911", "0.0.0.0:1", "n0:20911", "[::]:1", "[2001:db8::1]:1", "::", "localhost.example:1", ""]
+)
+def test_other_addresses_are_not_this_machine(address: str) -> None:
+    """A name that may lead anywhere counts as elsewhere, whatever it leads to today."""
+    assert not is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "peers=n0-127.0.0.1:1;n1-10.0.0.2:1\nselfId=n0",
+        "peers=n0-127.0.0.1:1\nselfId=n0\nclient_host=0.0.0.0",
+    ],
+)
+def test_plaintext_for_other_machines_is_refused_with_both_ways_out(conf: Path, text: str) -> None:
+    """Safe by default: whoever wants no protection says so, by any of the names."""
+    conf.write_text(text)
+
+    (problem,) = problems_of(conf)
+
+    assert "plaintext is for loopback addresses" in problem
+    assert "tls_cert_path, tls_key_path and tls_trust_cert_path" in problem
+    assert "insecure=true" in problem
+    assert settings.load(conf, {"DLEDGER_INSECURE": "true"}, {}).config.security.insecure
+    assert settings.load(conf, {}, {"insecure": "yes"}).config.security.insecure
+    assert from_file(conf, f"{text}\n{_TLS}").security.has_tls
+
+
+@pytest.mark.parametrize("left_out", ["certPath", "keyPath", "trust_cert"])
+def test_tls_settings_come_together(conf: Path, left_out: str) -> None:
+    """A forgotten one does not mean plaintext."""
+    conf.write_text("\n".join(line for line in _TLS.splitlines() if left_out not in line))
+
+    (problem,) = problems_of(conf)
+
+    assert problem.startswith("TLS needs a certificate, its key and the CA: set tls_")
+
+
+def test_a_trust_file_alone_is_no_tls(conf: Path) -> None:
+    """It would be a node that seems protected."""
+    conf.write_text("tls_client_trust_cert_path=/ca.crt")
+
+    assert "TLS needs a certificate" in problems_of(conf)[0]
+
+
+def test_clients_are_asked_for_certificates_or_not(conf: Path) -> None:
+    """RocketMQ's third way, to take one if there is one, is not there."""
+    conf.write_text(f"{_TLS}tls.server.need.client.auth=optional")
+
+    assert "write require or none" in problems_of(conf)[0]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dledger.client import AppendResult, DLedgerClient, ReadMode
+from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
 from dledger.config import ServerConfig
 from dledger.errors import (
     ConfigError,
@@ -397,5 +397,5 @@ def test_addresses_must_be_given() -> None:
     """As one text or a sequence."""
     with pytest.raises(ConfigError, match="no address given"):
         DLedgerClient(" , ")
-    with DLedgerClient("a:1; b:2,a:1") as client:
+    with DLedgerClient("a:1; b:2,a:1", security=ClientSecurity(insecure=True)) as client:
         assert client._directory.addresses == ("a:1", "b:2")

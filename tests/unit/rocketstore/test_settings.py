@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.config import AccessConfig, ConnectionLimits, FlushMode
+from dledger.config import AccessConfig, ConnectionLimits, FlushMode, SecurityConfig
 from dledger.errors import ConfigError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB, MessageStoreConfig
@@ -124,7 +124,7 @@ def test_a_line_sets_its_field_of_the_store(tmp_path: Path, line: str, name: str
     ("text", "name", "value"),
     [
         ("brokerId=2", "node_id", "2"),
-        ("brokerIP1=10.0.0.7", "bind_host", "0.0.0.0"),
+        ("brokerIP1=10.0.0.7\ninsecure=true", "bind_host", "0.0.0.0"),
         ("listenHost=::1", "bind_host", "::1"),
         ("autoCreateTopicEnable=false", "auto_create_topic_enable", False),
         ("defaultTopicQueueNums=4", "default_topic_queue_nums", 4),
@@ -149,8 +149,9 @@ def test_one_answer_may_hold_many_messages_unless_the_file_says_otherwise(tmp_pa
 
 def test_every_field_can_be_set_by_our_name_and_by_rocketmqs() -> None:
     """Nothing is out of reach of a flag, and every name of ours has a form as a conf file spells it."""
-    records = (MessageStoreConfig, BrokerConfig, AccessConfig, ConnectionLimits)
-    names = {one.name for record in records for one in fields(record)} - {"store", "dledger", "access", "limits"}
+    records = (MessageStoreConfig, BrokerConfig, AccessConfig, ConnectionLimits, SecurityConfig)
+    names = {one.name for record in records for one in fields(record)}
+    names -= {"store", "dledger", "access", "limits", "security"}
 
     for name in sorted(names):
         try:

@@ -204,7 +204,7 @@ def test_a_connection_that_shows_nothing_is_ended(peer: Peer, monkeypatch: pytes
 
 def test_every_address_of_the_host_is_listened_on() -> None:
     """``localhost`` means 127.0.0.1 to one caller and ::1 to another."""
-    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link: link.close())
+    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link, _stream: link.close())
     listener.start("localhost", 0)
     hosts = {str(info[4][0]) for info in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
 

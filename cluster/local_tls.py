@@ -1,0 +1,40 @@
+"""Certificates for a group of local processes: made when the group is, in its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dledger.types import NodeId
+
+if TYPE_CHECKING:
+    from dledger.client.security import ClientSecurity
+
+
+class LocalTls:
+    """A CA, a certificate for every node, and one for the clients."""
+
+    def __init__(self, directory: Path, nodes: Iterable[NodeId]) -> None:
+        from cluster import certs  # here: it needs a package that is not always installed
+
+        self.directory = directory
+        certs.make_authority(directory)
+        for node in nodes:
+            certs.make_node(directory, node)
+        certs.make_client(directory, "client")
+
+    def settings(self, node: NodeId) -> dict[str, str]:
+        """What a node is told."""
+        return {
+            "tls_cert_path": str(self.directory / f"{node}.crt"),
+            "tls_key_path": str(self.directory / f"{node}.key"),
+            "tls_trust_cert_path": str(self.directory / "ca.crt"),
+        }
+
+    def client(self, name: str = "client") -> ClientSecurity:
+        """What a client is told."""
+        from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help need not wait for gRPC
+
+        here = self.directory
+        return ClientSecurity(TlsFiles(here / "ca.crt", here / f"{name}.crt", here / f"{name}.key"))

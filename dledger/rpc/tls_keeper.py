@@ -1,0 +1,226 @@
+"""The certificates in use, renewed when their files change: nothing is restarted, and what is bad is not taken.
+
+Files are looked at whenever a connection begins, and now and then (``refresh``). Replacing several files takes a
+moment in which they do not belong together; until they do, and whatever else is wrong with them, the old ones stay in
+use.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from dledger.config import ClientAuth, SecurityConfig, ServerConfig
+from dledger.errors import ConfigError, DLedgerError
+from dledger.rpc import tls
+from dledger.rpc.tls import TlsFiles, TlsMaterial
+
+_LOG = logging.getLogger(__name__)
+
+EXPIRES_SOON: Final = timedelta(days=14)
+_SETTLING_S: Final = 2.0
+"""How long after a change files may not belong together before it is worth a line."""
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class FileWatch:
+    """Whether files changed since they were last read."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._seen: _Stamp = ()
+
+    def changed(self) -> bool:
+        """Whether they did since the last call of this method, the first time included."""
+        before, self._seen = self._seen, tuple(map(_stamp, self._paths))
+        return before != self._seen
+
+    def again(self) -> None:
+        """Take them for changed next time, too."""
+        self._seen = ()
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the youngest file was written, by the wall clock."""
+        written = [one[1] for one in self._seen if one is not None]
+        return abs(time.time() - max(written) / 1e9) if written else 0.0
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@dataclass(frozen=True, slots=True)
+class _InUse:
+    """One generation of certificates."""
+
+    version: int
+    material: TlsMaterial
+    client_ca: bytes
+    server_context: ssl.SSLContext
+    client_context: ssl.SSLContext
+    expires_at: datetime | None
+
+
+class TlsKeeper:
+    """A server's certificates. Thread-safe. Raises ``ConfigError`` from the constructor if the files do not do.
+
+    ``member``: the node id that the certificate must carry, None for a server without peers to prove itself to.
+    """
+
+    def __init__(self, security: SecurityConfig, *, name: str, member: str | None) -> None:
+        cert, key, ca = security.tls_cert_path, security.tls_key_path, security.tls_trust_cert_path
+        if cert is None or key is None or ca is None:
+            raise ConfigError(security.problems(()) or ["TLS is not configured"])
+        self._files = TlsFiles(ca, cert, key)
+        self._client_ca = security.tls_client_trust_cert_path or ca
+        self._client_auth = security.tls_client_auth
+        self._name = name
+        self._member = member
+        self._lock = threading.Lock()  # one at a time reads the files
+        self._watch = FileWatch((*self._files.paths, self._client_ca))
+        self._watch.changed()
+        self._complaint = ""
+        self._warned_for = -1
+        try:
+            self._in_use = self._load(0)
+        except DLedgerError as error:
+            raise ConfigError([str(error)]) from error
+        self._warn_of_the_end()
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> TlsKeeper | None:
+        """What a member needs; None for plaintext. Raises ``ConfigError``."""
+        if not config.security.has_tls:
+            return None
+        return cls(config.security, name=str(config.node_id), member=str(config.node_id))
+
+    # -- what is in use ----------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Grows with every renewal."""
+        return self._in_use.version
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When our certificate ends, if known."""
+        return self._in_use.expires_at
+
+    def refresh(self) -> None:
+        """Take the files into use if they have changed and do. Never raises: a server goes on with what it has."""
+        with self._lock:
+            if self._watch.changed():
+                self._renew()
+        self._warn_of_the_end()
+
+    def accepting(self) -> ssl.SSLContext:
+        """For a connection that a peer begins."""
+        self.refresh()
+        return self._in_use.server_context
+
+    def connecting(self) -> ssl.SSLContext:
+        """For a connection to a peer; the peer's name is to be checked."""
+        self.refresh()
+        return self._in_use.client_context
+
+    def channel_credentials(self) -> tuple[int, grpc.ChannelCredentials]:
+        """For a gRPC channel to a peer, and the version that they are of."""
+        self.refresh()
+        in_use = self._in_use
+        return in_use.version, in_use.material.channel_credentials()
+
+    def peer_server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server that peers call: they must show a certificate."""
+        return self._server_credentials(lambda in_use: in_use.material.ca)
+
+    def client_server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server that clients call."""
+        if self._client_auth is ClientAuth.NONE:
+            return self._server_credentials(lambda _: None)
+        return self._server_credentials(lambda in_use: in_use.client_ca)
+
+    def _server_credentials(self, ca_of: Callable[[_InUse], bytes | None]) -> grpc.ServerCredentials:
+        def configuration(in_use: _InUse) -> grpc.ServerCertificateConfiguration:
+            pairs = [(in_use.material.key or b"", in_use.material.chain or b"")]
+            return grpc.ssl_server_certificate_configuration(pairs, ca_of(in_use))
+
+        given = self._in_use
+
+        def latest() -> grpc.ServerCertificateConfiguration | None:
+            """gRPC asks at every handshake; None keeps what it has."""
+            nonlocal given
+            self.refresh()
+            if self._in_use is given:
+                return None
+            given = self._in_use
+            return configuration(given)
+
+        return grpc.dynamic_ssl_server_credentials(
+            configuration(given),
+            latest,  # type: ignore[arg-type]  # grpc-stubs knows no None
+            ca_of(given) is not None,
+        )
+
+    # -- renewal -----------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        try:
+            self._in_use = self._load(self._in_use.version + 1)
+        except (DLedgerError, OSError, ValueError) as error:
+            if self._watch.age_s < _SETTLING_S:
+                self._watch.again()  # somebody may be at it
+            elif str(error) != self._complaint:
+                self._complaint = str(error)
+                _LOG.error("%s goes on with its old TLS certificate, the new files do not do: %s", self._name, error)
+            return
+        self._complaint = ""
+        _LOG.info("%s uses its new TLS certificate, %s", self._name, self._validity)
+
+    def _load(self, version: int) -> _InUse:
+        material = tls.read(self._files)
+        client_ca = tls.read(TlsFiles(self._client_ca)).ca
+        expires_at = None
+        try:
+            certificate = tls.rehearse(material)
+            if self._member is not None:
+                tls.check_name(tls.names_of(certificate), self._member, f"in {self._files.cert}")
+            expires_at = tls.expires_at(certificate)
+        except DLedgerError as error:
+            if self._member is not None:
+                raise
+            if str(error) != self._complaint:  # a public certificate, and a CA of our own for the clients'
+                self._complaint = str(error)
+                _LOG.warning("%s: clients may not take its TLS certificate: %s", self._name, error)
+        return _InUse(
+            version, material, client_ca, tls.server_context(material), tls.client_context(material), expires_at
+        )
+
+    @property
+    def _validity(self) -> str:
+        return f"valid until {self.expires_at:%Y-%m-%d %H:%M} UTC" if self.expires_at else "whose end is not known"
+
+    def _warn_of_the_end(self) -> None:
+        """Once per certificate, while there is time; and once more when it is over."""
+        in_use = self._in_use
+        if in_use.expires_at is None:
+            return
+        left = in_use.expires_at - datetime.now(UTC)
+        stage = 2 * in_use.version + (left < timedelta())
+        if left < EXPIRES_SOON and self._warned_for < stage:
+            self._warned_for = stage
+            _LOG.warning("%s: the TLS certificate %s is %s: renew it", self._name, self._files.cert, self._validity)
