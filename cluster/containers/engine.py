@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,10 +99,21 @@ def _running_engine() -> EngineClient | None:
 
 def _connect(url: str) -> EngineClient | None:
     """A client, if an engine answers there."""
+    if url.startswith("unix://") and not _listens(Path(url.removeprefix("unix://"))):
+        return None
     try:
         return EngineClient(url)
     except docker.errors.DockerException:
         return None
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _check_tools() -> None:

@@ -35,7 +35,7 @@ class SendOptions:
     batch_bytes: int = MIB // 2
     batch_messages: int = 1024
     pending_bytes_max: int = 16 * MIB
-    inflight_requests_max: int = 8
+    inflight_requests_max: int = 16
     timeout_s: float = 5.0
     allow_duplicates: bool = False
     ordered: bool = False

@@ -124,7 +124,7 @@ class Producer:
         batch_bytes: int = MIB // 2,
         batch_messages: int = 1024,
         pending_bytes_max: int = 16 * MIB,
-        inflight_requests_max: int = 8,
+        inflight_requests_max: int = 16,
         ordered: bool = False,
     ) -> MessageSender:
         """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for what it promises."""
