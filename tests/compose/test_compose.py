@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
 import pytest
 
@@ -19,6 +22,7 @@ from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 UP_TIMEOUT_S = 120.0
+TOKEN = "a token of the tests"
 NODES = ("n0", "n1", "n2")
 
 
@@ -30,6 +34,7 @@ class Project:
     environment: dict[str, str]
     ports: dict[str, int]
     metrics_ports: dict[str, int]
+    console_port: int
 
     def compose(self, *arguments: str) -> str:
         """``docker compose …``"""
@@ -74,11 +79,12 @@ def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
         **{f"DLEDGER_{node.upper()}_PORT": str(port) for node, port in published.items()},
         **{f"DLEDGER_{node.upper()}_METRICS_PORT": str(port) for node, port in metrics.items()},
         "DLEDGER_CONSOLE_PORT": str(ports[6]),
+        "DLEDGER_CONSOLE_TOKEN": TOKEN,
         "DLEDGER_MAPPED_FILE_SIZE_COMMIT_LOG": "16m",
         "DLEDGER_BROKER": brokers,
         "DLEDGER_BOOTSTRAP": brokers,
     }
-    made = Project(command, environment, published, metrics)
+    made = Project(command, environment, published, metrics, ports[6])
     try:
         made.compose("up", "--detach", "--no-build")
         wait_until(lambda: is_up(made), "the group has a leader", UP_TIMEOUT_S)
@@ -127,6 +133,40 @@ def test_messages_go_in_and_come_out(project: Project) -> None:
     )
 
     assert consumed == "hello 17\n"
+
+
+def test_every_broker_has_metrics(project: Project) -> None:
+    """At its published port, as Prometheus reads them; and it says there that it is ready."""
+    for node, port in project.metrics_ports.items():
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert "\ndledger_" in text, node
+        assert "\nrocketmq_" in text, node
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+            assert answer.status == 200
+
+
+def test_the_console_shows_the_group(project: Project) -> None:
+    """To whoever has the token, and to nobody else."""
+    address = f"http://127.0.0.1:{project.console_port}"
+    wait_until(lambda: opens(f"{address}/healthz"), "the console serves", 60.0)
+
+    with pytest.raises(HTTPError) as refused:
+        urlopen(f"{address}/api/overview", timeout=10)
+    refused.value.close()
+    assert refused.value.code in (401, 403)
+    browser = build_opener(HTTPCookieProcessor())
+    with browser.open(f"{address}/?{urlencode({'token': TOKEN})}", timeout=10) as page:
+        assert "<title>" in page.read().decode()
+
+
+def opens(url: str) -> bool:
+    """Whether somebody answers there."""
+    try:
+        with urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def test_a_stopped_leader_hands_over(project: Project, docker_engine: EngineClient) -> None:
