@@ -16,6 +16,7 @@ from cluster.local_group import LocalGroup, LocalGroupError, wait_until
 from dledger.types import NodeId
 from rocketstore.client import TopicInfo
 from rocketstore.message.message import Message
+from tests.integration.harness import SMALL_SEGMENTS
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -50,7 +51,7 @@ def log_lines(group: LocalGroup, node: NodeId) -> list[dict[str, Any]]:
 
 def test_a_killed_leader_shows_in_metrics_and_logs(tmp_path: Path) -> None:
     """Term, role, leader, lag and reasons change as the group does; a node that came back is ready again."""
-    group = LocalGroup(tmp_path)
+    group = LocalGroup(tmp_path, settings=SMALL_SEGMENTS)
     group.serve_metrics()
     group.log_format = "json"
     with group, closing(group.client()) as client:
@@ -104,7 +105,7 @@ def test_a_killed_leader_shows_in_metrics_and_logs(tmp_path: Path) -> None:
 
 def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
     """A group of brokers: the node's figures and the broker's, arrivals on every member, what is given on one."""
-    brokers = LocalBrokers(tmp_path)
+    brokers = LocalBrokers(tmp_path, settings={"mappedFileSizeCommitLog": "16m"})
     brokers.serve_metrics()
     with brokers:
         master = brokers.master()
@@ -146,7 +147,7 @@ def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
 
 def test_a_metrics_port_in_use_is_told_before_anything_is_opened(tmp_path: Path) -> None:
     """A configuration error (exit code 2) that names the setting, not a traceback."""
-    group = LocalGroup(tmp_path, size=1)
+    group = LocalGroup(tmp_path, size=1, settings=SMALL_SEGMENTS)
     group.serve_metrics()
     with group:
         (node,) = group.nodes
