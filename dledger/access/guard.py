@@ -181,6 +181,11 @@ class Guard:
         self.audit.denied(Event(caller.name, caller.peer, action, resource, reason))
         return AccessDeniedError(f"{caller.name} may not do this: {action} {reason}")
 
+    def ended(self, caller: Caller, why: str) -> AccessDeniedError:
+        """The error of a stream that was open when the rules changed, which is in the audit log then."""
+        self.audit.denied(Event(caller.name, caller.peer, "Stream", "", why))
+        return AccessDeniedError(f"the stream of {caller.name} was ended: {why}")
+
     # --- streams and changes ------------------------------------------------------------------------------------------
 
     def enter(self, caller: Caller, end: Callable[[str], None], still_allowed: Callable[[], bool]) -> None:
@@ -206,7 +211,7 @@ class Guard:
     def renew(self, caller: Caller, action: str) -> None:
         """Give a caller that waited its present account. Raises ``AccessDeniedError`` if there is none any more."""
         if not self._is_known(caller):
-            raise self.denied(caller, action, "", "ended: the access key was revoked")
+            raise self.denied(caller, action, "", "any more: the access key was revoked")
 
     def _is_known(self, caller: Caller) -> bool:
         """Whether the caller would be let in under the present rules; gives it its present account."""

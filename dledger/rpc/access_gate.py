@@ -57,7 +57,7 @@ def open_stream(guard: Guard, caller: Caller, still_allowed: Callable[[], bool] 
         if not revoked or task is None:
             raise
         task.uncancel()
-        raise guard.denied(caller, "Stream", "", revoked[0]) from None
+        raise guard.ended(caller, revoked[0]) from None
     finally:
         guard.leave(caller)
 

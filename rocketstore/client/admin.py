@@ -28,7 +28,7 @@ from rocketstore.client.connection import (
 )
 from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.received import ReceivedMessage, split_records
-from rocketstore.client.topics import TopicInfo, topic_of
+from rocketstore.client.topics import TopicInfo, no_such_topic, topic_of
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
@@ -151,7 +151,7 @@ class Admin:
         for topic in self.topics():
             if topic.name == name:
                 return topic
-        raise NotFoundError(f"topic {name} does not exist")
+        raise no_such_topic(self._connection, name)
 
     def put_topic(self, topic: TopicInfo) -> None:
         """Create a topic, or change its queue counts and permission."""

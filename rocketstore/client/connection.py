@@ -178,6 +178,11 @@ class BrokerConnection:
         for channel in channels:
             channel.close()
 
+    @property
+    def signs(self) -> bool:
+        """Whether requests are signed with an access key."""
+        return bool(self._channel_maker.security.access_key)
+
     def deadline(self, timeout_s: float | None = None) -> Deadline:
         """A deadline from now on, by default after the connection's own timeout."""
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)

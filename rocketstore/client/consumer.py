@@ -25,7 +25,7 @@ from rocketstore.client.connection import (
 from rocketstore.client.errors import BadAnswerError, MessageRefusedError, NotFoundError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
 from rocketstore.client.received import ReceivedMessage, split_records, tags_of_expression
-from rocketstore.client.topics import PERMISSION_READ, TopicCache
+from rocketstore.client.topics import PERMISSION_READ, TopicCache, no_such_topic
 from rocketstore.pb import broker_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -346,7 +346,7 @@ class Consumer:
         options = self._options
         known = self._topics.find(self.topic)
         if known is None:
-            raise NotFoundError(f"topic {self.topic} does not exist")
+            raise no_such_topic(self._connection, self.topic)
         if not (known.permission & PERMISSION_READ and known.read_queues > 0):
             raise MessageRefusedError(f"topic {self.topic} may not be read (permission {known.permission})")
         assigned = self._assigned(known.read_queues)

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.errors import DLedgerError
-from rocketstore.client.connection import LIST_TOPICS, BrokerConnection
-from rocketstore.client.errors import BadAnswerError
+from dledger.errors import AccessDeniedError, DLedgerError
+from rocketstore.client.connection import LIST_TOPICS, QUEUE_RANGE, BrokerConnection
+from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.pb import broker_pb2 as pb
 
 REFRESH_S: Final = 30.0
@@ -65,6 +65,21 @@ class TopicCache:
         answer = self._connection.ask_reader(LIST_TOPICS, pb.ListTopicsRequest(), self._connection.deadline())
         self._topics = {topic.name: topic for topic in map(topic_of, answer.topics)}
         self._asked_at = time.monotonic()
+
+
+def no_such_topic(connection: BrokerConnection, name: str) -> DLedgerError:
+    """Why a topic is not in the list: it does not exist, or (only who signs is shown a part) we may not use it."""
+    missing = NotFoundError(f"topic {name} does not exist")
+    if not connection.signs:
+        return missing
+    try:
+        request = pb.QueueRequest(topic=name, queue_id=0)
+        connection.ask(QUEUE_RANGE, request, connection.reader(connection.deadline()), connection.deadline())
+    except AccessDeniedError as error:
+        return error
+    except DLedgerError:
+        return missing
+    return missing
 
 
 def topic_of(topic: pb.Topic) -> TopicInfo:

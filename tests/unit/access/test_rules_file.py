@@ -1,0 +1,147 @@
+"""The rules file: whose it must be, and what happens when it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.access.audit import AuditLog
+from dledger.access.control import AccessControl
+from dledger.access.rules import Rules
+from dledger.access.rules_file import FILE_BYTES_MAX, RulesFile, load_rules
+from dledger.clock import SystemClock
+from dledger.config import AccessConfig
+from dledger.errors import ConfigError
+from tests.support.waiting import wait_until
+
+GOOD = "accounts:\n- accessKey: {key}\n  secretKey: 12345678\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "plain_acl.yml"
+    write(path, GOOD.format(key="one"))
+    return path
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    """As an editor does it: another file in its place."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.chmod(mode)
+    new.replace(path)
+
+
+def problems_of(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_rules(path)
+    return "\n".join(caught.value.problems)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o620, 0o601, 0o660])
+def test_a_file_that_others_get_at_is_refused(file: Path, mode: int) -> None:
+    """It holds secrets; a warning would be read too late."""
+    file.chmod(mode)
+
+    assert f"its mode {mode:04o} lets others at it: run `chmod 600 {file}`" in problems_of(file)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o440])
+def test_the_group_may_read(file: Path, mode: int) -> None:
+    """That is how Kubernetes hands out secrets."""
+    file.chmod(mode)
+
+    assert set(load_rules(file).accounts) == {"one"}
+
+
+def test_a_file_that_cannot_be_read_is_told_with_its_path(file: Path, tmp_path: Path) -> None:
+    """Missing, no file, no text, too large, wrong."""
+    assert problems_of(tmp_path / "missing").endswith(
+        "missing: the access rules cannot be read: No such file or directory"
+    )
+    assert "Is a directory" in problems_of(tmp_path)
+    file.write_bytes(b"\xff\xfe")
+    assert "this is not UTF-8" in problems_of(file)
+    file.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
+    assert "more than" in problems_of(file)
+    file.write_text("accounts: none")
+    assert problems_of(file).startswith(f"{file}: line 1: ")
+
+
+@pytest.fixture
+def watched(file: Path) -> Iterator[tuple[RulesFile, list[Rules]]]:
+    changes: list[Rules] = []
+    made = RulesFile(file, name="n0", interval_s=0.01)
+    made.watch(changes.append, AuditLog())
+    yield made, changes
+    made.close()
+
+
+def test_a_changed_file_is_read_again(watched: tuple[RulesFile, list[Rules]], file: Path) -> None:
+    """Without a restart."""
+    rules_file, changes = watched
+
+    write(file, GOOD.format(key="two"))
+
+    wait_until(lambda: bool(changes), "the new rules are told")
+    assert set(changes[0].accounts) == {"two"}
+    assert rules_file.rules is changes[0]
+
+
+@pytest.mark.parametrize("bad", ["accounts: none", None], ids=["wrong", "gone"])
+def test_a_broken_file_keeps_the_old_rules_and_is_told_once(
+    watched: tuple[RulesFile, list[Rules]], file: Path, bad: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every problem in the log; the next good file is in force."""
+    rules_file, changes = watched
+
+    if bad is None:
+        file.unlink()
+    else:
+        write(file, bad)
+    wait_until(lambda: "the access rules stay as they were" in caplog.text, "the problem is told")
+    rules_file.look()
+    rules_file.look()
+
+    assert caplog.text.count("the access rules stay as they were") == 1
+    assert changes == []
+    assert set(rules_file.rules.accounts) == {"one"}
+    write(file, GOOD.format(key="two"))
+    wait_until(lambda: bool(changes), "the good file is in force")
+
+
+def test_a_file_that_becomes_readable_for_others_changes_nothing_but_is_told(
+    watched: tuple[RulesFile, list[Rules]], file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its secrets may be known now; who runs the server must hear of it."""
+    file.chmod(0o644)
+
+    wait_until(lambda: "lets others at it" in caplog.text, "the mode is told")
+    assert watched[1] == []
+
+
+def test_wrong_rules_keep_a_server_from_starting(file: Path) -> None:
+    """Nothing may be open by mistake."""
+    file.write_text("accounts: none")
+
+    with pytest.raises(ConfigError):
+        AccessControl.of(AccessConfig(acl_enable=True, acl_file=file), name="n0", clock=SystemClock())
+
+
+def test_a_file_without_the_switch_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who wrote rules believes that they hold."""
+    assert AccessControl.of(AccessConfig(acl_file=file), name="n0", clock=SystemClock()) is None
+    assert "acl_enable is not true: everybody may do everything" in caplog.text
+    caplog.clear()
+    assert AccessControl.of(AccessConfig(), name="n0", clock=SystemClock()) is None
+    assert caplog.text == ""
+
+
+def test_the_switch_without_a_file_is_a_problem() -> None:
+    """And a share is a percentage."""
+    problems = AccessConfig(acl_enable=True, account_share_percent=101).problems()
+
+    assert len(problems) == 2
+    assert "acl_enable=true needs acl_file" in problems[1]
