@@ -12,6 +12,7 @@ import click
 from cluster.commands.access import access
 from cluster.commands.certs import certs
 from cluster.commands.console import console
+from cluster.commands.drill import drill
 from cluster.commands.group import status, transfer_leader
 from cluster.commands.health import health
 from cluster.commands.inspection import inspect
@@ -41,7 +42,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, console, bench, demo)
+_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, console, bench, demo, drill)
 _BROKER = (broker, cluster, topic, message, consumer)
 _SECURITY = (access, certs)
 for _command in (*_LOG, *_BROKER, *_SECURITY):

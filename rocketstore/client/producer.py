@@ -39,7 +39,8 @@ class Producer:
 
     ``addresses``: listen addresses of one or more brokers; the others are learnt, the master is found and found again.
     What was certainly not stored is sent again until the deadline. What may be stored is sent again only with
-    ``allow_duplicates``: else it fails with ``outcome="unknown"``, and the caller decides.
+    ``allow_duplicates``: else it fails with ``outcome="unknown"``, and the caller decides. ``on_failure`` is told of
+    every failed attempt at once, also of those that are repeated: the address and the error. It must not block.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Producer:
         allow_duplicates: bool = False,
         body_bytes_max: int = BODY_BYTES_MAX,
         security: ClientSecurity | None = None,
+        on_failure: Callable[[str, DLedgerError], object] | None = None,
     ) -> None:
         self._connection = BrokerConnection(addresses, timeout_s=timeout_s, security=security)
         self._topics = TopicCache(self._connection)
         self._turn = itertools.count()
         self._body_bytes_max = body_bytes_max
+        self._on_failure = on_failure
         self._options = SendOptions(timeout_s=timeout_s, allow_duplicates=allow_duplicates)
         self._lock = threading.Lock()  # guards the fields below
         self._direct: Sender | None = None
@@ -137,7 +140,7 @@ class Producer:
             inflight_requests_max=inflight_requests_max,
             ordered=ordered,
         )
-        made = MessageSender(Sender(self._connect, self._connection.brokers.note_failure, options), self._encode)
+        made = MessageSender(Sender(self._connect, self._note_failure, options), self._encode)
         with self._lock:
             self._senders = [one for one in self._senders if not one.closed]
             self._senders.append(made)
@@ -151,7 +154,7 @@ class Producer:
             with self._lock:
                 sender = self._direct
                 if sender is None:
-                    sender = Sender(self._connect, self._connection.brokers.note_failure, self._options)
+                    sender = Sender(self._connect, self._note_failure, self._options)
                     self._direct = sender
         return sender
 
@@ -161,10 +164,15 @@ class Producer:
             try:
                 return SendPipe(self._connection, address, deadline)
             except DLedgerError as error:
-                self._connection.brokers.note_failure(address, error)
+                self._note_failure(address, error)
                 raise
 
         return self._connection.retry(deadline, attempt)
+
+    def _note_failure(self, address: str, error: DLedgerError) -> None:
+        self._connection.brokers.note_failure(address, error)
+        if self._on_failure is not None:
+            self._on_failure(address, error)
 
     def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
         topic, properties = message.topic, message.properties

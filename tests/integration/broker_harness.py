@@ -11,6 +11,7 @@ from typing import Final
 from click.testing import CliRunner
 
 from cluster.cli import main
+from cluster.drill.detours import ProxyNetwork
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import HOST, LocalNode
 from dledger.types import NodeId
@@ -22,7 +23,6 @@ from rocketstore.pb import broker_pb2 as pb
 from tests.integration.harness import WatchedGroup
 from tests.support.broker_history import BrokerHistory
 from tests.support.broker_load import TOPIC, BrokerLoad
-from tests.support.tcp_proxy import ProxyNetwork
 from tests.support.waiting import wait_until
 
 QUEUES: Final = 4

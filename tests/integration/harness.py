@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from cluster.demo import digest_of
+from cluster.drill.detours import ProxyNetwork
 from cluster.local_group import HOST, LocalGroup, LocalNode
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Term
 from tests.support.history import AppendOp, History, Outcome, check
-from tests.support.tcp_proxy import ProxyNetwork
 from tests.support.waiting import wait_until
 from tests.support.workload import Workload, read_log
 

@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 
+from cluster.drill.detours import ProxyNetwork
 from dledger.types import NodeId
-from tests.support.tcp_proxy import ProxyNetwork
 
 A, B = NodeId("a"), NodeId("b")
 SILENCE_S = 0.2

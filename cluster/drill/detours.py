@@ -1,4 +1,4 @@
-"""A network in user space: one TCP proxy per directed pair of nodes, whose bytes can be held back or delayed.
+"""Detours, a network in user space: one TCP proxy per directed pair of nodes, whose bytes can be held back or delayed.
 
 Held-back bytes are kept, not dropped: they arrive after the heal, as TCP would retransmit them, unless the proxy was
 told to cut the connections. New connections to a blocked direction are accepted and stay silent, as a black hole looks

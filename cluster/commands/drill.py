@@ -1,0 +1,108 @@
+"""``dledger drill``: break a group on purpose, and see what becomes of its messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cluster import terminal
+from cluster.drill.drills import DRILLS
+
+
+def _list(context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """``list`` needs nothing else; other names must exist."""
+    if "list" in names:
+        rows = [(one.name, one.summary) for one in DRILLS.values()]
+        terminal.print_table(
+            ("drill", "what happens"), [*rows, ("all", "one after the other, isolation in both directions")]
+        )
+        context.exit()
+    unknown = [name for name in names if name not in DRILLS and name != "all"]
+    if unknown:
+        raise click.BadParameter(f"there is no drill {unknown[0]!r}: choose from {', '.join(DRILLS)}, all, list")
+    return names
+
+
+@click.command(
+    short_help="Break a group on purpose, and judge what became of its messages.",
+    epilog="""\b
+Examples:
+  dledger drill list
+  dledger drill kill-leader
+  dledger drill kill-leader --nodes 5 --rounds 3 --html report.html
+  dledger drill isolate-leader --direction in
+  dledger drill all --on processes --json > drills.json
+
+\b
+Containers need Docker, or root and Debian's docker.io; without either the drills run on processes, and say so.
+Exit code 0: nothing acknowledged was lost, doubled or moved, and the group recovered each time. 1: anything else.""",
+)
+@click.argument("names", nargs=-1, required=True, metavar="DRILL…", callback=_list)
+@click.option("--nodes", type=click.Choice(["3", "5"]), default="3", show_default=True, help="How many brokers.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=1, show_default=True, help="How often the fault happens."
+)
+@click.option(
+    "--rate", type=click.FloatRange(10, 5000), default=500, show_default=True, help="Messages per second that are sent."
+)
+@click.option(
+    "--direction",
+    type=click.Choice(["out", "in"]),
+    default="out",
+    show_default=True,
+    help="isolate-leader: drop what the leader sends, or what is sent to it.",
+)
+@click.option(
+    "--on",
+    "place",
+    type=click.Choice(["auto", "containers", "processes"]),
+    default="auto",
+    show_default=True,
+    help="Where the brokers run; auto: in containers if that is possible.",
+)
+@click.option(
+    "--calm",
+    "calm_s",
+    type=click.FloatRange(0.2, 60),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long nothing happens before, between and after the faults.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write a report with charts, in one file.",
+)
+@click.option("--keep", is_flag=True, help="Leave the group's data and logs for you to look at.")
+def drill(  # noqa: PLR0913
+    names: tuple[str, ...],
+    nodes: str,
+    rounds: int,
+    rate: float,
+    direction: str,
+    place: str,
+    calm_s: float,
+    as_json: bool,
+    html_file: Path | None,
+    keep: bool,
+) -> None:
+    """Start a group, hurt it while a producer and a consumer run, heal it, and read everything back from every node.
+
+    Each drill gives a timeline, the time without service, and a verdict: acknowledged, lost, duplicated, out of
+    order.
+    """
+    from cluster.drill.main import Place, Reporting, run
+    from cluster.drill.stage import DrillOptions
+    from cluster.drill.target import Direction, NotPossibleError
+
+    options = DrillOptions(int(nodes), rounds, rate, Direction(direction), calm_s, keep)
+    try:
+        code = run(names, Place(place), options, Reporting(as_json, html_file))
+    except NotPossibleError as error:
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(code)

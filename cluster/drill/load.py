@@ -1,0 +1,172 @@
+"""The clients of a drill: a producer of numbered messages and a consumer of one group, both written down.
+
+The producer is ordered and keyed. What was certainly not stored it sends again until its deadline; what may be stored
+it never sends again (both are ``rocketstore.client``'s own rules), and the drill itself repeats nothing: a number is
+given to the producer once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from cluster.drill.history import Delivery, EventKind, Outcome, Recorder, Send
+from cluster.drill.target import DrillError
+from dledger.errors import DLedgerError
+from rocketstore.client import Consumer, MessageSender, Producer, SendFuture
+from rocketstore.message.message import Message
+
+TOPIC: Final = "drill"
+GROUP: Final = "drill-readers"
+QUEUES: Final = 4
+KEYS: Final = 16
+BODY_BYTES: Final = 256
+TICK_S: Final = 0.005
+"""The producer sends what is due this often: at 1000 messages per second, five at once."""
+BEHIND_S_MAX: Final = 0.25
+"""A producer that was held up does not make up for more than this."""
+SEND_TIMEOUT_S: Final = 4.0
+POLL_S: Final = 0.25
+JOIN_TIMEOUT_S: Final = 60.0
+
+
+class Load:
+    """Runs from ``start`` to ``finish`` (or ``abandon``)."""
+
+    def __init__(self, addresses: Sequence[str], recorder: Recorder, *, rate: float, name: str) -> None:
+        self._addresses = list(addresses)
+        self._recorder = recorder
+        self._rate = rate
+        self._name = name
+        self._stopping = threading.Event()
+        self._abandoned = threading.Event()
+        self._failures: list[BaseException] = []
+        self._producer = self._thread("drill-producer", self._produce)
+        self._consumer = self._thread("drill-consumer", self._consume)
+
+    def start(self) -> None:
+        """Begin to send and to consume."""
+        self._producer.start()
+        self._consumer.start()
+
+    def finish(self, drain_s: float) -> None:
+        """Send no more, wait for every outcome, and for the consumer to have got everything that was acknowledged.
+
+        A consumer that has not after ``drain_s`` is told to stop: what it missed is the judge's business.
+        """
+        self._stopping.set()
+        self._join(self._producer, JOIN_TIMEOUT_S)
+        never, waited_s = threading.Event(), 0.0
+        while waited_s < drain_s and self._recorder.undelivered() and self._consumer.is_alive():
+            never.wait(POLL_S)
+            waited_s += POLL_S
+        self.abandon()
+        if self._failures:
+            raise DrillError(f"a client of the drill broke: {self._failures[0]!r}") from self._failures[0]
+
+    def abandon(self) -> None:
+        """Stop at once. Idempotent."""
+        self._stopping.set()
+        self._abandoned.set()
+        for thread in (self._producer, self._consumer):
+            if thread.is_alive():
+                self._join(thread, JOIN_TIMEOUT_S)
+
+    def _join(self, thread: threading.Thread, timeout_s: float) -> None:
+        thread.join(timeout_s)
+        if thread.is_alive():
+            raise DrillError(f"{thread.name} hangs: it has not ended within {timeout_s:g} s")
+
+    def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - told when the load ends
+                self._failures.append(error)
+
+        return threading.Thread(target=guarded, name=name, daemon=True)
+
+    # --- the producer ------------------------------------------------------------------------------------------------
+
+    def _produce(self) -> None:
+        recorder = self._recorder
+
+        def note(address: str, error: DLedgerError) -> None:
+            recorder.attempt_failed(f"{address}: {_short(error)}")
+
+        with (
+            Producer(self._addresses, timeout_s=SEND_TIMEOUT_S, on_failure=note) as producer,
+            producer.sender(ordered=True) as sender,
+        ):
+            number = 0
+            due_s = recorder.now_s
+            while not self._stopping.wait(TICK_S):
+                now_s = recorder.now_s
+                due_s = max(due_s, now_s - BEHIND_S_MAX)
+                while due_s <= now_s:
+                    due_s += 1 / self._rate
+                    self._send_one(sender, number)
+                    number += 1
+
+    def _send_one(self, sender: MessageSender, number: int) -> None:
+        body = f"{self._name}/{number} ".encode().ljust(BODY_BYTES, b".")
+        message = Message(TOPIC, body, properties={"KEYS": f"number-{number}"})
+        sent_s = self._recorder.now_s
+        try:
+            future = sender.send(message, key=f"key-{number % KEYS}")
+        except DLedgerError as error:
+            self._recorder.sent(_failed(number, body, sent_s, self._recorder.now_s, error))
+        else:
+            future.add_done_callback(partial(self._on_done, number, body, sent_s))
+
+    def _on_done(self, number: int, body: bytes, sent_s: float, future: SendFuture) -> None:
+        ended_s = self._recorder.now_s
+        try:
+            receipt = future.result()
+        except DLedgerError as error:
+            self._recorder.sent(_failed(number, body, sent_s, ended_s, error))
+        else:
+            place = (receipt.queue_id, receipt.queue_offset)
+            self._recorder.sent(Send(number, body, sent_s, ended_s, Outcome.ACKNOWLEDGED, *place))
+
+    # --- the consumer ------------------------------------------------------------------------------------------------
+
+    def _consume(self) -> None:
+        """One life after the other: a consumer whose poll fails ends, and the next one goes on at its commits."""
+        life = 0
+        while not self._abandoned.is_set():
+            consumer = Consumer(
+                self._addresses,
+                group=GROUP,
+                topic=TOPIC,
+                start="first",
+                auto_commit_s=0.5,
+                timeout_s=SEND_TIMEOUT_S,
+                pull_wait_ms=1000,
+            )
+            try:
+                with consumer:
+                    self._consume_in_one_life(life, consumer)
+            except DLedgerError as error:
+                self._recorder.event(EventKind.STEP, f"the consumer begins a new life: {_short(error)}")
+            life += 1
+
+    def _consume_in_one_life(self, life: int, consumer: Consumer) -> None:
+        while not self._abandoned.is_set():
+            messages = consumer.poll(1000, POLL_S)
+            now_s = self._recorder.now_s
+            self._recorder.delivered(
+                [Delivery(life, now_s, one.queue_id, one.queue_offset, one.body) for one in messages]
+            )
+
+
+def _failed(number: int, body: bytes, sent_s: float, ended_s: float, error: DLedgerError) -> Send:
+    outcome = Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.REFUSED
+    return Send(number, body, sent_s, ended_s, outcome, error=_short(error))
+
+
+def _short(error: DLedgerError) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"

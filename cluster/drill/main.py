@@ -1,0 +1,119 @@
+"""What ``dledger drill`` does: choose where to run, run one drill after the other, report, and give the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from cluster import terminal
+from cluster.drill import html, report
+from cluster.drill.drills import DRILLS, Drill
+from cluster.drill.history import Event
+from cluster.drill.processes import ProcessTarget
+from cluster.drill.runner import DrillResult, run_drill
+from cluster.drill.stage import DrillOptions
+from cluster.drill.target import Direction, DrillError, NotPossibleError, Target
+
+
+class Place(StrEnum):
+    """Where the brokers run."""
+
+    CONTAINERS = "containers"
+    PROCESSES = "processes"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """What is wanted besides the tables."""
+
+    json: bool = False
+    html: Path | None = None
+
+
+MakeTarget = Callable[[Drill, DrillOptions], Target]
+
+
+def run(names: Sequence[str], place: Place, options: DrillOptions, reporting: Reporting) -> int:
+    """Run the drills; 0 only if all of them passed. Raises ``NotPossibleError`` if they cannot be run at all."""
+    results: list[DrillResult] = []
+    failures: list[str] = []
+    with _targets(place) as (make_target, notes):
+        for note in notes:
+            click.secho(note, err=True, fg="yellow")
+        for drill, chosen in _planned(names, options):
+            try:
+                results.append(_run_one(drill, chosen, make_target))
+            except (DrillError, NotPossibleError) as error:
+                failures.append(f"{drill.name}: {error}")
+                click.secho(f"✗ {failures[-1]}", err=True, fg="red")
+            else:
+                if not reporting.json:
+                    report.print_result(results[-1])
+        if reporting.json:
+            terminal.print_json(report.document(results, [*notes, *failures]))
+        elif len(results) > 1:
+            report.print_summary(results)
+    if reporting.html is not None:
+        reporting.html.write_text(html.page(results, [*notes, *failures]), encoding="utf-8")
+        click.echo(f"\nThe report is in {reporting.html}", err=True)
+    return 0 if results and not failures and all(one.passed for one in results) else 1
+
+
+def _planned(names: Sequence[str], options: DrillOptions) -> Iterator[tuple[Drill, DrillOptions]]:
+    """``all`` runs every drill, the one-way isolation in both directions."""
+    for name in names:
+        if name != "all":
+            yield DRILLS[name], options
+            continue
+        for drill in DRILLS.values():
+            both = tuple(Direction) if drill.name == "isolate-leader" else (options.direction,)
+            for direction in both:
+                yield drill, replace(options, direction=direction)
+
+
+def _run_one(drill: Drill, options: DrillOptions, make_target: MakeTarget) -> DrillResult:
+    with _progress(drill) as tell, closing(make_target(drill, options)) as target:
+        return run_drill(drill, target, options, tell)
+
+
+@contextmanager
+def _progress(drill: Drill) -> Iterator[Callable[[Event], None]]:
+    """What happens now, for a person at a terminal; the timeline comes in the end."""
+    if not sys.stderr.isatty():
+        yield lambda _event: None
+        return
+    with Console(stderr=True).status(f"{drill.name}: the group starts") as status:
+        yield lambda event: status.update(f"{drill.name}, {event.at_s:.0f} s: {event.text}")
+
+
+@contextmanager
+def _targets(place: Place) -> Iterator[tuple[MakeTarget, list[str]]]:
+    """How to make groups, and what people must know about that."""
+    if place is Place.PROCESSES:
+        yield _process_target, ["The brokers run as processes on this host, as you asked: no containers, no network."]
+        return
+    try:
+        engine = _container_targets()
+    except NotPossibleError as error:
+        if place is Place.CONTAINERS:
+            raise
+        yield _process_target, [f"NOT IN CONTAINERS: the brokers run as processes on this host, because {error}"]
+        return
+    with engine as make_target:
+        yield make_target, []
+
+
+def _process_target(drill: Drill, options: DrillOptions) -> Target:
+    return ProcessTarget(size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
+
+
+def _container_targets() -> AbstractContextManager[MakeTarget]:
+    raise NotPossibleError("containers are not here yet")

@@ -1,0 +1,201 @@
+"""A group of broker processes on loopback, for machines without Docker or root.
+
+What a process cannot suffer is done to its surroundings: partitions by TCP detours between the members, a full disk by
+a small file system under its directory (which needs root).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cluster.drill.detours import ProxyNetwork
+from cluster.drill.target import SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import HOST, LocalGroupError, LocalNode
+from dledger.types import NodeId
+
+FILLER: Final = ".drill-filler"
+_CHUNK: Final = bytes(1 << 20)
+
+
+class DetouredBrokers(LocalBrokers):
+    """Brokers that reach each other only through a network in user space."""
+
+    def __init__(self, directory: Path, *, size: int) -> None:
+        super().__init__(directory, size=size, name="drill", settings=SMALL_FILES)
+        self.network = ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:
+        """Itself at its real port, the others through the network."""
+        port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
+        return f"{HOST}:{port}"
+
+    def close(self) -> None:
+        """End the brokers, then the network."""
+        super().close()
+        self.network.close()
+
+
+class ProcessTarget:
+    """See ``Target``. ``small_disks``: each node's data are on a file system of their own that can be filled."""
+
+    kind = "processes"
+
+    def __init__(self, *, size: int, small_disks: bool = False, keep: bool = False) -> None:
+        if small_disks and os.geteuid() != 0:
+            raise NotPossibleError(
+                "filling a disk needs a small file system of its own, and mounting one needs root: "
+                "run this drill as root, or in containers"
+            )
+        self._keep = keep
+        self._small_disks = small_disks
+        self.directory = Path(tempfile.mkdtemp(prefix="dledger-drill-"))
+        self._group = DetouredBrokers(self.directory, size=size)
+        self._mounted: list[Path] = []
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """As they were named."""
+        return tuple(self._group.nodes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not as in containers."""
+        return (
+            "partitions are made by TCP detours between the processes: what is held back arrives after the heal, as "
+            "TCP would send it again, and clients on this host still reach a disconnected node",
+            f"the processes' files and logs: {self.directory}" if self._keep else "all nodes share this host's disk",
+        )
+
+    def address(self, node: NodeId) -> str:
+        """Its ``listenPort`` on loopback."""
+        return self._group.nodes[node].client_address
+
+    def start(self) -> None:
+        """Start all."""
+        if self._small_disks:
+            for node in self.nodes:
+                self._mount(self._group.root_dir(node))
+        _told(self._group.start_all)
+
+    def close(self) -> None:
+        """End all, and remove their directory unless it is to be kept."""
+        self._group.close()
+        while self._mounted:
+            subprocess.run(["umount", "--lazy", self._mounted.pop()], check=True)
+        if not self._keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def kill(self, *nodes: NodeId) -> None:
+        """SIGKILL to all, then wait for their ends."""
+        for node in nodes:
+            os.kill(self._group.pid(node), signal.SIGKILL)
+        for node in nodes:
+            self._group.kill(node)
+
+    def stop(self, node: NodeId) -> None:
+        """SIGTERM; an exit code other than 0 is an error."""
+        codes: list[int] = []
+        _told(lambda: codes.append(self._group.stop(node)))
+        if codes != [0]:
+            raise DrillError(f"{node} was asked to stop and ended with exit code {codes[0]}\n{self.log_of(node)}")
+
+    def restart(self, *nodes: NodeId) -> None:
+        """Returns when they serve."""
+        if nodes == self.nodes:
+            _told(self._group.start_all)
+        else:
+            for node in nodes:
+                _told(lambda node=node: self._group.start(node))  # type: ignore[misc]  # called at once
+
+    def pause(self, node: NodeId) -> None:
+        """SIGSTOP."""
+        self._group.pause(node)
+
+    def resume(self, node: NodeId) -> None:
+        """SIGCONT."""
+        self._group.resume(node)
+
+    def disconnect(self, node: NodeId) -> None:
+        """From the other members, both ways."""
+        self._group.network.partition([node])
+
+    def reconnect(self, node: NodeId) -> None:
+        """What was held back arrives."""
+        self._heal(node)
+
+    def isolate(self, node: NodeId, direction: Direction) -> None:
+        """One way."""
+        for other in self.nodes:
+            if other != node:
+                ends = (node, other) if direction is Direction.OUT else (other, node)
+                self._group.network.block(*ends)
+
+    def rejoin(self, node: NodeId) -> None:
+        """What was held back arrives."""
+        self._heal(node)
+
+    def fill_disk(self, node: NodeId) -> None:
+        """Write until nothing more fits."""
+        with self._filler(node).open("wb", buffering=0) as filler:
+            try:
+                while filler.write(_CHUNK):
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    def free_disk(self, node: NodeId) -> None:
+        """Remove what was written."""
+        self._filler(node).unlink()
+
+    def empty_volume(self, node: NodeId) -> None:
+        """Remove its directory's content."""
+        root = self._group.root_dir(node)
+        if self._group.is_running(node):
+            raise DrillError(f"{node} still runs: its files must not be taken away under it")
+        for one in root.iterdir():
+            if one.is_dir():
+                shutil.rmtree(one)
+            else:
+                one.unlink()
+
+    def log_of(self, node: NodeId) -> str:
+        """The last lines."""
+        return "\n".join(self._group.logs(node).splitlines()[-40:])
+
+    def _heal(self, node: NodeId) -> None:
+        for other in self.nodes:
+            if other != node:
+                self._group.network.heal(node, other)
+                self._group.network.heal(other, node)
+
+    def _filler(self, node: NodeId) -> Path:
+        root = self._group.root_dir(node)
+        if root not in self._mounted:
+            raise NotPossibleError(f"the disk of {node} is this host's: it is not filled")
+        return root / FILLER
+
+    def _mount(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        words = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m,mode=0700", "dledger-drill", str(directory)]
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise NotPossibleError(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+        self._mounted.append(directory)
+
+
+def _told(action: Callable[[], object]) -> None:
+    """The group's errors as a drill's."""
+    try:
+        action()
+    except LocalGroupError as error:
+        raise DrillError(str(error)) from error

@@ -1,0 +1,62 @@
+"""Reads back everything that every node holds, through the same doors as clients do."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from contextlib import closing
+from typing import Final
+
+from cluster.drill.history import NodeCopy, Stored
+from cluster.drill.target import DrillError
+from dledger.client import DLedgerClient, ReadMode
+from dledger.errors import DLedgerError
+from dledger.types import LogIndex, NodeId
+from rocketstore.client.connection import PULL, BrokerConnection
+from rocketstore.client.received import split_records
+from rocketstore.pb import broker_pb2 as pb
+
+TIMEOUT_S: Final = 10.0
+PAGE: Final = 1000
+
+
+def read_node(node: NodeId, address: str, group: str, topic: str, queues: int) -> NodeCopy:
+    """One node's own copy, whatever its role. Raises ``DrillError`` if it does not give it."""
+    try:
+        with closing(BrokerConnection([address], timeout_s=TIMEOUT_S)) as connection:
+            pulled = {one: _pull_all(connection, address, topic, one) for one in range(queues)}
+        return NodeCopy(node, pulled, _log(address, group))
+    except DLedgerError as error:
+        raise DrillError(f"{node} does not give back what it holds: {error}") from error
+
+
+def _pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[Stored, ...]:
+    stored: list[Stored] = []
+    offset = 0
+    while True:
+        request = pb.PullRequest(topic=topic, queue_id=queue_id, offset=offset, max_messages=PAGE)
+        answer = connection.ask(PULL, request, address, connection.deadline())
+        messages = split_records(answer.records)
+        if not messages:
+            if offset != answer.max_offset:
+                raise DrillError(f"{address}: queue {queue_id} ends at {answer.max_offset}, but {offset} gives nothing")
+            return tuple(stored)
+        stored += [Stored(one.queue_offset, one.body, zlib.crc32(one.record)) for one in messages]
+        offset = answer.next_offset
+
+
+def _log(address: str, group: str) -> str:
+    """What the replicated log holds: where it begins and ends, and a digest of every entry with its place and term."""
+    digest = hashlib.sha256()
+    with closing(DLedgerClient([address], group=group, timeout_s=TIMEOUT_S)) as client:
+        status = client.metadata(address=address)
+        index, term = status.begin_index, -1
+        while True:
+            entries = client.read(index, count=PAGE, mode=ReadMode.COMMITTED, address=address)
+            if not entries:
+                break
+            for entry in entries:
+                digest.update(b"%d %d %d %d\n" % (entry.index, entry.term, entry.position, len(entry.body)))
+                digest.update(entry.body)
+            index, term = LogIndex(entries[-1].index + 1), entries[-1].term
+    return f"entries {status.begin_index} to {index - 1}, the last of term {term}, SHA-256 {digest.hexdigest()[:16]}"

@@ -1,0 +1,157 @@
+"""Runs one drill from an empty group to a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.drill.drills import Drill
+from cluster.drill.history import Event, EventKind, NodeCopy, Notes, Recorder
+from cluster.drill.load import QUEUES, TOPIC, Load
+from cluster.drill.readback import read_node
+from cluster.drill.stage import DrillOptions, Stage
+from cluster.drill.target import DrillError, Target
+from cluster.drill.timeline import Bucket, Lane, RoundFacts, facts_of, lanes, series, timeline
+from cluster.drill.verdict import Verdict, judge
+from cluster.drill.watch import Watch, wait_until
+from dledger.errors import DLedgerError
+from dledger.types import NodeId
+from rocketstore.client import Admin, TopicInfo
+from rocketstore.client.connection import LIST_TOPICS, BrokerConnection
+from rocketstore.pb import broker_pb2 as pb
+
+GROUP_NAME: Final = "drill"
+READY_TIMEOUT_S: Final = 30.0
+DRAIN_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrillResult:
+    """Everything that a report says. ``verdict`` is None if the messages could not be read back."""
+
+    name: str
+    summary: str
+    target: str
+    notes: tuple[str, ...]
+    nodes: tuple[NodeId, ...]
+    rate: float
+    rounds: tuple[RoundFacts, ...]
+    events: tuple[Event, ...]
+    lanes: dict[NodeId, list[Lane]]
+    series: tuple[Bucket, ...]
+    seconds: float
+    verdict: Verdict | None
+    problems: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the group did what it should, and every message is where it belongs."""
+        return self.verdict is not None and self.verdict.passed and not self.problems
+
+    @property
+    def without_service_s(self) -> float:
+        """The longest time without an acknowledgement around any of the faults."""
+        return max((one.without_service_s for one in self.rounds), default=math.nan)
+
+
+def run_drill(drill: Drill, target: Target, options: DrillOptions, tell: Callable[[Event], None]) -> DrillResult:
+    """Start the group, run the drill under load, heal, read everything back and judge. The caller closes ``target``.
+
+    Raises ``DrillError`` if the group does not even start, ``NotPossibleError`` if the drill cannot be run here.
+    """
+    target.start()
+    addresses = {node: target.address(node) for node in target.nodes}
+    _create_topic(list(addresses.values()))
+    recorder = Recorder(tell)
+    load = Load(list(addresses.values()), recorder, rate=options.rate, name=drill.name)
+    problems: list[str] = []
+    copies: list[NodeCopy] = []
+    with Watch(addresses, recorder) as watch:
+        stage = Stage(target, watch, recorder, options)
+        try:
+            leader = stage.leader()
+            recorder.event(
+                EventKind.STEP, f"{leader} leads; the load begins: {options.rate:g} messages/s, one consumer"
+            )
+            load.start()
+            _rounds(drill, stage, problems, recorder)
+            load.finish(DRAIN_S)
+            stage.wait_alike()
+            recorder.event(EventKind.STEP, "the load has ended; everything is read back from every node")
+            copies = [read_node(node, address, GROUP_NAME, TOPIC, QUEUES) for node, address in addresses.items()]
+        except DrillError as error:
+            problems.append(str(error))
+        finally:
+            load.abandon()
+    return _result(drill, target, options, recorder.finish(), stage, copies, problems)
+
+
+def _rounds(drill: Drill, stage: Stage, problems: list[str], recorder: Recorder) -> None:
+    """A drill that fails on its way is healed, so that the messages can be judged all the same."""
+    try:
+        for _ in range(stage.options.rounds):
+            stage.calm()
+            drill.round(stage)
+        stage.calm()
+    except DrillError as error:
+        problems.append(str(error))
+        recorder.event(EventKind.PROBLEM, str(error).splitlines()[0])
+        stage.undo_the_rest()
+
+
+def _result(
+    drill: Drill,
+    target: Target,
+    options: DrillOptions,
+    notes: Notes,
+    stage: Stage,
+    copies: list[NodeCopy],
+    problems: list[str],
+) -> DrillResult:
+    rounds = tuple(facts_of(one, notes) for one in stage.rounds)
+    problems += [
+        f"nothing was acknowledged any more after: {one.round.fault}"
+        for one in rounds
+        if math.isinf(one.without_service_s)
+    ]
+    return DrillResult(
+        name=_name(drill, options),
+        summary=drill.summary,
+        target=target.kind,
+        notes=target.notes,
+        nodes=target.nodes,
+        rate=options.rate,
+        rounds=rounds,
+        events=timeline(notes, rounds),
+        lanes=lanes(notes.seen, notes.ended_s),
+        series=series(notes),
+        seconds=notes.ended_s,
+        verdict=judge(notes.sends, notes.deliveries, copies) if copies else None,
+        problems=tuple(problems),
+    )
+
+
+def _name(drill: Drill, options: DrillOptions) -> str:
+    return f"{drill.name} --direction {options.direction}" if drill.name == "isolate-leader" else drill.name
+
+
+def _create_topic(addresses: list[str]) -> None:
+    """Create it and wait until every broker knows."""
+    try:
+        with Admin(addresses, timeout_s=READY_TIMEOUT_S) as admin:
+            admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES, 6))
+    except DLedgerError as error:
+        raise DrillError(f"the group takes no topic: {error}") from error
+    wait_until(lambda: all(map(_knows_topic, addresses)), READY_TIMEOUT_S, "not every broker knows the topic")
+
+
+def _knows_topic(address: str) -> bool:
+    with closing(BrokerConnection([address], timeout_s=1.0)) as connection:
+        try:
+            answer = connection.ask(LIST_TOPICS, pb.ListTopicsRequest(), address, connection.deadline())
+        except DLedgerError:
+            return False
+    return TOPIC in [topic.name for topic in answer.topics]

@@ -1,0 +1,155 @@
+"""What a drill does with a group: hurt it, wait until it serves again, heal it, wait until all have caught up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.drill.history import EventKind, Outcome, Recorder
+from cluster.drill.target import Direction, DrillError, Target
+from cluster.drill.timeline import Round
+from cluster.drill.watch import Watch, wait_until
+from dledger.types import NodeId
+
+SERVICE_TIMEOUT_S: Final = 60.0
+CATCH_UP_TIMEOUT_S: Final = 90.0
+ACKNOWLEDGEMENTS: Final = 50
+"""So many in a row say that the service is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrillOptions:
+    """How a drill is run. ``calm_s``: how long nothing is done before, between and after the faults."""
+
+    nodes: int = 3
+    rounds: int = 1
+    rate: float = 500.0
+    direction: Direction = Direction.OUT
+    calm_s: float = 2.0
+    keep: bool = False
+
+
+class Stage:
+    """One running drill's group, and the rounds so far."""
+
+    def __init__(self, target: Target, watch: Watch, recorder: Recorder, options: DrillOptions) -> None:
+        self.target = target
+        self.watch = watch
+        self.options = options
+        self.rounds: list[Round] = []
+        self._recorder = recorder
+        self._undo: Callable[[], object] | None = None
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def leader(self) -> NodeId:
+        """Who leads and takes messages now."""
+        return self.watch.leader(SERVICE_TIMEOUT_S)
+
+    def others(self, node: NodeId) -> list[NodeId]:
+        """All other nodes."""
+        return [one for one in self.target.nodes if one != node]
+
+    def step(self, text: str) -> None:
+        """Say something in the timeline."""
+        self._recorder.event(EventKind.STEP, text)
+
+    # --- hurting and healing -----------------------------------------------------------------------------------------
+
+    def fault(
+        self,
+        text: str,
+        act: Callable[[], object],
+        *,
+        victim: NodeId | None = None,
+        undo: Callable[[], object] | None = None,
+    ) -> Round:
+        """Begin a round. Its time is that just before the deed, so that nothing is measured too short.
+
+        ``undo`` is what ``heal`` will do; if the drill fails before, it is done all the same.
+        """
+        at_s = self._recorder.now_s
+        if self.rounds:
+            self.rounds[-1].ends_s = at_s
+        one = Round(len(self.rounds) + 1, text, victim, at_s)
+        self.rounds.append(one)
+        self._undo = undo
+        self._recorder.event(EventKind.FAULT, text, node=victim, at_s=at_s)
+        act()
+        return one
+
+    def heal(self, one: Round, text: str) -> None:
+        """Undo the fault."""
+        undo, self._undo = self._undo, None
+        one.healed_s = self._recorder.now_s
+        self._recorder.event(EventKind.HEAL, text, node=one.victim, at_s=one.healed_s)
+        if undo is not None:
+            undo()
+
+    def undo_the_rest(self) -> None:
+        """After a failure: leave no node paused or apart, so that what it holds can still be read."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            self._recorder.event(EventKind.HEAL, "the fault is undone, so that everything can be read back")
+            undo()
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def calm(self) -> None:
+        """Nothing happens for a while, so that the charts show what is normal; the load must go on meanwhile."""
+        began_s = self._recorder.now_s
+        threading.Event().wait(self.options.calm_s)
+        self._wait_acknowledged(began_s)
+
+    def wait_service(self, *, other_than: NodeId | None = None) -> NodeId:
+        """Wait until somebody (else) leads and messages are acknowledged again; gives who."""
+        leader = self.watch.leader(SERVICE_TIMEOUT_S, other_than=other_than)
+        self._wait_acknowledged(self._recorder.now_s)
+        return leader
+
+    def wait_recovered(self, one: Round) -> None:
+        """Wait until every node answers and has all that the leader had at the beginning of this wait."""
+        leader = self.leader()
+        status = self.watch.statuses.get(leader)
+        if status is None:
+            raise DrillError(f"{leader} led and does not answer any more")
+        mark = status.end_offset
+
+        def all_have() -> bool:
+            statuses = self.watch.statuses
+            terms = {status.term for status in statuses.values()}
+            return (
+                len(statuses) == len(self.target.nodes)
+                and len(terms) == 1
+                and all(status.max_offset >= mark for status in statuses.values())
+            )
+
+        wait_until(all_have, CATCH_UP_TIMEOUT_S, "not every node has caught up")
+        one.recovered_s = self._recorder.now_s
+        text = f"all {len(self.target.nodes)} nodes are up and have caught up"
+        self._recorder.event(EventKind.RECOVERED, text, node=one.victim, at_s=one.recovered_s)
+
+    def wait_alike(self) -> None:
+        """The load is over: wait until every node has everything, in its log and in its queues."""
+
+        def alike() -> bool:
+            statuses = list(self.watch.statuses.values())
+            ends = {(status.max_offset, status.end_offset) for status in statuses}
+            return (
+                len(statuses) == len(self.target.nodes)
+                and len(ends) == 1
+                and all(top == end for top, end in ends)
+                and not any(status.dispatch_behind_bytes for status in statuses)
+            )
+
+        wait_until(alike, CATCH_UP_TIMEOUT_S, "the nodes do not hold the same")
+
+    def _wait_acknowledged(self, since_s: float) -> None:
+        enough = min(ACKNOWLEDGEMENTS, max(1, int(self.options.rate / 2)))
+        wait_until(
+            lambda: self._recorder.acknowledged_since(since_s) >= enough,
+            SERVICE_TIMEOUT_S,
+            f"fewer than {enough} messages were acknowledged ({self._recorder.count(Outcome.REFUSED)} refused so far)",
+        )

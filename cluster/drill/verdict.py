@@ -1,0 +1,247 @@
+"""The verdict: what producers and consumers were told, held against what every node gives back. Pure.
+
+The rules, one ``DefectKind`` each:
+
+- an acknowledged message is on every node, once, in the queue and at the offset that the acknowledgement named;
+- a message of unknown outcome is there at most once, a refused one not at all, and nothing is there that nobody sent;
+- in each queue the acknowledged messages of the (ordered) producer lie in the order in which it sent them;
+- a queue's offsets count from 0 on, without gap or repeat (nothing is old enough to be removed during a drill);
+- all nodes hold the same log and give the same records;
+- a consumer gets every acknowledged message, within one of its lives each queue in order and without a gap, and never
+  something else than what is stored there. That it gets a message again in its next life is allowed (at least once).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from cluster.drill.history import Delivery, NodeCopy, Outcome, Send
+from dledger.types import NodeId
+
+EXAMPLES_MAX: Final = 5
+
+
+class DefectKind(StrEnum):
+    """What can be wrong."""
+
+    LOST = "lost"
+    DUPLICATED = "duplicated"
+    OUT_OF_ORDER = "out of order"
+    MOVED = "not where it was acknowledged"
+    REFUSED_BUT_STORED = "refused but stored"
+    NEVER_SENT = "stored but never sent"
+    OFFSETS = "queue offsets with gaps or repeats"
+    NODES_DIFFER = "nodes that differ"
+    NOT_CONSUMED = "acknowledged but never consumed"
+    CONSUMED_WRONGLY = "consumed out of order or not as stored"
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One broken rule: how often, and the first few cases in words."""
+
+    kind: DefectKind
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The figures, and every broken rule."""
+
+    sent: int
+    acknowledged: int
+    unknown: int
+    unknown_stored: int
+    """Of unknown outcome, and there after all."""
+    refused: int
+    consumed: int
+    redelivered: int
+    """Deliveries of what a consumer had got already; allowed."""
+    nodes: tuple[NodeId, ...]
+    defects: tuple[Defect, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every rule holds."""
+        return not self.defects
+
+    def count(self, kind: DefectKind) -> int:
+        """How often a rule was broken."""
+        return sum(one.count for one in self.defects if one.kind is kind)
+
+
+class Place(NamedTuple):
+    """Where a message is."""
+
+    queue_id: int
+    queue_offset: int
+
+    def __str__(self) -> str:
+        return f"queue {self.queue_id} offset {self.queue_offset}"
+
+
+def judge(sends: Sequence[Send], deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> Verdict:
+    """Hold everything against everything. ``sends`` are in the order of their numbers."""
+    places = {copy.node: _places(copy) for copy in copies}
+    anywhere = {body for one in places.values() for body in one}
+    broken: list[tuple[DefectKind, Iterable[str]]] = [
+        (DefectKind.LOST, _lost(sends, places)),
+        (DefectKind.DUPLICATED, _duplicated(places)),
+        (DefectKind.OUT_OF_ORDER, _out_of_order(sends)),
+        (DefectKind.MOVED, _moved(sends, places)),
+        (DefectKind.REFUSED_BUT_STORED, _refused_but_stored(sends, anywhere)),
+        (DefectKind.NEVER_SENT, sorted(_text(body) for body in anywhere - {one.body for one in sends})),
+        (DefectKind.OFFSETS, _bad_offsets(copies)),
+        (DefectKind.NODES_DIFFER, _differing(copies)),
+        (DefectKind.NOT_CONSUMED, _not_consumed(sends, deliveries)),
+        (DefectKind.CONSUMED_WRONGLY, _consumed_wrongly(deliveries, copies)),
+    ]
+    outcomes = Counter(one.outcome for one in sends)
+    consumed = {one.body for one in deliveries}
+    return Verdict(
+        sent=len(sends),
+        acknowledged=outcomes[Outcome.ACKNOWLEDGED],
+        unknown=outcomes[Outcome.UNKNOWN],
+        unknown_stored=sum(one.outcome is Outcome.UNKNOWN and one.body in anywhere for one in sends),
+        refused=outcomes[Outcome.REFUSED],
+        consumed=len(consumed),
+        redelivered=len(deliveries) - len(consumed),
+        nodes=tuple(copy.node for copy in copies),
+        defects=tuple(_defects(broken)),
+    )
+
+
+def _defects(broken: Iterable[tuple[DefectKind, Iterable[str]]]) -> Iterator[Defect]:
+    for kind, found in broken:
+        cases = list(found)
+        if cases:
+            yield Defect(kind, len(cases), tuple(cases[:EXAMPLES_MAX]))
+
+
+def _places(copy: NodeCopy) -> dict[bytes, list[Place]]:
+    places: dict[bytes, list[Place]] = defaultdict(list)
+    for queue_id, messages in copy.queues.items():
+        for one in messages:
+            places[one.body].append(Place(queue_id, one.queue_offset))
+    return dict(places)
+
+
+# --- messages and where they are -------------------------------------------------------------------------------------
+
+_Places = Mapping[NodeId, Mapping[bytes, Sequence[Place]]]
+
+
+def _lost(sends: Sequence[Send], places: _Places) -> Iterator[str]:
+    for one in _acknowledged(sends):
+        missing = [node for node, here in places.items() if one.body not in here]
+        if missing or not places:
+            where = Place(one.queue_id, one.queue_offset)
+            yield f"number {one.number}, acknowledged at {where}, is not on {', '.join(missing) or 'any node'}"
+
+
+def _duplicated(places: _Places) -> Iterator[str]:
+    found = {
+        body: (node, all_) for node, here in sorted(places.items()) for body, all_ in here.items() if len(all_) > 1
+    }
+    for body, (node, all_) in sorted(found.items()):
+        yield f"{_text(body)} is on {node} {len(all_)} times: {'; '.join(map(str, all_))}"
+
+
+def _moved(sends: Sequence[Send], places: _Places) -> Iterator[str]:
+    for one in _acknowledged(sends):
+        told = Place(one.queue_id, one.queue_offset)
+        for node, here in places.items():
+            if one.body in here and told not in here[one.body]:
+                yield f"number {one.number} was acknowledged at {told} and is at {here[one.body][0]} on {node}"
+                break
+
+
+def _out_of_order(sends: Sequence[Send]) -> Iterator[str]:
+    """By what was acknowledged; that it is really there is another rule."""
+    highest: dict[int, Send] = {}
+    for one in _acknowledged(sends):
+        before = highest.get(one.queue_id)
+        if before is not None and one.queue_offset <= before.queue_offset:
+            yield (
+                f"queue {one.queue_id}: number {one.number} at offset {one.queue_offset}, "
+                f"but number {before.number} before it at {before.queue_offset}"
+            )
+        else:
+            highest[one.queue_id] = one
+
+
+def _refused_but_stored(sends: Sequence[Send], anywhere: set[bytes]) -> Iterator[str]:
+    for one in sends:
+        if one.outcome is Outcome.REFUSED and one.body in anywhere:
+            yield f"number {one.number} was refused ({one.error}) and is stored"
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def _bad_offsets(copies: Sequence[NodeCopy]) -> Iterator[str]:
+    for copy in copies:
+        for queue_id, messages in sorted(copy.queues.items()):
+            expected = 0
+            for one in messages:
+                if one.queue_offset != expected:
+                    yield f"{copy.node}: queue {queue_id} goes on at {one.queue_offset} instead of {expected}"
+                expected = one.queue_offset + 1
+
+
+def _differing(copies: Sequence[NodeCopy]) -> Iterator[str]:
+    if not copies:
+        return
+    first = copies[0]
+    for copy in copies[1:]:
+        if copy.log != first.log:
+            yield f"the log of {copy.node} holds {copy.log}, that of {first.node} {first.log}"
+        for queue_id in sorted(first.queues.keys() | copy.queues.keys()):
+            mine, other = copy.queues.get(queue_id, ()), first.queues.get(queue_id, ())
+            if mine != other:
+                same = sum(1 for a, b in zip(mine, other, strict=False) if a == b)
+                yield (
+                    f"queue {queue_id}: {copy.node} gives {len(mine)} records and {first.node} {len(other)}, "
+                    f"{same} of them alike"
+                )
+
+
+# --- consumers -------------------------------------------------------------------------------------------------------
+
+
+def _not_consumed(sends: Sequence[Send], deliveries: Sequence[Delivery]) -> Iterator[str]:
+    consumed = {one.body for one in deliveries}
+    for one in _acknowledged(sends):
+        if one.body not in consumed:
+            yield f"number {one.number}, at {Place(one.queue_id, one.queue_offset)}"
+
+
+def _consumed_wrongly(deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> Iterator[str]:
+    stored = {
+        Place(queue_id, one.queue_offset): one.body
+        for copy in copies[:1]
+        for queue_id, messages in copy.queues.items()
+        for one in messages
+    }
+    expected: dict[tuple[int, int], int] = {}
+    for one in deliveries:
+        place = Place(one.queue_id, one.queue_offset)
+        if stored.get(place) != one.body:
+            yield f"life {one.session} got {_text(one.body)} at {place}, where another message is stored"
+        next_offset = expected.get((one.session, one.queue_id), one.queue_offset)
+        if one.queue_offset != next_offset:
+            yield f"life {one.session}: queue {one.queue_id} goes on at {one.queue_offset} instead of {next_offset}"
+        expected[one.session, one.queue_id] = one.queue_offset + 1
+
+
+def _acknowledged(sends: Sequence[Send]) -> Iterator[Send]:
+    return (one for one in sends if one.outcome is Outcome.ACKNOWLEDGED)
+
+
+def _text(body: bytes) -> str:
+    return body[:40].decode(errors="backslashreplace").rstrip(". ")

@@ -1,0 +1,96 @@
+"""Looks at every node all the time: who leads, in which term, who answers, how far each one is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from types import TracebackType
+from typing import Final, Self
+
+from cluster.drill.history import NodeView, Recorder
+from cluster.drill.target import DrillError
+from dledger.errors import DLedgerError
+from dledger.types import NodeId
+from rocketstore.client import Admin, BrokerStatus
+
+INTERVAL_S: Final = 0.05
+ANSWER_TIMEOUT_S: Final = 0.5
+_POLL_S: Final = 0.02
+
+
+class Watch:
+    """One thread per node, from entry to exit. ``statuses`` is what answered last, and only while it answers."""
+
+    def __init__(self, addresses: Mapping[NodeId, str], recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._lock = threading.Lock()  # guards the fields below
+        self._statuses: dict[NodeId, BrokerStatus] = {}
+        self._views: dict[NodeId, NodeView] = {}
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._look_at, args=(node, address), name=f"drill-watch-{node}", daemon=True)
+            for node, address in addresses.items()
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def statuses(self) -> dict[NodeId, BrokerStatus]:
+        """By node, those that answer."""
+        with self._lock:
+            return dict(self._statuses)
+
+    def leader(self, timeout_s: float, *, other_than: NodeId | None = None) -> NodeId:
+        """Wait for a node that leads and takes messages; of several, the one of the newest term."""
+        found: list[tuple[int, NodeId]] = []
+
+        def someone() -> bool:
+            masters = [(one.term, node) for node, one in self.statuses.items() if one.is_master and node != other_than]
+            found[:] = sorted(masters)[-1:]
+            return bool(found)
+
+        wait_until(someone, timeout_s, "no node leads and takes messages")
+        return found[0][1]
+
+    def _look_at(self, node: NodeId, address: str) -> None:
+        with closing(Admin([address], timeout_s=ANSWER_TIMEOUT_S)) as admin:
+            while not self._stopping.wait(INTERVAL_S):
+                try:
+                    status: BrokerStatus | None = admin.status(address)
+                except DLedgerError:
+                    status = None
+                self._take(node, status)
+
+    def _take(self, node: NodeId, status: BrokerStatus | None) -> None:
+        view = NodeView() if status is None else NodeView(status.raft_role, status.term, status.is_master)
+        with self._lock:
+            if status is None:
+                self._statuses.pop(node, None)
+            else:
+                self._statuses[node] = status
+            changed = self._views.get(node) != view
+            self._views[node] = view
+        if changed:
+            self._recorder.saw(node, view)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:
+    """Poll until the condition holds. Raises ``DrillError`` with the complaint at the deadline."""
+    never = threading.Event()
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= give_up_at:
+            raise DrillError(f"{complaint} within {timeout_s:g} s")
+        never.wait(_POLL_S)
