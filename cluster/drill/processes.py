@@ -69,11 +69,11 @@ class ProcessTarget:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is not as in containers."""
-        return (
+        notes = (
             "partitions are made by TCP detours between the processes: what is held back arrives after the heal, as "
             "TCP would send it again, and clients on this host still reach a disconnected node",
-            f"the processes' files and logs: {self.directory}" if self._keep else "all nodes share this host's disk",
         )
+        return (*notes, f"the processes' files and logs stay in {self.directory}") if self._keep else notes
 
     def address(self, node: NodeId) -> str:
         """Its ``listenPort`` on loopback."""

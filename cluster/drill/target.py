@@ -9,6 +9,7 @@ from dledger.types import NodeId
 
 SMALL_FILES: Final = {
     "mappedFileSizeCommitLog": str(4 << 20),
+    "index_segment_bytes": str(1 << 20),
     "mappedFileSizeConsumeQueue": "40000",
     "maxHashSlotNum": "5000",
     "maxIndexNum": "20000",
