@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -43,9 +44,11 @@ MakeTarget = Callable[[Drill, DrillOptions], Target]
 
 def run(names: Sequence[str], place: Place, options: DrillOptions, reporting: Reporting) -> int:
     """Run the drills; 0 only if all of them passed. Raises ``NotPossibleError`` if they cannot be run at all."""
+    # Clients say on their logger what they try again; the timeline has it already.
+    logging.getLogger("rocketstore").addHandler(logging.NullHandler())
     results: list[DrillResult] = []
     failures: list[str] = []
-    with _targets(place) as (make_target, notes):
+    with _targets(place, keep=options.keep) as (make_target, notes):
         for note in notes:
             click.secho(note, err=True, fg="yellow")
         for drill, chosen in _planned(names, options):
@@ -95,19 +98,22 @@ def _progress(drill: Drill) -> Iterator[Callable[[Event], None]]:
 
 
 @contextmanager
-def _targets(place: Place) -> Iterator[tuple[MakeTarget, list[str]]]:
+def _targets(place: Place, *, keep: bool) -> Iterator[tuple[MakeTarget, list[str]]]:
     """How to make groups, and what people must know about that."""
-    if place is Place.PROCESSES:
-        yield _process_target, ["The brokers run as processes on this host, as you asked: no containers, no network."]
-        return
-    try:
-        engine = _container_targets()
-    except NotPossibleError as error:
-        if place is Place.CONTAINERS:
-            raise
-        yield _process_target, [f"NOT IN CONTAINERS: the brokers run as processes on this host, because {error}"]
-        return
-    with engine as make_target:
+    with ExitStack() as resources:
+        if place is Place.PROCESSES:
+            yield (
+                _process_target,
+                ["The brokers run as processes on this host, as you asked: no containers, no network."],
+            )
+            return
+        try:
+            make_target = resources.enter_context(_container_targets(keep=keep))
+        except NotPossibleError as error:
+            if place is Place.CONTAINERS:
+                raise
+            yield _process_target, [f"NOT IN CONTAINERS: the brokers run as processes on this host, because {error}"]
+            return
         yield make_target, []
 
 
@@ -115,5 +121,24 @@ def _process_target(drill: Drill, options: DrillOptions) -> Target:
     return ProcessTarget(size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
 
 
-def _container_targets() -> AbstractContextManager[MakeTarget]:
-    raise NotPossibleError("containers are not here yet")
+@contextmanager
+def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
+    """Containers of the present sources' image. Raises ``NotPossibleError``."""
+    try:
+        from cluster.containers.engine import EngineUnavailableError, engine
+        from cluster.containers.image import ImageError, ensure_image
+        from cluster.drill.containers import ContainerTarget
+    except ImportError as error:
+        raise NotPossibleError(f"the Docker SDK is not installed ({error}): install dledger[drill]") from error
+
+    with ExitStack() as resources:
+        try:
+            client = resources.enter_context(engine(keep=keep))
+            image = ensure_image(client)
+        except (EngineUnavailableError, ImageError) as error:
+            raise NotPossibleError(str(error)) from error
+
+        def make(drill: Drill, options: DrillOptions) -> Target:
+            return ContainerTarget(client, image, size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
+
+        yield make

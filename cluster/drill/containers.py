@@ -1,0 +1,331 @@
+"""A group of broker containers on a private network of their own.
+
+The containers get nothing that a broker in production would not have: no capability, a read-only root file system, one
+volume. What hurts them comes from outside: the engine kills, pauses and disconnects; packets are dropped by iptables
+rules that this host sets in a container's network namespace; a full disk is a full tmpfs volume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Final
+
+import docker
+import requests
+from docker.models.containers import Container
+from docker.models.networks import Network
+from docker.types import IPAMConfig, IPAMPool
+
+from cluster.drill.target import SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
+from cluster.drill.watch import wait_until
+from dledger.errors import DLedgerError
+from dledger.types import NodeId
+from rocketstore.client import Admin
+
+LISTEN_PORT: Final = 10911
+PEER_PORT: Final = 20911
+USER_ID: Final = 10001
+"""The image's user, who must be able to write to the volume."""
+LABEL: Final = "dledger.drill"
+READY_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 30
+FILLER: Final = "/data/.drill-filler"
+_FIRST_HOST: Final = 10
+_SUBNETS_TRIED: Final = 20
+
+
+class ContainerTarget:
+    """See ``Target``. ``small_disks``: each node's volume is a tmpfs that can be filled."""
+
+    kind = "containers"
+
+    def __init__(
+        self, client: docker.DockerClient, image: str, *, size: int, small_disks: bool = False, keep: bool = False
+    ) -> None:
+        self._client = client
+        self._image = image
+        self._small_disks = small_disks
+        self._keep = keep
+        self.name = f"dledger-drill-{os.getpid()}-{secrets.token_hex(2)}"
+        self.nodes = tuple(NodeId(f"n{number}") for number in range(size))
+        self._hosts: dict[NodeId, str] = {}
+        self._network: Network | None = None
+        self._containers: dict[NodeId, Container] = {}
+        self._volumes: dict[NodeId, str] = {}
+        self._volumes_made = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where they are, if they are kept."""
+        if not self._keep:
+            return ()
+        url = getattr(self._client, "url", "")  # of the drill's own engine
+        prefix = f"DOCKER_HOST={url} " if url else ""
+        return (f"the containers are left: {prefix}docker ps --all --filter label={LABEL}={self.name}",)
+
+    def address(self, node: NodeId) -> str:
+        """At its own address on the private network, which this host can reach."""
+        return f"{self._hosts[node]}:{LISTEN_PORT}"
+
+    # --- start and end -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make network, volumes and containers, start them, and wait until all brokers answer."""
+        self._network = self._make_network()
+        for node in self.nodes:
+            self._create(node)
+        self.restart(*self.nodes)
+        for node in self.nodes:
+            self._wait_ready(node)
+
+    def close(self) -> None:
+        """Remove everything that was made, unless it is to be kept."""
+        if self._keep:
+            return
+        with _told():
+            self._at_once(lambda node: self._containers[node].remove(force=True), self._containers)
+            self._containers.clear()
+            for name in self._volumes.values():
+                self._client.volumes.get(name).remove(force=True)
+            self._volumes.clear()
+            if self._network is not None:
+                self._network.remove()
+                self._network = None
+
+    def _make_network(self) -> Network:
+        """Internal: nothing of it leaves this host. The subnet is ours to choose, because members need addresses."""
+        for _ in range(_SUBNETS_TRIED):
+            subnet = ipaddress.ip_network(f"10.{192 + secrets.randbelow(60)}.{secrets.randbelow(256)}.0/24")
+            if _is_routed(str(subnet[1])):
+                continue
+            hosts = list(subnet.hosts())
+            pool = IPAMPool(subnet=str(subnet), gateway=str(hosts[0]))
+            try:
+                network = self._client.networks.create(
+                    self.name,
+                    driver="bridge",
+                    internal=True,
+                    labels={LABEL: self.name},
+                    ipam=IPAMConfig(pool_configs=[pool]),
+                )
+            except docker.errors.APIError as error:
+                if "overlaps" in str(error):
+                    continue
+                raise NotPossibleError(f"the engine makes no network: {error.explanation}") from error
+            self._hosts = {node: str(hosts[_FIRST_HOST + number]) for number, node in enumerate(self.nodes)}
+            return network
+        raise NotPossibleError("no free subnet was found for a private network")
+
+    def _create(self, node: NodeId) -> None:
+        self._volumes_made += 1
+        name = f"{self.name}-{node}-{self._volumes_made}"
+        options = {}
+        if self._small_disks:
+            size = f"size={SMALL_DISK_MIB}m,uid={USER_ID},gid={USER_ID},mode=0750"
+            options = {"type": "tmpfs", "device": "tmpfs", "o": size}
+        self._client.volumes.create(name, driver="local", driver_opts=options, labels={LABEL: self.name})
+        self._volumes[node] = name
+        self._containers[node] = self._client.containers.create(
+            self._image,
+            name=f"{self.name}-{node}",
+            hostname=node,
+            labels={LABEL: self.name},
+            environment=self._environment(node),
+            volumes={name: {"bind": "/data", "mode": "rw"}},
+            network=self.name,
+            networking_config={self.name: self._client.api.create_endpoint_config(ipv4_address=self._hosts[node])},
+            read_only=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges:true"],
+            tmpfs={"/tmp": "size=16m,mode=1777"},
+            healthcheck={"test": ["NONE"]},  # the drill looks itself, ten times as often and much cheaper
+        )
+
+    def _environment(self, node: NodeId) -> dict[str, str]:
+        members = ";".join(f"{one}-{host}:{PEER_PORT}" for one, host in self._hosts.items())
+        settings = {
+            "enableDLegerCommitLog": "true",
+            "dLegerGroup": "drill",
+            "dLegerPeers": members,
+            "dLegerSelfId": node,
+            "brokerName": "drill",
+            "listenPort": str(LISTEN_PORT),
+            "flushDiskType": "SYNC_FLUSH",
+            **SMALL_FILES,
+        }
+        return {f"DLEDGER_{name.upper()}": text for name, text in settings.items()}
+
+    def _wait_ready(self, node: NodeId) -> None:
+        """Its status is answered, or it has ended."""
+        address = self.address(node)
+        with closing(Admin([address], timeout_s=1.0)) as admin:
+
+            def answers() -> bool:
+                try:
+                    admin.status(address)
+                except DLedgerError:
+                    if self._running(node):
+                        return False
+                    raise DrillError(f"{node} ended while it started\n{self.log_of(node)}") from None
+                return True
+
+            try:
+                wait_until(answers, READY_TIMEOUT_S, f"{node} does not answer")
+            except DrillError as error:
+                raise DrillError(f"{error}\n{self.log_of(node)}") from None
+
+    # --- what is done to them ----------------------------------------------------------------------------------------
+
+    def kill(self, *nodes: NodeId) -> None:
+        """SIGKILL by the engine, and wait for their ends."""
+        with _told():
+            self._at_once(lambda node: self._containers[node].kill("SIGKILL"), nodes)
+            self._at_once(lambda node: self._containers[node].wait(timeout=STOP_TIMEOUT_S), nodes)
+
+    def stop(self, node: NodeId) -> None:
+        """SIGTERM; a container that must be killed, or ends with another code than 0, is an error."""
+        with _told():
+            self._containers[node].stop(timeout=STOP_TIMEOUT_S)
+            code = self._containers[node].wait(timeout=STOP_TIMEOUT_S)["StatusCode"]
+        if code != 0:
+            raise DrillError(f"{node} was asked to stop and ended with exit code {code}\n{self.log_of(node)}")
+
+    def restart(self, *nodes: NodeId) -> None:
+        """Start them; they recover on their own."""
+        with _told():
+            self._at_once(lambda node: self._containers[node].start(), nodes)
+
+    def pause(self, node: NodeId) -> None:
+        """By the kernel's freezer."""
+        with _told():
+            self._containers[node].pause()
+
+    def resume(self, node: NodeId) -> None:
+        """Thaw it."""
+        with _told():
+            self._containers[node].unpause()
+
+    def disconnect(self, node: NodeId) -> None:
+        """Take its network interface away; clients do not reach it either."""
+        with _told():
+            self._the_network().disconnect(self._containers[node], force=True)
+
+    def reconnect(self, node: NodeId) -> None:
+        """A new interface with the old address."""
+        with _told():
+            self._the_network().connect(self._containers[node], ipv4_address=self._hosts[node])
+
+    def isolate(self, node: NodeId, direction: Direction) -> None:
+        """Drop the packets to the other members, or from them."""
+        chain, end = ("OUTPUT", "--destination") if direction is Direction.OUT else ("INPUT", "--source")
+        for other in self.nodes:
+            if other != node:
+                self._iptables(node, "--append", chain, end, self._hosts[other], "--jump", "DROP")
+
+    def rejoin(self, node: NodeId) -> None:
+        """Remove the rules."""
+        for chain in ("INPUT", "OUTPUT"):
+            self._iptables(node, "--flush", chain)
+
+    def fill_disk(self, node: NodeId) -> None:
+        """Write to its volume until nothing more fits."""
+        said = self._run_inside(node, f"exec cat /dev/zero > {FILLER}")
+        if "No space left" not in said:
+            raise DrillError(f"the volume of {node} cannot be filled: {said}")
+
+    def free_disk(self, node: NodeId) -> None:
+        """Remove what was written."""
+        said = self._run_inside(node, f"exec rm {FILLER}")
+        if said:
+            raise DrillError(f"the volume of {node} cannot be freed: {said}")
+
+    def empty_volume(self, node: NodeId) -> None:
+        """Remove the stopped container and its volume, and make both anew."""
+        if self._running(node):
+            raise DrillError(f"{node} still runs: its volume must not be taken away under it")
+        with _told():
+            self._containers.pop(node).remove()
+            self._client.volumes.get(self._volumes.pop(node)).remove()
+            self._create(node)
+
+    def log_of(self, node: NodeId) -> str:
+        """The last lines."""
+        with _told():
+            return _text(self._containers[node].logs(tail=40))
+
+    # --- machinery ---------------------------------------------------------------------------------------------------
+
+    def _the_network(self) -> Network:
+        if self._network is None:
+            raise DrillError("the group was not started")
+        return self._network
+
+    def _running(self, node: NodeId) -> bool:
+        with _told():
+            self._containers[node].reload()
+        return self._containers[node].status in ("running", "paused")
+
+    def _run_inside(self, node: NodeId, script: str) -> str:
+        with _told():
+            return _text(self._containers[node].exec_run(["sh", "-c", script]).output).strip()
+
+    def _iptables(self, node: NodeId, *words: str) -> None:
+        with _told():
+            self._containers[node].reload()
+        process_id = self._containers[node].attrs["State"]["Pid"]
+        inside = ["nsenter", f"--net=/proc/{process_id}/ns/net", "iptables", "--wait", "10"]
+        missing = [tool for tool in ("nsenter", "iptables") if shutil.which(tool) is None]
+        if os.geteuid() != 0 or missing:
+            raise NotPossibleError(
+                "packets of one direction are dropped by iptables in a container's network namespace, which needs "
+                + (f"{' and '.join(missing)} on this host" if missing else "root on the engine's host")
+            )
+        done = subprocess.run([*inside, *words], check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise DrillError(f"iptables in the network of {node}: {done.stderr.strip()}")
+
+    def _at_once(self, act: Callable[[NodeId], object], nodes: Iterable[NodeId]) -> None:
+        chosen = list(nodes)
+        gate = threading.Barrier(len(chosen)) if chosen else None
+
+        def together(node: NodeId) -> object:
+            if gate is not None:
+                gate.wait(STOP_TIMEOUT_S)
+            return act(node)
+
+        with ThreadPoolExecutor(max(1, len(chosen)), thread_name_prefix="drill-engine") as pool:
+            list(pool.map(together, chosen))
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """The engine's errors as a drill's."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise DrillError(f"the Docker engine: {error.explanation or error}") from error
+    except requests.exceptions.RequestException as error:
+        raise DrillError(f"the Docker engine does not answer: {error}") from error
+
+
+def _text(said: bytes | Iterable[bytes]) -> str:
+    whole = said if isinstance(said, bytes) else b"".join(said)
+    return whole.decode(errors="replace")
+
+
+def _is_routed(address: str) -> bool:
+    """Whether this host has a route of its own (not only a default one) to an address."""
+    try:
+        done = subprocess.run(["ip", "route", "show", "match", address], check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        return False
+    return any(not line.startswith("default") for line in done.stdout.splitlines())
