@@ -110,6 +110,7 @@ class SendBatch:
         "messages",
         "number",
         "outcomes",
+        "sent_at",
     )
 
     def __init__(self, number: int, linger_until: float, deadline: Deadline) -> None:
@@ -122,6 +123,7 @@ class SendBatch:
         self.left: list[int] = []  # places of the messages that are still to be sent
         self.outcomes: list[Outcome | None] = []
         self.error: DLedgerError | None = None  # why it is sent again
+        self.sent_at = 0.0  # last, on the monotonic clock
         self.done = False
         self.finished = threading.Event()
         self.callbacks: list[tuple[Callable[[SendFuture], object], SendFuture]] = []

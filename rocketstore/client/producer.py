@@ -140,7 +140,7 @@ class Producer:
             inflight_requests_max=inflight_requests_max,
             ordered=ordered,
         )
-        made = MessageSender(Sender(self._connect, self._note_failure, options), self._encode)
+        made = MessageSender(Sender(self._connect, self._note_failure, self._find_master, options), self._encode)
         with self._lock:
             self._senders = [one for one in self._senders if not one.closed]
             self._senders.append(made)
@@ -154,7 +154,7 @@ class Producer:
             with self._lock:
                 sender = self._direct
                 if sender is None:
-                    sender = Sender(self._connect, self._note_failure, self._options)
+                    sender = Sender(self._connect, self._note_failure, self._find_master, self._options)
                     self._direct = sender
         return sender
 
@@ -168,6 +168,10 @@ class Producer:
                 raise
 
         return self._connection.retry(deadline, attempt)
+
+    def _find_master(self) -> str | None:
+        self._connection.look_for_master()
+        return self._connection.brokers.master
 
     def _note_failure(self, address: str, error: DLedgerError) -> None:
         self._connection.brokers.note_failure(address, error)

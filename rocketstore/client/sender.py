@@ -2,7 +2,14 @@
 
 ``send`` adds to the open batch. A batch is sealed when it is full or has lingered, waits in the backlog until the
 window has room, is in flight until its answer comes, and is then finished. One lock guards all of it; one thread seals
-lingering batches, notices deadlines and recovers. Recovery, after any failure that is not a message's own:
+lingering batches, notices deadlines and recovers.
+
+While batches wait in the backlog, a lingering one stays open for a tenth of its time: else a broker that answers more
+slowly than batches are sealed would get ever more and ever smaller ones, and after an outage the backlog would never be
+worked off in time.
+
+When an answer is overdue, somebody looks whether another broker is the master by now: one that is frozen or cut off
+ends no connection. Recovery, then and after any failure that is not a message's own:
 
 1. Nothing more goes to that stream; what is in flight there is answered, refused, or unknown.
 2. When nothing is in flight any more, what is to be sent again goes back to the front of the backlog, in order.
@@ -21,12 +28,18 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import Final
 
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline
 from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from rocketstore.client.batch import MESSAGE_OVERHEAD_BYTES, Encoded, SendBatch, SendFuture, SendOptions
 from rocketstore.client.errors import MessageRefusedError, is_retried
 from rocketstore.client.pipe import Answer, SendPipe
+
+LOOK_AFTER_S: Final = 1.0
+"""An answer that takes longer is overdue."""
+HELD_OPEN_SHARE: Final = 0.1
+"""Of a batch's time: so long it may wait for more messages while others wait before it."""
 
 
 class Sender:
@@ -40,12 +53,14 @@ class Sender:
         self,
         connect: Callable[[Deadline], SendPipe],
         note_failure: Callable[[str, DLedgerError], None],
+        find_master: Callable[[], str | None],
         options: SendOptions,
     ) -> None:
         self.failed_messages = 0
         """How many messages have failed so far."""
         self._connect = connect
         self._note_failure = note_failure
+        self._find_master = find_master  # asks every broker; the address of the master as far as is known then
         self._options = options
         self._lock = threading.Lock()  # guards all fields below
         self._work = threading.Condition(self._lock)  # for the thread
@@ -60,6 +75,8 @@ class Sender:
         self._old_pipe: SendPipe | None = None  # its last answers are awaited
         self._single = True  # one batch in flight at a time, until one has succeeded
         self._failures = 0  # in a row
+        self._looking: threading.Thread | None = None
+        self._looked_at = float("-inf")
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="rocketstore-sender", daemon=True)
         self._thread.start()
@@ -112,6 +129,9 @@ class Sender:
             self._work.notify()
             self._room.notify_all()
         self._thread.join()
+        looking = self._looking
+        if looking is not None:
+            looking.join()
 
     # --- on the caller's thread, under the lock ---------------------------------------------------------------------
 
@@ -145,9 +165,19 @@ class Sender:
     # --- on any thread, under the lock ------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send from the backlog what the window has room for."""
-        while self._backlog and self._pipe is not None and self._has_room():
+        """Send from the backlog what the window has room for, and after it the open batch if that has lingered."""
+        while self._pipe is not None and self._has_room():
+            if not self._backlog:
+                if self._open is None:
+                    break
+                if time.monotonic() < self._open.linger_until:
+                    self._work.notify()  # the thread counts on the backlog
+                    break
+                self._open.begin()
+                self._backlog.append(self._open)
+                self._open = None
             batch = self._backlog.popleft()
+            batch.sent_at = time.monotonic()
             self._inflight.append(batch)
             try:
                 self._pipe.submit([batch.data[place] for place in batch.left], partial(self._on_done, batch))
@@ -241,8 +271,11 @@ class Sender:
                     self._work.wait(wait_s if wait_s < float("inf") else None)
                 if self._closed and not (self._inflight or self._backlog or self._again):
                     break
-                if self._open is not None and time.monotonic() >= self._open.linger_until:
+                if self._open is not None and time.monotonic() >= self._seal_at(self._open):
                     self._seal()
+                if self._look_at() <= time.monotonic():
+                    self._looking = threading.Thread(target=self._look, name="rocketstore-sender-look", daemon=True)
+                    self._looking.start()
                 expired = self._take_expired()
                 stuck = self._stuck_pipe()
                 reconnect = self._gather() if stuck is None else None
@@ -262,9 +295,22 @@ class Sender:
             return 0
         oldest = [queue[0] for queue in (self._inflight, self._backlog) if queue]
         due = [batch.deadline.remaining_s for batch in (*self._again, *oldest)]
+        now = time.monotonic()
         if self._open is not None:
-            due.append(self._open.linger_until - time.monotonic())
-        return min(due, default=float("inf"))
+            due.append(self._seal_at(self._open) - now)
+        return min([*due, self._look_at() - now])
+
+    def _seal_at(self, batch: SendBatch) -> float:
+        """When the open batch waits for more no longer."""
+        if not self._backlog:
+            return batch.linger_until
+        return batch.linger_until + HELD_OPEN_SHARE * self._options.timeout_s
+
+    def _look_at(self) -> float:
+        """When to look whether another broker is the master; again and again while nothing is answered."""
+        if self._looking is not None or self._pipe is None or not self._inflight:
+            return float("inf")
+        return max(self._inflight[0].sent_at, self._looked_at) + LOOK_AFTER_S
 
     def _take_expired(self) -> list[SendBatch]:
         """Give up what has waited for its turn too long; nothing of it is in flight."""
@@ -280,6 +326,27 @@ class Sender:
             return None
         self._leave_pipe()
         return self._old_pipe
+
+    def _look(self) -> None:
+        """On a thread of its own, since asking takes a while: leave a silent broker if another one is the master."""
+        try:
+            master = self._find_master()
+            with self._lock:
+                pipe = self._pipe if self._is_overdue() else None
+                if pipe is not None and master not in (None, pipe.address):
+                    self._leave_pipe()
+                else:
+                    pipe = None
+            if pipe is not None:
+                pipe.close()  # what is in flight becomes unknown, through _on_done
+        finally:
+            with self._lock:
+                self._looking = None
+                self._looked_at = time.monotonic()
+                self._work.notify()
+
+    def _is_overdue(self) -> bool:
+        return bool(self._inflight) and time.monotonic() >= self._inflight[0].sent_at + LOOK_AFTER_S
 
     def _gather(self) -> Deadline | None:
         """Put what is sent again before the rest, once nothing is in flight; the deadline for a new connection."""

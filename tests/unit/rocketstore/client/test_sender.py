@@ -240,3 +240,61 @@ def test_impossible_options_are_refused(producer: Producer) -> None:
         producer.sender(batch_bytes=0, batch_messages=-1, linger_ms=-1)
 
     assert len(caught.value.problems) == 3
+
+
+def test_what_comes_while_it_waits_for_an_answer_goes_in_few_requests(producer: Producer, brokers: FakeBrokers) -> None:
+    """A slow broker must not make every few messages a request of their own: they would never all be sent in time."""
+    node = brokers.nodes[0]
+    node.gate.clear()
+    with producer.sender(ordered=True, linger_ms=0) as sender:
+        sender.send(Message("orders", b"first"), queue_id=0)
+        wait_until(lambda: node.waiting == 1, "in flight")
+        for body in bodies_of(100):
+            with pytest.raises(TimeoutError):
+                sender.send(Message("orders", body), queue_id=0).result(0.001)
+        node.gate.set()
+
+    assert brokers.bodies("orders") == [b"first", *bodies_of(100)]
+    assert len(node.requests) <= 10
+
+
+def test_a_silent_master_is_left_once_another_one_is_found(brokers: FakeBrokers) -> None:
+    """It may be frozen or cut off, with its connections open: that is noticed long before the deadline."""
+    old, new = brokers.nodes[0], brokers.nodes[2]
+    old.gate.clear()
+    with Producer(brokers.addresses, timeout_s=60) as producer, producer.sender(ordered=True) as sender:
+        silent = sender.send(Message("orders", b"to the old one"), queue_id=0)
+        wait_until(lambda: old.waiting == 1, "in flight")
+        brokers.elect(2)
+        error = silent.exception(20)
+        sender.send(Message("orders", b"to the new one"), queue_id=0).result(20)
+
+    assert error is not None
+    assert error.outcome == "unknown"
+    assert [len(old.requests), len(new.requests)] == [1, 1]
+    assert brokers.bodies("orders") == [b"to the new one"]
+
+
+def test_a_slow_master_is_not_left(brokers: FakeBrokers) -> None:
+    """Nobody else is the master: its answer is waited for."""
+    node = brokers.nodes[0]
+    node.gate.clear()
+    with Producer(brokers.addresses, timeout_s=60) as producer, producer.sender() as sender:
+        slow = sender.send(Message("orders", b"slow"), queue_id=0)
+        wait_until(lambda: node.waiting == 1, "in flight")
+        asked = node.calls.count("Status")
+        wait_until(lambda: node.calls.count("Status") > asked, "the sender looks around")
+        node.gate.set()
+
+        assert slow.result(5).queue_offset == 0
+
+
+def test_failed_attempts_are_told_of_also_if_they_are_repeated(brokers: FakeBrokers) -> None:
+    """Whoever watches a producer sees the trouble that its callers do not."""
+    told: list[tuple[str, str]] = []
+    brokers.nodes[0].sends.append(Refusal("OS_PAGECACHE_BUSY"))
+    with Producer(brokers.addresses, on_failure=lambda address, error: told.append((address, str(error)))) as producer:
+        producer.send(Message("orders", b"a"), queue_id=0)
+
+    assert [address for address, _ in told] == [brokers.nodes[0].address]
+    assert "OS_PAGECACHE_BUSY" in told[0][1]
