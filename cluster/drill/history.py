@@ -126,6 +126,8 @@ class Notes:
     deliveries: list[Delivery] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when the drill's own process stood still."""
     ended_s: float = 0.0
 
 
@@ -177,6 +179,13 @@ class Recorder:
             self._notes.events.append(event)
         self._listener(event)
         return event
+
+    def stalled(self, from_s: float, to_s: float) -> None:
+        """The drill itself did not run."""
+        with self._lock:
+            self._notes.stalls.append((from_s, to_s))
+        text = f"the drill itself stood still for {to_s - from_s:.1f} s: what it measured meanwhile is not the group's"
+        self.event(EventKind.STEP, text, at_s=from_s)
 
     def count(self, outcome: Outcome) -> int:
         """How many sends have ended so."""

@@ -29,7 +29,7 @@ BEHIND_S_MAX: Final = 0.25
 """A producer that was held up does not make up for more than this."""
 SEND_TIMEOUT_S: Final = 4.0
 POLL_S: Final = 0.25
-JOIN_TIMEOUT_S: Final = 60.0
+JOIN_TIMEOUT_S: Final = 120.0
 
 
 class Load:

@@ -16,6 +16,8 @@ from dledger.types import NodeId
 from rocketstore.client import Admin, BrokerStatus
 
 INTERVAL_S: Final = 0.05
+STALL_S: Final = 0.5
+"""A tick that comes so late says that this very process stood still, and with it all that it measures."""
 ANSWER_TIMEOUT_S: Final = 0.5
 _POLL_S: Final = 0.02
 
@@ -33,6 +35,7 @@ class Watch:
             threading.Thread(target=self._look_at, args=(node, address), name=f"drill-watch-{node}", daemon=True)
             for node, address in addresses.items()
         ]
+        self._threads.append(threading.Thread(target=self._look_at_ourselves, name="drill-watch-self", daemon=True))
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -72,6 +75,14 @@ class Watch:
                 except DLedgerError:
                     status = None
                 self._take(node, status)
+
+    def _look_at_ourselves(self) -> None:
+        before_s = self._recorder.now_s
+        while not self._stopping.wait(INTERVAL_S):
+            now_s = self._recorder.now_s
+            if now_s - before_s > STALL_S:
+                self._recorder.stalled(before_s, now_s)
+            before_s = now_s
 
     def _take(self, node: NodeId, status: BrokerStatus | None) -> None:
         view = NodeView() if status is None else NodeView(status.raft_role, status.term, status.is_master)
