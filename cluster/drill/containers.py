@@ -25,7 +25,7 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 from docker.types import IPAMConfig, IPAMPool
 
-from cluster.drill.target import SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
+from cluster.drill.target import SECURITY, SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
 from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
@@ -160,6 +160,7 @@ class ContainerTarget:
             "brokerName": "drill",
             "listenPort": str(LISTEN_PORT),
             "flushDiskType": "SYNC_FLUSH",
+            "insecure": "true",  # the network is private, and ends on this host
             **SMALL_FILES,
         }
         return {f"DLEDGER_{name.upper()}": text for name, text in settings.items()}
@@ -167,7 +168,7 @@ class ContainerTarget:
     def _wait_ready(self, node: NodeId) -> None:
         """Its status is answered, or it has ended."""
         address = self.address(node)
-        with closing(Admin([address], timeout_s=1.0)) as admin:
+        with closing(Admin([address], timeout_s=1.0, security=SECURITY)) as admin:
 
             def answers() -> bool:
                 try:

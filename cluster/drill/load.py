@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from cluster.drill.history import Delivery, EventKind, Outcome, Recorder, Send
-from cluster.drill.target import DrillError
+from cluster.drill.target import SECURITY, DrillError
 from dledger.errors import DLedgerError
 from rocketstore.client import Consumer, MessageSender, Producer, SendFuture
 from rocketstore.message.message import Message
@@ -97,7 +97,7 @@ class Load:
             recorder.attempt_failed(f"{address}: {_short(error)}")
 
         with (
-            Producer(self._addresses, timeout_s=SEND_TIMEOUT_S, on_failure=note) as producer,
+            Producer(self._addresses, timeout_s=SEND_TIMEOUT_S, on_failure=note, security=SECURITY) as producer,
             producer.sender(ordered=True) as sender,
         ):
             number = 0
@@ -145,6 +145,7 @@ class Load:
                 auto_commit_s=0.5,
                 timeout_s=SEND_TIMEOUT_S,
                 pull_wait_ms=1000,
+                security=SECURITY,
             )
             try:
                 with consumer:

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Final
 
 from cluster.drill.history import NodeCopy, Stored
-from cluster.drill.target import DrillError
+from cluster.drill.target import SECURITY, DrillError
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import LogIndex, NodeId
@@ -23,7 +23,7 @@ PAGE: Final = 1000
 def read_node(node: NodeId, address: str, group: str, topic: str, queues: int) -> NodeCopy:
     """One node's own copy, whatever its role. Raises ``DrillError`` if it does not give it."""
     try:
-        with closing(BrokerConnection([address], timeout_s=TIMEOUT_S)) as connection:
+        with closing(BrokerConnection([address], timeout_s=TIMEOUT_S, security=SECURITY)) as connection:
             pulled = {one: _pull_all(connection, address, topic, one) for one in range(queues)}
         return NodeCopy(node, pulled, _log(address, group))
     except DLedgerError as error:
@@ -48,7 +48,7 @@ def _pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: 
 def _log(address: str, group: str) -> str:
     """What the replicated log holds: where it begins and ends, and a digest of every entry with its place and term."""
     digest = hashlib.sha256()
-    with closing(DLedgerClient([address], group=group, timeout_s=TIMEOUT_S)) as client:
+    with closing(DLedgerClient([address], group=group, timeout_s=TIMEOUT_S, security=SECURITY)) as client:
         status = client.metadata(address=address)
         index, term = status.begin_index, -1
         while True:

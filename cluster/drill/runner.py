@@ -13,7 +13,7 @@ from cluster.drill.history import Event, EventKind, NodeCopy, Notes, Recorder
 from cluster.drill.load import QUEUES, TOPIC, Load
 from cluster.drill.readback import read_node
 from cluster.drill.stage import DrillOptions, Stage
-from cluster.drill.target import DrillError, Target
+from cluster.drill.target import SECURITY, DrillError, Target
 from cluster.drill.timeline import Bucket, Lane, RoundFacts, facts_of, lanes, series, timeline
 from cluster.drill.verdict import Verdict, judge
 from cluster.drill.watch import Watch, wait_until
@@ -141,7 +141,7 @@ def _name(drill: Drill, options: DrillOptions) -> str:
 def _create_topic(addresses: list[str]) -> None:
     """Create it and wait until every broker knows."""
     try:
-        with Admin(addresses, timeout_s=READY_TIMEOUT_S) as admin:
+        with Admin(addresses, timeout_s=READY_TIMEOUT_S, security=SECURITY) as admin:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES, 6))
     except DLedgerError as error:
         raise DrillError(f"the group takes no topic: {error}") from error
@@ -149,7 +149,7 @@ def _create_topic(addresses: list[str]) -> None:
 
 
 def _knows_topic(address: str) -> bool:
-    with closing(BrokerConnection([address], timeout_s=1.0)) as connection:
+    with closing(BrokerConnection([address], timeout_s=1.0, security=SECURITY)) as connection:
         try:
             answer = connection.ask(LIST_TOPICS, pb.ListTopicsRequest(), address, connection.deadline())
         except DLedgerError:

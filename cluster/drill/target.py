@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Protocol
 
+from dledger.client.security import ClientSecurity
 from dledger.types import NodeId
 
 SMALL_FILES: Final = {
@@ -17,6 +18,8 @@ SMALL_FILES: Final = {
     "fileReservedTime": "72",
 }
 """Every broker's settings: files that fit on small disks, and nothing is removed that is to be read back."""
+SECURITY: Final = ClientSecurity(insecure=True)
+"""Of a drill's clients: containers have addresses of their own, but on networks that end on this host."""
 SMALL_DISK_MIB: Final = 96
 """Of each broker, if a disk is to be filled."""
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from cluster.drill.history import NodeView, Recorder
-from cluster.drill.target import DrillError
+from cluster.drill.target import SECURITY, DrillError
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
 from rocketstore.client import Admin, BrokerStatus
@@ -68,7 +68,7 @@ class Watch:
         return found[0][1]
 
     def _look_at(self, node: NodeId, address: str) -> None:
-        with closing(Admin([address], timeout_s=ANSWER_TIMEOUT_S)) as admin:
+        with closing(Admin([address], timeout_s=ANSWER_TIMEOUT_S, security=SECURITY)) as admin:
             while not self._stopping.wait(INTERVAL_S):
                 try:
                     status: BrokerStatus | None = admin.status(address)
