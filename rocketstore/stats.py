@@ -28,7 +28,8 @@ _ALL_OK: Final = {PutMessageStatus.PUT_OK}
 _SAMPLES_MAX: Final = WINDOWS_S[-1] + 1
 GROUPS_MAX: Final = 10_000
 """Pairs of a group and a topic that are counted by themselves: a group's name is whatever a client says it is."""
-_OTHERS: Final = ("(others)", "(others)")
+OTHERS: Final = "(others)"
+"""Stands for all topics or groups beyond a limit; no topic can be called so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class StoreStats:
                 self.transferred += messages
                 pair = (group, topic)
                 if pair not in self._group_messages and len(self._group_messages) >= GROUPS_MAX:
-                    pair = _OTHERS
+                    pair = (OTHERS, OTHERS)
                 self._group_messages[pair] += messages
                 self._group_bytes[pair] += size_bytes
             else:

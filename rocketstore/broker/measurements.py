@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rocketstore.state.changes import QueueOffset
-from rocketstore.stats import GroupTotals, StoreStats, TopicTotals
+from rocketstore.stats import OTHERS, GroupTotals, StoreStats, TopicTotals
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, BrokerRole
 
 
@@ -126,8 +126,6 @@ class BrokerMeasurements:
 
 _OWN_TOPICS: Final = HIDDEN_TOPICS | {SCHEDULE_TOPIC}
 """What the broker writes and reads for itself."""
-OTHERS: Final = "(others)"
-"""Stands for all topics or groups beyond the limit; no topic can be called so."""
 
 
 def measure(

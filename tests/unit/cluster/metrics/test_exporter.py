@@ -180,6 +180,16 @@ def test_probes_follow_the_node_through_its_life(exporter: Exporter, tmp_path: P
         node.stop(graceful=False)
 
 
+def test_a_stopped_node_is_no_error(exporter: Exporter, node: DLedgerServer) -> None:
+    """Prometheus may ask while the process ends: it hears that, and no traceback."""
+    node.stop(graceful=False)
+
+    status, text = page(exporter, "/metrics")
+
+    assert status in (200, 503), text
+    assert "Traceback" not in text
+
+
 def test_a_broker_tells_of_topics_groups_and_its_store(exporter: Exporter, broker: BrokerServer) -> None:
     """Arrivals per topic and gets per group, the rest of many as one; hidden topics are nobody's business."""
     store = broker.store
@@ -189,6 +199,7 @@ def test_a_broker_tells_of_topics_groups_and_its_store(exporter: Exporter, broke
     store.wait_dispatched(10)
     store.get("one", 0, 0, max_count=2, group="readers")
     store.get("one", 0, 3, max_count=2, group="readers")
+    store.flush()
 
     found = samples(exporter)
 
@@ -203,6 +214,8 @@ def test_a_broker_tells_of_topics_groups_and_its_store(exporter: Exporter, broke
     assert value(found, "rocketmq_put_latency_seconds_count") == 7
     assert value(found, "rocketmq_gets_total", result="found") >= 1
     assert value(found, "rocketmq_gets_total", result="missed") >= 1
+    assert value(found, "rocketmq_flush_latency_seconds_count") >= 1
+    assert value(found, "rocketmq_storage_flush_behind_bytes") == 0
     assert value(found, "rocketmq_master") == 1
     assert value(found, "rocketmq_storage_dispatch_behind_bytes") == 0
     assert value(found, "rocketmq_storage_size_bytes") > 700

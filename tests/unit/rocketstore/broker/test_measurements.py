@@ -1,0 +1,131 @@
+"""What metrics may show of a broker with more topics and groups than anybody wants series of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rocketstore.broker.measurements import (
+    GroupLag,
+    ServiceCounters,
+    first_groups,
+    first_topics,
+    measure,
+)
+from rocketstore.state.changes import QueueOffset
+from rocketstore.stats import GROUPS_MAX, OTHERS, GroupTotals, StoreStats, TopicTotals
+from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole
+from tests.support.waiting import ManualClock
+
+
+@dataclass
+class FakeStore:
+    """A store whose queues all end at 100, and its log."""
+
+    stats: StoreStats = field(default_factory=lambda: StoreStats(ManualClock()))
+    role: BrokerRole = BrokerRole.SYNC_MASTER
+    dispatch_behind_bytes: int = 5
+    dispatch_position: int = 95
+    min_offset: int = 10
+    end_offset: int = 110
+
+    @property
+    def log(self) -> FakeLog:
+        """The log."""
+        return FakeLog()
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The same for all."""
+        return 100
+
+    def disk_used_ratio(self) -> float:
+        """Half full."""
+        return 0.5
+
+    def earliest_message_time(self) -> int:
+        """Nothing kept."""
+        return -1
+
+
+@dataclass(frozen=True)
+class FakeLog:
+    """From 10 to 110, 100 readable, 7 not flushed."""
+
+    min_offset: int = 10
+    max_offset: int = 100
+    end_offset: int = 110
+
+    def remaining_to_flush(self) -> int:
+        """Some."""
+        return 7
+
+
+@dataclass
+class FakeState:
+    """Groups and how far they are, by queue."""
+
+    noted: dict[str, list[QueueOffset]]
+
+    def topic_count(self) -> int:
+        """Some."""
+        return 3
+
+    def groups(self) -> list[str]:
+        """All of them."""
+        return list(self.noted)
+
+    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
+        """One's."""
+        return self.noted[group]
+
+
+def test_lag_is_what_a_group_has_not_consumed_over_all_queues() -> None:
+    """Per topic; an offset beyond the queue's end (a log that lost its tail) is no negative lag."""
+    offsets = [QueueOffset("a", 0, 90), QueueOffset("a", 1, 70), QueueOffset("b", 0, 120)]
+
+    found = measure(FakeStore(), FakeState({"g": offsets}), ServiceCounters(), topics_max=10)
+
+    assert found.lags == (GroupLag("g", "a", 40), GroupLag("g", "b", 0))
+    assert found.lags_left_out == 0
+    assert (found.topic_count, found.group_count, found.flush_behind_bytes) == (3, 1, 7)
+
+
+def test_lags_are_bounded_and_say_what_they_leave_out() -> None:
+    """Neither many groups nor a group of many topics makes more series than allowed."""
+    many = {f"g{number}": [QueueOffset(f"t{topic}", 0, 0) for topic in range(3)] for number in range(5)}
+
+    found = measure(FakeStore(), FakeState(many), ServiceCounters(), topics_max=4)
+
+    assert len(found.lags) == 4
+    assert found.lags_left_out == 8 + 1  # of the four groups looked at, and one group not looked at
+
+
+def test_the_first_topics_stay_the_first() -> None:
+    """No counter ever goes back, whatever arrives later; the rest is one; the broker's own topics are none."""
+    totals = {name: TopicTotals(number, 10 * number) for number, name in enumerate(("a", BROKER_STATE_TOPIC, "b"))}
+    before = first_topics(totals, 2)
+    totals |= {name: TopicTotals(9, 90) for name in ("c", SCHEDULE_TOPIC, "d")}
+
+    assert before == {"a": TopicTotals(0, 0), "b": TopicTotals(2, 20)}
+    assert first_topics(totals, 2) == {**before, OTHERS: TopicTotals(18, 180)}
+
+
+def test_the_first_pairs_stay_the_first() -> None:
+    """As with topics."""
+    totals = {("g", topic): GroupTotals(1, 10) for topic in ("a", SCHEDULE_TOPIC, "b", "c")}
+
+    assert first_groups(totals, 1) == {
+        ("g", "a"): GroupTotals(1, 10),
+        (OTHERS, OTHERS): GroupTotals(2, 20),
+    }
+
+
+def test_a_client_that_makes_up_groups_fills_no_memory() -> None:
+    """Any name may be said in a pull: beyond the limit they are counted together."""
+    stats = StoreStats(ManualClock())
+    for number in range(GROUPS_MAX + 50):
+        stats.got(1, 0, size_bytes=10, group=f"g{number}", topic="t")
+
+    groups = stats.groups()
+
+    assert len(groups) == GROUPS_MAX + 1
+    assert groups[OTHERS, OTHERS] == GroupTotals(50, 500)
