@@ -1,0 +1,199 @@
+"""What one client may take up of a real server: each limit is reached, and the group does not even notice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cluster.local_group import HOST
+from dledger.client.security import ChannelMaker
+from dledger.errors import DLedgerError, PendingFullError
+from dledger.rpc import client_codec as codec
+from dledger.rpc import options
+from rocketstore.client.connection import PULL, BrokerConnection
+from rocketstore.pb import broker_pb2 as pb
+from tests.integration.access_harness import ALICE, ROOT, SecuredBrokers, SecuredGroup, unharmed
+from tests.integration.conftest import Adopt
+from tests.support.http2 import ENHANCE_YOUR_CALM, GOAWAY, PING, PREFACE, Http2Link, frame
+from tests.support.signed_calls import SignedCalls
+from tests.support.waiting import wait_until
+
+METADATA = options.method(options.LOG_SERVICE, "Metadata")
+ASK = codec.encode_metadata_request("default")
+MakeGroup = Callable[..., SecuredGroup]
+
+
+@pytest.fixture
+def make(adopt: Adopt, tmp_path: Path) -> MakeGroup:
+    """Three nodes with these settings that have a leader."""
+
+    def start(**settings: object) -> SecuredGroup:
+        made = adopt(SecuredGroup(tmp_path / "group", settings={name: str(value) for name, value in settings.items()}))
+        made.start_all()
+        made.leader()
+        return made
+
+    return start
+
+
+def port_of(group: SecuredGroup) -> int:
+    return group.nodes[group.leader()].client_port
+
+
+def test_connections_beyond_the_limit_are_hung_up_on(make: MakeGroup) -> None:
+    """``connections_max``: those that are open go on; when some end, others may come."""
+    group = make(connections_max=20)
+    port = port_of(group)
+    with unharmed(group):
+        with ExitStack() as links:
+            opened = [links.enter_context(Http2Link(HOST, port)) for _ in range(40)]
+            served = [one for one in opened if one.begin() and one.recv() is not None]
+            refused = len(opened) - len(served)
+            assert refused >= 20
+            assert served
+        wait_until(lambda: _is_served(port), "others may come", 20)
+
+
+def _is_served(port: int) -> bool:
+    with Http2Link(HOST, port) as link:
+        return link.begin() and link.recv() is not None
+
+
+@pytest.mark.parametrize("said", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "no settings"])
+def test_who_says_nothing_is_hung_up_on(make: MakeGroup, said: bytes) -> None:
+    """``handshake_ms_max``: whoever does not say HTTP/2 in time holds no connection."""
+    group = make(handshake_ms_max=1000)
+    port = port_of(group)
+    with unharmed(group), ExitStack() as links:
+        began = time.monotonic()
+        idlers = [links.enter_context(Http2Link(HOST, port, timeout_s=15)) for _ in range(10)]
+        for one in idlers:
+            one.send(said)
+        for one in idlers:
+            one.frames()
+        took = time.monotonic() - began
+
+    assert 0.5 < took < 10
+
+
+def test_idle_connections_are_closed(make: MakeGroup) -> None:
+    """``connection_idle_ms_max``: politely, so that a client connects again with its next call."""
+    group = make(connection_idle_ms_max=1000)
+    port = port_of(group)
+    with unharmed(group), Http2Link(HOST, port, timeout_s=20) as link, closing(group.client(security=ALICE)) as client:
+        before = client.metadata(f"{HOST}:{port}")
+        link.begin()
+        frames = link.frames()
+        after = client.metadata(f"{HOST}:{port}")
+
+    assert [one.payload[8:] for one in frames if one.kind == GOAWAY][-1] == b"connection idle"
+    assert after.node_id == before.node_id
+
+
+def test_pinging_too_often_ends_the_connection(make: MakeGroup) -> None:
+    """``ping_interval_ms_min``: ENHANCE_YOUR_CALM."""
+    group = make()
+    port = port_of(group)
+    with unharmed(group), Http2Link(HOST, port) as link:
+        link.begin()
+        link.recv()
+        for number in range(50):
+            if not link.send(frame(PING, number.to_bytes(8, "big"))):
+                break
+        frames = link.frames()
+
+    assert ENHANCE_YOUR_CALM in [one.goaway_code for one in frames if one.kind == GOAWAY]
+
+
+def test_metadata_beyond_the_limit_is_refused(make: MakeGroup) -> None:
+    """``header_bytes_max``: a kilobyte more than allowed."""
+    group = make(header_bytes_max=8192)
+    address = group.nodes[group.leader()].client_address
+    with unharmed(group), SignedCalls(address, "alice", "alice-secret") as calls:
+        calls.meet(METADATA, ASK)
+        signed = calls.metadata(METADATA, ASK)
+        large = calls.call(METADATA, ASK, (*signed, ("padding", "x" * 8192)))
+        small = calls.call(METADATA, ASK, signed)
+
+    assert large.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert small.code is grpc.StatusCode.OK
+
+
+def test_streams_beyond_the_limit_of_a_connection_wait(make: MakeGroup) -> None:
+    """``connection_calls_max``: they begin when others end; another connection has its own."""
+    group = make(connection_calls_max=3)
+    with unharmed(group), ExitStack() as opened:
+        clients = [opened.enter_context(closing(group.client(security=ALICE))) for _ in range(2)]
+        address = group.nodes[group.leader()].client_address
+        crowded, other = clients
+        crowded.metadata(address)
+        followers = [iter(crowded.follow(0, address=address)) for _ in range(3)]
+        for one in followers:
+            next(one)
+
+        with pytest.raises(DLedgerError):
+            crowded.metadata(address, timeout_s=1)
+        assert other.metadata(address)
+        followers.pop().close()  # type: ignore[attr-defined]  # a generator
+        assert crowded.metadata(address)
+        for one in followers:
+            one.close()  # type: ignore[attr-defined]
+
+
+def test_an_account_cannot_take_all_streams(make: MakeGroup) -> None:
+    """``account_share_percent`` of ``client_streams_max``: the rest is for others."""
+    group = make(client_streams_max=12, account_share_percent=50)
+    leader = group.nodes[group.leader()].client_address
+    with unharmed(group), ExitStack() as opened:
+        alice, root = (ChannelMaker(who, []).open(leader) for who in (ALICE, ROOT))
+        opened.callback(alice.close)
+        opened.callback(root.close)
+        for channel in (alice, root):  # a stream cannot learn for whom to sign
+            channel.unary_unary(METADATA, None, None)(ASK, timeout=10)
+        watches = [_watch(alice) for _ in range(5)]  # the load has the sixth
+        for one in watches:
+            next(one)
+
+        with pytest.raises(grpc.RpcError) as refused:
+            next(_watch(alice))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "alice has 6 open streams, the most that one account may have" in (refused.value.details() or "")
+        assert next(_watch(root))
+
+
+def _watch(channel: grpc.Channel) -> Iterator[bytes]:
+    method = options.method(options.LOG_SERVICE, "WatchRole")
+    return iter(channel.unary_stream(method, None, None)(codec.encode_watch_role("default"), timeout=30))
+
+
+def test_an_account_cannot_take_all_waiting_pulls(adopt: Adopt, tmp_path: Path) -> None:
+    """``account_share_percent`` of ``pulls_waiting_max``: the rest is for others."""
+    settings = {"pulls_waiting_max": "4", "account_share_percent": "50"}
+    brokers = adopt(SecuredBrokers(tmp_path / "brokers", settings=settings))
+    brokers.start_all()
+    master = brokers.nodes[brokers.master()].client_address
+    brokers.create_topic("orders", 2)
+    brokers.create_topic("paid", 2)
+    wish = pb.PullRequest(topic="orders", queue_id=1, offset=0, max_messages=1, wait_ms=20_000)
+    with unharmed(brokers), ExitStack() as opened:
+        connections = [opened.enter_context(closing(BrokerConnection([master], security=who))) for who in (ALICE, ROOT)]
+        waiting = []
+        for connection in connections:
+            call = connection.channel(master).unary_unary(f"/{_SERVICE}/Pull", None, None)
+            connection.ask(PULL, pb.PullRequest(topic="orders", queue_id=1), master, connection.deadline())
+            waiting += [call.future(wish.SerializeToString(), timeout=30) for _ in range(2)]
+        with brokers.admin() as root:
+            wait_until(lambda: root.status(master).runtime["pullsWaiting"] == "4", "two of each wait", 20)
+
+        with pytest.raises(PendingFullError, match="alice has 2 waiting pulls"):
+            connections[0].ask(PULL, wish, master, connections[0].deadline())
+        for one in waiting:
+            one.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+
+_SERVICE = "rocketstore.v1.BrokerService"

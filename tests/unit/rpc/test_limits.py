@@ -1,0 +1,188 @@
+"""What one call and one account may take up of the client service, on a real port."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from dledger.access.control import AccessControl
+from dledger.client import ClientSecurity, DLedgerClient
+from dledger.clock import SystemClock
+from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, ServerConfig
+from dledger.errors import ConfigError, PendingFullError
+from dledger.rpc import client_codec as codec
+from dledger.rpc import options
+from dledger.rpc.client_server import ClientServer
+from tests.support.fake_node import FakeNode
+from tests.support.signed_calls import SignedCalls
+from tests.support.waiting import wait_until
+
+APPEND = options.method(options.LOG_SERVICE, "Append")
+ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")
+BOB = ClientSecurity(access_key="bob", secret_key="bob-secret")
+RULES = """\
+accounts:
+- accessKey: alice
+  secretKey: alice-secret
+  topicPerms:
+  - default=PUB|SUB
+- accessKey: bob
+  secretKey: bob-secret
+  topicPerms:
+  - default=PUB|SUB
+"""
+
+
+def body(count: int = 1) -> bytes:
+    return codec.encode_append(codec.Append("default", [b"x"] * count))
+
+
+@contextmanager
+def serving(config: ServerConfig) -> Iterator[tuple[FakeNode, str]]:
+    node = FakeNode(hold=True)
+    access = AccessControl.of(config.access, name="n0", clock=SystemClock())
+    server = ClientServer(config, node, None if access is None else access.guard)
+    server.start()
+    try:
+        yield node, server.address
+    finally:
+        server.close()
+
+
+def test_a_call_without_a_deadline_is_given_one() -> None:
+    """``call_ms_max``: it ends with DEADLINE_EXCEEDED; a client says then that the outcome is unknown."""
+    config = ServerConfig(client_port=0, limits=ConnectionLimits(call_ms_max=300))
+    with serving(config) as (node, address), SignedCalls(address) as calls:
+        began = time.monotonic()
+        answer = calls.call(APPEND, body(), timeout_s=None)
+        took = time.monotonic() - began
+
+        assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "the call took longer than 300 ms, the most that is allowed (call_ms_max)" in answer.details
+        assert 0.2 < took < 10
+        assert len(node.held) == 1
+
+
+def test_a_longer_deadline_is_cut_and_a_shorter_one_holds() -> None:
+    """The client's own time is its own affair below the limit."""
+    config = ServerConfig(client_port=0, limits=ConnectionLimits(call_ms_max=500))
+    with serving(config) as (_, address), SignedCalls(address) as calls:
+        longer = calls.call(APPEND, body(), timeout_s=60)
+        shorter = calls.call(APPEND, body(), timeout_s=0.05)
+
+    assert "call_ms_max" in longer.details
+    assert shorter.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "call_ms_max" not in shorter.details
+
+
+def test_calls_beyond_what_the_server_takes_are_refused() -> None:
+    """``maximum_concurrent_rpcs``, from what may be pending and the streams; those under way go on."""
+    config = ServerConfig(client_port=0, client_streams_max=1, replication=ReplicationConfig(pending_entries_max=2))
+    with serving(config) as (node, address), grpc.insecure_channel(address) as channel:
+        append = channel.unary_unary(APPEND, request_serializer=None, response_deserializer=None)
+        calls = [append.future(body(), timeout=20) for _ in range(5)]
+        wait_until(lambda: len(node.held) == 5, "five are under way")
+
+        with pytest.raises(grpc.RpcError) as refused:
+            append(body(), timeout=5)
+
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        node.release()
+        assert all(codec.decode_appended(one.result(10)) for one in calls)
+
+
+@contextmanager
+def shared(tmp_path: Path, *, entries: int) -> Iterator[tuple[FakeNode, str]]:
+    """A guarded server of which one account may have half of ``entries`` pending."""
+    file = tmp_path / "plain_acl.yml"
+    file.touch(0o600)
+    file.write_text(RULES)
+    config = ServerConfig(
+        client_port=0,
+        access=AccessConfig(acl_enable=True, acl_file=file, account_share_percent=50),
+        replication=ReplicationConfig(pending_entries_max=entries),
+    )
+    with serving(config) as served:
+        yield served
+
+
+def test_an_account_cannot_have_everything_pending(tmp_path: Path) -> None:
+    """Single appends beyond its share are refused, safe to repeat; others are taken; what is answered makes room."""
+    with (
+        shared(tmp_path, entries=8) as (node, address),
+        SignedCalls(address, "alice", "alice-secret") as alice,
+        DLedgerClient(address, security=BOB) as bob,
+    ):
+        alice.meet(APPEND, body())
+        many = body(4)
+        stream_free = grpc.insecure_channel(address)
+        pending = stream_free.unary_unary(APPEND, None, None).future(many, metadata=alice.metadata(APPEND, many))
+        wait_until(lambda: len(node.held) == 1, "four entries are pending")
+
+        refused = codec.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
+        assert isinstance(refused, PendingFullError)
+        assert refused.outcome == "not_applied"
+        assert "alice has 4 entries" in str(refused)
+
+        node.hold = False
+        assert bob.append(b"bob's")
+        node.release()
+        pending.result(10)
+        wait_until(lambda: alice.call(APPEND, body(), alice.metadata(APPEND, body())).data != b"", "alice may again")
+        answer = codec.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
+        assert not isinstance(answer, PendingFullError)
+        stream_free.close()
+
+
+def test_a_stream_is_not_read_while_its_account_has_too_much_pending(tmp_path: Path) -> None:
+    """Which holds the client back; also through another stream of the same account; nothing is lost."""
+    with (
+        shared(tmp_path, entries=8) as (node, address),
+        DLedgerClient(address, security=ALICE, timeout_s=20) as first,
+        DLedgerClient(address, security=ALICE, timeout_s=20) as second,
+        first.appender(linger_ms=0, batch_entries=1) as one,
+        second.appender(linger_ms=0, batch_entries=1) as other,
+    ):
+        futures = [one.append(b"x")]
+        wait_until(lambda: len(node.held) == 1, "the first is under way")
+        node.release()
+        futures[0].result(10)
+        futures += [one.append(b"x") for _ in range(20)]
+        wait_until(lambda: len(node.held) == 4, "one share is pending")
+        futures += [other.append(b"y")]
+        wait_until(lambda: len(node.held) >= 4, "the other stream has come")
+
+        # A stream is read once more before it is seen to be full: one request per stream above the share.
+        assert len(node.held) <= 5
+
+        def all_done() -> bool:
+            node.release()
+            return all(future.done() for future in futures)
+
+        wait_until(all_done, "everything is appended")
+        assert len({future.result(1).index for future in futures}) == len(futures)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("connections_max", 0),
+        ("connection_calls_max", 0),
+        ("connection_idle_ms_max", 10),
+        ("handshake_ms_max", 10),
+        ("header_bytes_max", 10),
+        ("call_ms_max", 10),
+        ("ping_interval_ms_min", 10),
+    ],
+)
+def test_limits_have_bounds(name: str, value: int) -> None:
+    """A limit that lets nothing through is a mistake."""
+    config = ServerConfig(limits=ConnectionLimits(**{name: value}))
+
+    with pytest.raises(ConfigError, match=rf"{name}={value} must be between \d+ and \d+"):
+        config.check()
