@@ -64,7 +64,7 @@ def table_below(path: Path, heading: str) -> list[list[str]]:
             if rows:
                 break
             below = line.text.lstrip("# ") == heading
-        elif below and line.text.startswith("|"):
+        elif below and line.fence is None and line.text.startswith("|"):
             rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.text)[1:-1]])
         elif rows:
             break
