@@ -167,13 +167,17 @@ class ChannelMaker:
         context.set_alpn_protocols(["h2"])
         try:
             with context.wrap_socket(link) as sealed:
-                sealed.recv(1)  # the server verifies our certificate last
+                if sealed.recv(1):
+                    return None
+        except (ssl.SSLEOFError, ConnectionError):
+            pass  # as if it had ended the connection in order: gRPC sends no alert that would say why
         except ssl.SSLError as error:
-            return TlsError(tls.explain(error, address) + self._advice())
-        return None
-
-    def _advice(self) -> str:
-        files = self.security.tls
-        if files is not None and files.cert is None:
-            return " (--tls-cert and --tls-key, DLEDGER_TLS_CERT and DLEDGER_TLS_KEY)"
-        return ""
+            return TlsError(tls.explain(error, address))
+        files = material.files
+        if files.cert is None:
+            return TlsError(
+                f"{address} hangs up on clients that show no certificate: give one (--tls-cert and --tls-key, "
+                "DLEDGER_TLS_CERT and DLEDGER_TLS_KEY; in Python TlsFiles(ca, cert, key))"
+            )
+        why = tls.client_problem(material) or "it is of no CA that the server trusts for clients, most likely"
+        return TlsError(f"{address} hangs up when it sees our certificate {files.cert}: {why}")

@@ -187,17 +187,33 @@ def rehearse(material: TlsMaterial) -> Mapping[str, object]:
     Finds before anybody else does that it has expired, is not of the CA that we trust, or may not be used on one of
     the two sides. Raises ``TlsError``.
     """
-    us, them = TlsStream(server_context(material), server_side=True), TlsStream(client_context(material))
-    to_them = b""
     try:
-        for _ in range(_REHEARSAL_ROUNDS):
-            to_us = them.shake_hands(to_them)
-            to_them = us.shake_hands(to_us)
-            if us.agreed and them.agreed:
-                return them.certificate
+        return _let_talk(server_context(material), client_context(material))
     except ssl.SSLError as error:
         raise TlsError(f"{material.files.cert}: cannot be used with {material.files.ca}: {_reason(error)}") from error
-    raise TlsError(f"{material.files.cert}: cannot be used: the handshake does not end")
+
+
+def client_problem(material: TlsMaterial) -> str:
+    """What a server that trusts whom we trust would not like about our certificate; empty if nothing."""
+    client = client_context(material)
+    client.verify_mode = ssl.CERT_NONE  # it is about the other direction, and nobody else is there
+    try:
+        _let_talk(server_context(material), client)
+    except ssl.SSLError as error:
+        return _reason(error)
+    return ""
+
+
+def _let_talk(server: ssl.SSLContext, client: ssl.SSLContext) -> Mapping[str, object]:
+    """A handshake of two that are both ours; gives the server's certificate as the client sees it."""
+    us, them = TlsStream(server, server_side=True), TlsStream(client)
+    to_them = b""
+    for _ in range(_REHEARSAL_ROUNDS):
+        to_us = them.shake_hands(to_them)
+        to_them = us.shake_hands(to_us)
+        if us.agreed and them.agreed:
+            return them.certificate
+    raise ssl.SSLError("the handshake does not end")
 
 
 def expires_at(certificate: Mapping[str, object]) -> datetime:

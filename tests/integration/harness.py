@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -147,6 +147,19 @@ class Group(WatchedGroup):
             complaints = check(self.history.appends, self.history.reads, first)
             assert not complaints, "the history is not linearizable:\n" + "\n".join(complaints)
         return first
+
+
+@contextmanager
+def undisturbed(group: Group) -> Iterator[None]:
+    """Appends go on meanwhile, in one term, and nobody fails."""
+    term, leader = group.term(), group.leader()
+    with group.workload(pipelines=0) as load:
+        load.history.wait_for_acks(20)
+        yield
+        load.history.wait_for_acks(20)
+    assert group.term() == term, "the abuse cost an election"
+    assert group.leader() == leader
+    group.verify()
 
 
 class ProxiedGroup(Group):

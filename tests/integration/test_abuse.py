@@ -7,8 +7,7 @@ import random
 import resource
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 
 import grpc
 import pytest
@@ -19,7 +18,7 @@ from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.pb import client_pb2, raft_pb2
 from dledger.rpc.push_frames import PREAMBLE, FrameType, pack
 from dledger.types import LogIndex
-from tests.integration.harness import Group
+from tests.integration.harness import Group, undisturbed
 
 MIB = 1 << 20
 IDLERS = 2000
@@ -44,19 +43,6 @@ REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
-
-
-@contextmanager
-def undisturbed(group: Group) -> Iterator[None]:
-    """Appends go on meanwhile, in one term, and nobody fails."""
-    term, leader = group.term(), group.leader()
-    with group.workload(pipelines=0) as load:
-        load.history.wait_for_acks(20)
-        yield
-        load.history.wait_for_acks(20)
-    assert group.term() == term, "the abuse cost an election"
-    assert group.leader() == leader
-    group.verify()
 
 
 def ports_of(group: Group) -> list[int]:
