@@ -99,7 +99,7 @@ def console(  # noqa: PLR0913  # one parameter per option
         from cluster.console.guard import TOKEN_CHARACTERS_MIN, Rules
         from cluster.console.server import ConsoleServer, Place, is_loopback
     except ModuleNotFoundError as error:
-        if error.name in ("starlette", "uvicorn", "anyio", "h11"):
+        if (error.name or "").partition(".")[0] in ("starlette", "uvicorn", "anyio", "h11"):
             raise click.ClickException(EXTRA_MISSING) from error
         raise
     logs.to_stderr(log_level, log_format)

@@ -13,6 +13,22 @@ export class Table {
     this.body = h("tbody");
     this.element = h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, this.heads)), this.body));
     this.markHeads();
+    // Drawing anew between the press and the release of a button would lose the click.
+    this.element.addEventListener("pointerdown", () => (this.held = true));
+    for (const end of ["pointerup", "pointercancel"]) {
+      window.addEventListener(end, () => setTimeout(() => this.release()));
+    }
+  }
+
+  release() {
+    if (this.waiting) this.redraw();
+    this.held = false;
+  }
+
+  /** Now, for the click itself asks for it. */
+  redraw() {
+    this.held = false;
+    this.render(this.rows);
   }
 
   makeHead(column, place) {
@@ -26,7 +42,7 @@ export class Table {
     this.descending = this.sortedBy === place ? !this.descending : Boolean(this.columns[place].number);
     this.sortedBy = place;
     this.markHeads();
-    this.render(this.rows);
+    this.redraw();
   }
 
   markHeads() {
@@ -39,6 +55,8 @@ export class Table {
   /** Show these rows. A focused button stays focused; open rows stay open. */
   render(rows) {
     this.rows = rows;
+    this.waiting = Boolean(this.held);
+    if (this.held) return;
     const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
     const value = this.columns[this.sortedBy].value;
     const sorted = [...rows].sort((one, other) => compare(value(one), value(other)) * (this.descending ? -1 : 1));
@@ -66,7 +84,7 @@ export class Table {
           this.open.set(name, place);
           fill(place);
         }
-        this.render(this.rows);
+        this.redraw();
       },
     }, label);
   }

@@ -1,0 +1,81 @@
+"""One browser for all; groups of real processes, each under a console with every button."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.console.playground import appending, open_console, trading
+from cluster.console.server import ConsoleServer
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import LocalGroup
+from tests.browser.chromium import Page, browser, why_not
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One after the other and beside no other test of processes: they watch clocks."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The browser."""
+    if reason := why_not():
+        pytest.skip(f"NOT TESTED IN A BROWSER: {reason}")
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(chromium: Page) -> Iterator[Page]:
+    """The browser, whose console must stay free of complaints."""
+    chromium.complaints()
+    yield chromium
+    chromium.leave()
+    found, chromium.found = chromium.found, []
+    assert found == []
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBrokers]:
+    """Three brokers, a producer and two groups of consumers."""
+    with LocalBrokers(tmp_path_factory.mktemp("brokers")) as group:
+        group.master()
+        with trading(group):
+            yield group
+
+
+@pytest.fixture
+def broker_console(page: Page, brokers: LocalBrokers) -> Iterator[ConsoleServer]:
+    """Their console; all of them run."""
+    brokers.start_all()
+    brokers.master()
+    with open_console(brokers, port=0) as server:
+        yield server
+        page.leave()  # else it complains of the console's end
+    for node in brokers.nodes:
+        if brokers.is_running(node):
+            brokers.resume(node)
+
+
+@pytest.fixture
+def log_group(tmp_path: Path) -> Iterator[LocalGroup]:
+    """Three log nodes that take a line now and then."""
+    with LocalGroup(tmp_path / "group") as group:
+        group.leader()
+        with appending(group):
+            yield group
+
+
+@pytest.fixture
+def log_console(page: Page, log_group: LocalGroup) -> Iterator[ConsoleServer]:
+    """Their console."""
+    with open_console(log_group, port=0) as server:
+        yield server
+        page.leave()

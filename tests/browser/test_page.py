@@ -1,0 +1,350 @@
+"""The page in a real browser: finding messages, the keyboard, names for screen readers, themes, small screens."""
+
+# ruff: noqa: E501  # JavaScript, which nobody wraps here
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from cluster.console.server import ConsoleServer
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import LocalGroup
+from rocketstore.message.message import Message
+from tests.browser.chromium import Page
+
+ATTACK = "<img src=x onerror='window.attacked=1'><script>window.attacked=1</script>\u202e\x1b[31m"
+"""Markup, a character that turns the reading direction, and a terminal's escape."""
+
+# Each gives a list of what is wrong, with enough to find it.
+NAMELESS = """
+const name = (one) => (one.getAttribute('aria-label') ?? '') + one.textContent + (one.labels ? [...one.labels].map((l) => l.textContent).join('') : '');
+return [...document.querySelectorAll('button, input, select, a, [role=tab], [role=img], dialog, canvas[role=img]')]
+  .filter((one) => !one.closest('[hidden]') && !name(one).trim() && !one.getAttribute('aria-labelledby'))
+  .map((one) => one.outerHTML.slice(0, 120));
+"""
+BROKEN_REFERENCES = """
+const bad = [];
+for (const attribute of ['aria-labelledby', 'aria-describedby', 'aria-controls', 'for', 'list'])
+  for (const one of document.querySelectorAll(`[${attribute}]`))
+    for (const id of one.getAttribute(attribute).split(' '))
+      if (!document.getElementById(id)) bad.push(`${attribute}=${id}`);
+return bad;
+"""
+DOUBLE_IDS = """
+const ids = [...document.querySelectorAll('[id]')].map((one) => one.id);
+return ids.filter((id, place) => ids.indexOf(id) !== place);
+"""
+SKIPPED_HEADINGS = """
+const levels = [...document.querySelectorAll('h1, h2, h3')].filter((one) => one.checkVisibility() || one.className === 'hidden').map((one) => Number(one.tagName[1]));
+return levels.filter((level, place) => place && level > levels[place - 1] + 1).concat(levels.filter((one) => one === 1).length === 1 ? [] : ['h1']);
+"""
+LOW_CONTRAST = """
+const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+const ground = (one) => { for (; one; one = one.parentElement) { const c = parse(getComputedStyle(one).backgroundColor); if (c.length < 4 || c[3] === 1) return c; } return [255, 255, 255]; };
+const bad = [];
+for (const one of document.querySelectorAll('body *')) {
+  const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!own || !one.checkVisibility() || one.closest('.hidden, noscript, .skip, svg')) continue;
+  const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
+  const ratio = (a + 0.05) / (b + 0.05);
+  if (ratio < 4.5) bad.push(`${one.tagName}.${one.className} ${one.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+}
+return bad;
+"""
+TOO_SMALL = """
+return [...document.querySelectorAll('button, select, input:not([type=radio]):not([type=checkbox])')]
+  .filter((one) => one.checkVisibility() && !one.closest('[hidden]'))
+  .filter((one) => { const box = one.getBoundingClientRect(); return box.height < 24 || box.width < 24; })
+  .map((one) => `${one.textContent} ${one.getBoundingClientRect().width}x${one.getBoundingClientRect().height}`);
+"""
+
+
+def wait_for_rows(page: Page, panel: str, text: str) -> None:
+    script = "return document.getElementById(arguments[0]).textContent.includes(arguments[1])"
+    page.wait(lambda: page.js(script, panel, text), f"{panel} shows {text}")
+
+
+def find(page: Page, **fields: str) -> None:
+    """Fill in the search form and submit it by the keyboard."""
+    script = (
+        "for (const [name, value] of Object.entries(arguments[0])) {"
+        " const field = document.getElementById(`search-${name}`); field.value = value;"
+        " field.dispatchEvent(new Event('change')); }"
+    )
+    page.js(script, fields)
+    page.click("#panel-messages button[type=submit]")
+
+
+@pytest.fixture
+def sent(brokers: LocalBrokers) -> dict[str, Any]:
+    """A message whose body is an attack on whoever shows it."""
+    with brokers.producer() as producer:
+        message = Message("orders", ATTACK.encode(), properties={"KEYS": "attack-1", "TAGS": "<b>bold</b>"})
+        receipt = producer.send(message, queue_id=1)
+    return {"offset": receipt.queue_offset, "id": receipt.message_id, "queue": receipt.queue_id}
+
+
+# --- messages and entries --------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_found_by_key_by_offset_and_by_id_and_harms_nobody(
+    page: Page, broker_console: ConsoleServer, sent: dict[str, Any]
+) -> None:
+    """The same message each time; its markup is text, and what hides is escaped."""
+    page.open(broker_console.url)
+    page.click("#tab-messages")
+
+    find(page, by="key", topic="orders", key="attack-1")
+    wait_for_rows(page, "panel-messages", "attack-1")
+    assert "<img src=x onerror=" in page.text("panel-messages")
+
+    find(page, by="id", id=sent["id"])
+    wait_for_rows(page, "panel-messages", "1 found")
+
+    find(page, by="offset", topic="orders", queue="1", offset=str(sent["offset"]))
+    wait_for_rows(page, "panel-messages", f"1:{sent['offset']}")
+
+    page.click("#panel-messages td button")
+    page.wait(lambda: page.js("return document.getElementById('detail').open"), "all of it is shown")
+    shown = page.js("return document.querySelector('#detail pre').textContent")
+    assert shown == ATTACK.replace("\u202e", "\\u202e").replace("\x1b", "\\x1b")
+    assert page.js("return window.attacked ?? null") is None
+    assert page.js("return document.querySelector('#detail pre').children.length") == 0
+
+    page.click("#detail .segments label:last-child")
+    assert page.js("return document.querySelector('#detail pre').textContent").startswith("00000000  3c 69 6d 67")
+
+
+def test_a_search_that_finds_nothing_and_one_that_makes_no_sense_say_so(
+    page: Page, broker_console: ConsoleServer
+) -> None:
+    """Empty and error states are sentences."""
+    page.open(broker_console.url)
+    page.click("#tab-messages")
+
+    find(page, by="key", topic="orders", key="nobody-has-this")
+    wait_for_rows(page, "panel-messages", "No message has that.")
+
+    find(page, by="offset", topic="no-such-topic", queue="0", offset="")
+    page.wait(lambda: "no-such-topic" in page.text("panel-messages") or "not" in page.text("panel-messages"), "why")
+    page.found += [one for one in page.complaints() if "/api/messages" not in one]  # the browser logs every 404
+
+
+def test_topics_and_groups_show_offsets_and_lag_that_move(page: Page, broker_console: ConsoleServer) -> None:
+    """Totals, then queue by queue; sorted by a click on a head."""
+    page.open(broker_console.url)
+    wait_for_rows(page, "panel-topics", "orders")
+    count = "return Number(document.querySelector('#panel-topics tr[data-row=orders] td:nth-child(3)').textContent.replaceAll(',', ''))"
+    before = page.wait(lambda: page.js(count), "messages are counted")
+    page.wait(lambda: page.js(count) > before, "the count moves")
+
+    page.click("#panel-topics .expander")
+    wait_for_rows(page, "panel-topics", "billing: committed (lag)")
+    assert page.js("return document.querySelectorAll('#panel-topics tr.inner tbody tr').length") == 4
+
+    page.click("#tab-groups")
+    wait_for_rows(page, "panel-groups", "audit")
+    page.click("#panel-groups th:first-child button")
+    head = "return document.querySelector('#panel-groups th').getAttribute('aria-sort')"
+    assert page.js(head) == "ascending"
+    page.click("#panel-groups th:first-child button")
+    assert page.js(head) == "descending"
+    first = page.js("return document.querySelector('#panel-groups tbody tr').dataset.row")
+    assert first == "billing"
+
+
+def test_entries_of_a_log_are_shown(page: Page, log_console: ConsoleServer, log_group: LocalGroup) -> None:
+    """No topics there; the newest entries at once, any by its index."""
+    with log_group.client() as client:
+        result = client.append(ATTACK.encode())
+    page.open(log_console.url)
+    wait_for_rows(page, "panel-entries", "Committed: 0 to")
+    assert page.js("return document.getElementById('tab-topics').hidden")
+
+    page.js("document.getElementById('entry-index').value = arguments[0]", str(result.index))
+    page.click("#panel-entries button[type=submit]")
+    first = "return document.querySelector('#panel-entries td button')?.textContent"
+    page.wait(lambda: page.js(first) == str(result.index), "that entry comes first")
+    page.click("#panel-entries td button")
+    assert "<img src=x" in page.text("panel-entries")
+    page.wait(lambda: page.js("return document.getElementById('detail').open"), "all of it is shown")
+    assert page.js("return window.attacked ?? null") is None
+
+
+# --- hands that use no mouse, eyes that do not see --------------------------------------------------------------------
+
+
+def test_leadership_can_be_handed_over_by_keys_alone(
+    page: Page, log_console: ConsoleServer, log_group: LocalGroup
+) -> None:
+    """Skip link, Tab to a button, Enter, Tab to the answer, Enter; then the focus is where it was."""
+    page.open(log_console.url)
+    old = page.wait(page.leader, "somebody leads")
+    page.js("document.activeElement.blur()")
+    page.press(Keys.TAB)
+    assert page.js("return document.activeElement.className") == "skip"
+    page.press(Keys.ENTER)
+
+    for _ in range(30):
+        page.press(Keys.TAB)
+        if page.js("return document.activeElement.textContent") == "Make leader":
+            break
+    target = page.js("return document.activeElement.closest('.lane').dataset.node")
+    assert page.js("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press(Keys.ENTER)
+    assert page.js("return document.activeElement.textContent") == "Cancel"
+    page.press(Keys.TAB)
+    page.press(Keys.ENTER)
+
+    page.wait(lambda: page.leader() == target, "the new leader")
+    assert target != old
+    assert page.js("return document.activeElement.closest('.lane').dataset.node") == target
+    page.wait(lambda: f"{target} leads in term" in page.text("announcer"), "screen readers are told")
+
+
+def test_escape_cancels(page: Page, log_console: ConsoleServer) -> None:
+    """And nothing is done."""
+    page.open(log_console.url)
+    old = page.wait(page.leader, "somebody leads")
+
+    page.click(f"[data-node={old}] [data-action=kill]")
+    page.press(Keys.ESCAPE)
+
+    page.wait(lambda: not page.js("return document.getElementById('confirm').open"), "the question is gone")
+    assert page.leader() == old
+    assert page.text("toasts") == ""
+
+
+def test_tabs_move_with_arrows(page: Page, broker_console: ConsoleServer) -> None:
+    """One stop in the tab order; arrows, Home and End choose."""
+    page.open(broker_console.url)
+    wait_for_rows(page, "panel-topics", "orders")
+    page.js("document.getElementById('tab-topics').focus()")
+
+    for key, wanted in ((Keys.ARROW_RIGHT, "groups"), (Keys.END, "messages"), (Keys.ARROW_RIGHT, "topics")):
+        page.press(key)
+        assert page.js("return document.activeElement.id") == f"tab-{wanted}"
+        assert page.js("return document.querySelector('[role=tabpanel]:not([hidden])').id") == f"panel-{wanted}"
+    assert (
+        page.js("return document.querySelectorAll('[role=tab][tabindex=\"0\"], [role=tab]:not([tabindex])').length")
+        == 1
+    )
+
+
+def test_charts_can_be_read_by_keys(page: Page, log_console: ConsoleServer) -> None:
+    """Arrow keys move a cursor whose values are text."""
+    page.open(log_console.url)
+    page.wait(
+        lambda: page.text("rate-series").startswith("entries/s") and "\u2013" not in page.text("rate-series"), "a rate"
+    )
+    page.js("document.getElementById('rate-plot').focus()")
+
+    page.press(Keys.ARROW_LEFT)
+
+    assert "entries/s" in page.js("return document.querySelector('#rate-plot .plot-tip').textContent")
+    assert page.js("return document.querySelector('#rate-plot .plot-tip').hidden") is False
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_passes_our_own_audit(page: Page, broker_console: ConsoleServer, theme: str) -> None:
+    """Names, references, ids, headings, contrast as computed, size of targets; in every tab and with a dialog open."""
+    page.open(broker_console.url, theme=theme)
+    wait_for_rows(page, "panel-topics", "orders")
+    ground = page.js("return getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(244, 246, 248)", "dark": "rgb(14, 18, 22)"}[theme]
+
+    for tab in ("topics", "groups", "messages"):
+        page.click(f"#tab-{tab}")
+        if tab == "messages":
+            find(page, by="offset", topic="orders", queue="0", offset="")
+            wait_for_rows(page, "panel-messages", "Queue holds")
+        audit(page)
+    page.click("#panel-messages td button")
+    page.wait(lambda: page.js("return document.getElementById('detail').open"), "the dialog")
+    audit(page)
+
+
+def audit(page: Page) -> None:
+    for script in (NAMELESS, BROKEN_REFERENCES, DOUBLE_IDS, SKIPPED_HEADINGS, LOW_CONTRAST, TOO_SMALL):
+        assert page.js(script) == [], script
+
+
+# --- themes, sizes, motion -------------------------------------------------------------------------------------------
+
+
+def test_the_theme_follows_the_system_and_the_button_and_is_remembered(page: Page, log_console: ConsoleServer) -> None:
+    """auto, light, dark, auto."""
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    page.open(log_console.url, theme="dark")
+    assert page.js(ground) == "rgb(14, 18, 22)"
+
+    page.click("#theme")
+    assert (page.text("theme"), page.js(ground)) == ("Theme: light", "rgb(244, 246, 248)")
+    page.open(log_console.url, theme="dark")
+    assert page.js(ground) == "rgb(244, 246, 248)"
+
+    page.click("#theme")
+    assert page.text("theme") == "Theme: dark"
+    page.click("#theme")
+    assert page.text("theme") == "Theme: auto"
+    page.prefer("light")
+    page.wait(lambda: page.js(ground) == "rgb(244, 246, 248)", "the system's change is followed")
+
+
+@pytest.mark.parametrize("width", [375, 768, 1000, 1180, 1360, 2000])
+def test_nothing_sticks_out_at_any_width(page: Page, broker_console: ConsoleServer, width: int) -> None:
+    """No sideways scrolling of the page, no words outside their buttons, down to a small phone."""
+    page.open(broker_console.url, width=width, height=900)
+    wait_for_rows(page, "panel-topics", "orders")
+
+    assert page.js("return document.documentElement.scrollWidth") <= width
+    overflowing = page.js(
+        "return [...document.querySelectorAll('button')].filter((one) => one.checkVisibility()"
+        " && one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
+    )
+    assert overflowing == []
+
+
+def test_lanes_keep_their_place_while_things_happen(page: Page, broker_console: ConsoleServer) -> None:
+    """No layout jumps: heights stay while figures, roles and notes change."""
+    page.open(broker_console.url)
+    page.wait(page.leader, "somebody leads")
+    heights = "return JSON.stringify([...document.querySelectorAll('.lane, .hero, .plot')].map((one) => Math.round(one.getBoundingClientRect().top)))"
+    page.wait(lambda: page.text("figure-rate") not in ("\u2013", "0"), "figures are there")
+    before = json.loads(page.js(heights))
+
+    page.click(f"[data-node={page.leader()}] [data-action=transfer]")
+    page.click("#confirm-yes")
+    page.wait(lambda: "leads now" in page.text("toasts"), "leadership moved")
+    ended = time.monotonic() + 3
+    page.wait(lambda: time.monotonic() > ended or json.loads(page.js(heights)) != before, "three quiet seconds")
+
+    assert json.loads(page.js(heights)) == before
+
+
+def test_nothing_moves_by_itself_for_those_who_asked_for_calm(page: Page, log_console: ConsoleServer) -> None:
+    """prefers-reduced-motion."""
+    page.open(log_console.url)
+    page.prefer("light", motion="reduce")
+
+    assert page.js("return getComputedStyle(document.querySelector('.tail i')).transitionDuration") == "0s"
+
+
+def test_the_list_of_what_happened_tells_a_transfer(page: Page, log_console: ConsoleServer) -> None:
+    """With times, newest first."""
+    page.open(log_console.url)
+    old = page.wait(page.leader, "somebody leads")
+
+    page.click(f"[data-node={old}] [data-action=transfer]")
+    page.click("#confirm-yes")
+
+    page.wait(lambda: "leads in term 2" in page.text("events"), "the change is listed")
+    times = page.js("return [...document.querySelectorAll('#events time')].map((one) => one.dateTime)")
+    assert times == sorted(times, reverse=True)

@@ -1,0 +1,62 @@
+"""Consoles over fake groups: real HTTP, real gRPC, no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from cluster.broker_target import BrokerTarget
+from cluster.connection import Target
+from cluster.console.sampler import Pace
+from cluster.console.server import ConsoleServer, Place
+from tests.support.fake_broker import FakeBrokers, fake_brokers
+from tests.support.fake_group import FakeGroup, fake_group
+from tests.support.waiting import wait_until
+
+MakeConsole = Callable[..., ConsoleServer]
+PACE = Pace(watched_s=0.05, unwatched_s=0.2, unsettled_s=0.05, unreachable_s=0.1, timeout_s=0.5)
+
+
+@pytest.fixture
+def log_group() -> Iterator[FakeGroup]:
+    """Three log nodes; n0 leads."""
+    with fake_group() as group:
+        yield group
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBrokers]:
+    """One plain broker with a topic of two queues."""
+    with fake_brokers(1) as brokers:
+        brokers.add_topic("orders", 2)
+        yield brokers
+
+
+@pytest.fixture
+def make_console() -> Iterator[MakeConsole]:
+    """A running console over these addresses; ``known`` waits until a node has answered it."""
+    with ExitStack() as stack:
+
+        def make(addresses: list[str], *, known: bool = True, **options: object) -> ConsoleServer:
+            target = Target(tuple(addresses), "", 2.0)
+            server = ConsoleServer(
+                target,
+                BrokerTarget(target.bootstrap, 2.0),
+                place=Place(port=0),
+                pace=PACE,
+                **options,  # type: ignore[arg-type]  # whichever a test names
+            )
+            stack.enter_context(server)
+            if known:
+                wait_until(lambda: server.history.kind != "unknown", "a node answered")
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def console(make_console: MakeConsole, log_group: FakeGroup) -> ConsoleServer:
+    """Over the log nodes."""
+    return make_console(log_group.addresses)

@@ -1,0 +1,98 @@
+"""``dledger console``: what it refuses to do unsafely, and that it runs and ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster.cli import main
+from tests.unit.cluster.console.support import request
+
+
+def run(*words: str, **environment: str) -> Result:
+    """The command in this process; it ends at once, for its words make no sense."""
+    return CliRunner().invoke(main, ["console", "--nodes", "127.0.0.1:1", *words], env=environment)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--listen", "0.0.0.0:0"), "--allow-remote"),
+        (("--listen", "192.0.2.1:80"), "--allow-remote"),
+        (("--listen", "8080"), "HOST:PORT"),
+        (("--listen", "localhost:70000"), "HOST:PORT"),
+        (("--https-cert", "x"), "belong together"),
+        (("--nodes", "nowhere"), "no address"),
+    ],
+)
+def test_words_that_are_wrong_or_unsafe_are_refused(words: tuple[str, ...], told: str) -> None:
+    """Exit code 2, and what to say instead."""
+    shown = run(*words)
+
+    assert shown.exit_code == 2
+    assert told in shown.stderr
+
+
+def test_a_short_token_is_refused() -> None:
+    """It could be guessed."""
+    assert "too short" in run(DLEDGER_CONSOLE_TOKEN="hunter2").stderr  # that is the point
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of a traceback."""
+    for name in [name for name in sys.modules if name.startswith("cluster.console")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette.datastructures", None)
+    monkeypatch.setitem(sys.modules, "starlette", None)
+
+    shown = run("--listen", "127.0.0.1:0")
+
+    assert shown.exit_code == 1
+    assert "install dledger[console]" in shown.stderr
+
+
+def test_it_serves_and_ends_by_sigterm_with_exit_code_0(tmp_path: Path) -> None:
+    """As a process, with a token from a file, while no node answers."""
+    token = tmp_path / "token"
+    token.write_text("a token in a file, long enough\n")
+    words = ["console", "--nodes", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--token-file", str(token)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", *words, "--until-stdin-closes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        url = ready.split()[-1]
+
+        assert "is ready" in ready
+        assert request(f"{url}api/state").status == 401
+        signed = request(f"{url}api/state", headers={"authorization": "Bearer a token in a file, long enough"})
+        assert signed.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_token_is_made_up_and_printed_when_other_machines_are_let_in() -> None:
+    """The printed address holds it."""
+    words = ["console", "--nodes", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--allow-remote", "--until-stdin-closes"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        url = process.stdout.readline().split()[-1]
+        warning = process.stdout.readline()
+
+        assert len(url.partition("?token=")[2]) >= 32
+        assert "not encrypted" in warning
+        assert request(url).status == 303
+        assert request(url.partition("?")[0] + "api/state").status == 401
+        process.stdin.close()
+        assert process.wait(20) == 0

@@ -1,0 +1,410 @@
+"""The console over HTTP: what it serves, what it tells, what it refuses."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.console import streams
+from cluster.console.control import NoControl
+from cluster.console.guard import Rules
+from cluster.console.server import ConsoleServer, Place
+from dledger.errors import ConfigError
+from tests.support.fake_broker import FakeBrokers
+from tests.support.fake_group import FakeGroup
+from tests.support.waiting import wait_until
+from tests.unit.cluster.console.conftest import MakeConsole
+from tests.unit.cluster.console.support import Reply, request, stream
+
+TOKEN = "a token that nobody guesses"
+
+
+def csrf_of(console: ConsoleServer) -> str:
+    return str(request(f"{console.url}api/session").json()["csrf"])
+
+
+def act(console: ConsoleServer, body: object, **headers: str) -> Reply:
+    """A POST as the page sends it, with other headers if wanted."""
+    sent = {"x-csrf-token": csrf_of(console), "content-type": "application/json"}
+    sent |= {name.replace("_", "-"): text for name, text in headers.items()}
+    return request(f"{console.url}api/act", method="POST", headers=sent, body=body)
+
+
+def state(console: ConsoleServer) -> dict[str, Any]:
+    return request(f"{console.url}api/state").json()
+
+
+def states(console: ConsoleServer) -> dict[str, str]:
+    return {one["node"]: one["state"] for one in state(console)["nodes"]}
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_every_file_it_names_are_served(console: ConsoleServer) -> None:
+    """And nothing of it comes from elsewhere."""
+    page = request(console.url)
+    text = page.body.decode()
+    named = set(re.findall(r'(?:src|href)="(/[^"#]+)"', text))
+    files = {name: request(console.url.rstrip("/") + name) for name in named}
+    imported = {
+        found.decode() for file in files.values() for found in re.findall(rb'from "\./([a-z]+\.js)"', file.body)
+    }
+    files |= {name: request(f"{console.url}static/{name}") for name in imported}
+
+    assert page.status == 200
+    assert len(named) >= 4
+    assert {file.status for file in files.values()} == {200}
+    assert not re.search(
+        rb"https?://(?!www\.w3\.org/2000/svg)", b"".join([page.body, *(f.body for f in files.values())])
+    )
+
+
+def test_pages_may_run_nothing_but_our_own_files(console: ConsoleServer) -> None:
+    """No inline code or style, no foreign origin, no frames, no markup from strings."""
+    page = request(console.url)
+    policy = page.headers["content-security-policy"]
+
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["x-frame-options"] == "DENY"
+    text = page.body.decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\sstyle=|\son[a-z]+=", text)
+
+
+def test_scripts_never_make_markup_of_strings(console: ConsoleServer) -> None:
+    """What messages hold reaches the document as text nodes only."""
+    from cluster.console import app
+
+    forbidden = re.compile(
+        rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|createContextualFragment"
+    )
+    files = app.load_files(Path(app.__file__).parent / "static")
+
+    assert [name for name, (body, _, _) in files.items() if name.endswith(".js") and forbidden.search(body)] == []
+
+
+def test_an_unchanged_file_is_not_sent_again(console: ConsoleServer) -> None:
+    """By its entity tag."""
+    first = request(f"{console.url}static/main.js")
+
+    again = request(f"{console.url}static/main.js", headers={"if-none-match": first.headers["etag"]})
+
+    assert (again.status, again.body) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["static/../app.py", "static/..%2fapp.py", "static/%2e%2e/app.py", "static/index.html", "x"]
+)
+def test_nothing_else_can_be_fetched(console: ConsoleServer, path: str) -> None:
+    """Only files that were there when it started, by their names."""
+    assert request(f"{console.url}{path}").status == 404
+
+
+def test_health_needs_no_token(make_console: MakeConsole, log_group: FakeGroup) -> None:
+    """For container health checks."""
+    console = make_console(log_group.addresses, rules=Rules(token=TOKEN))
+
+    assert request(f"{console.url}healthz").json() == {"status": "ok", "pages": 0}
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_gets_everything_and_then_what_is_new(console: ConsoleServer, log_group: FakeGroup) -> None:
+    """A change of leader arrives on the open stream, with the change and the event."""
+    with stream(f"{console.url}api/events") as events:
+        name, first = next(events)
+        assert name == "snapshot"
+        assert first["group"]["leader"] == "n0"  # type: ignore[index]  # JSON
+
+        log_group.elect(1)
+
+        for name, update in events:
+            if name == "update" and update["group"]["leader"] == "n1":  # type: ignore[index]  # JSON
+                break
+        assert [one for one in update["changes"] if one[3] == "leader"]  # type: ignore[attr-defined]  # JSON
+
+
+def test_a_node_that_goes_is_told_as_unreachable_and_its_return_too(
+    console: ConsoleServer, log_group: FakeGroup
+) -> None:
+    """Without asking again by hand."""
+    with stream(f"{console.url}api/events") as events:
+        log_group.kill(2)
+        wait_for(events, "n2", "unreachable")
+
+        log_group.restart(2)
+        wait_for(events, "n2", "follower")
+
+
+def wait_for(events: Iterator[tuple[str, dict[str, Any]]], node: str, wanted: str) -> None:
+    for name, update in events:
+        if name != "catalog" and any(one["node"] == node and one["state"] == wanted for one in update["nodes"]):
+            return
+    raise AssertionError("the stream ended")
+
+
+def test_pages_are_limited(console: ConsoleServer) -> None:
+    """One more than allowed is refused with 503; once one is gone, there is room."""
+    with ExitStack() as stack:
+        pages = [stack.enter_context(stream(f"{console.url}api/events")) for _ in range(streams.STREAMS_MAX)]
+        for page in pages:
+            next(page)
+
+        assert request(f"{console.url}api/events").status == 503
+        assert request(f"{console.url}healthz").json()["pages"] == streams.STREAMS_MAX
+    wait_until(lambda: request(f"{console.url}healthz").json()["pages"] == 0, "the pages are gone")
+
+
+def test_stopping_ends_open_streams(make_console: MakeConsole, log_group: FakeGroup) -> None:
+    """A page that is open does not keep the console alive."""
+    console = make_console(log_group.addresses)
+    with stream(f"{console.url}api/events") as events:
+        next(events)
+        console.stop()
+        assert len(list(events)) < 100
+    assert console.wait(0) == 0
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("dledger-console")]
+
+
+# --- who may ask -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "", "a:b:c"])
+def test_a_foreign_host_name_is_refused(console: ConsoleServer, host: str) -> None:
+    """DNS rebinding: the browser would send the foreign name."""
+    assert request(f"{console.url}api/state", headers={"host": host}).status == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:9", "[::1]:8080"])
+def test_names_of_this_machine_are_ours(console: ConsoleServer, host: str) -> None:
+    """At any port, for it may be forwarded."""
+    assert request(f"{console.url}api/state", headers={"host": host}).status == 200
+
+
+def test_what_changes_something_needs_the_pages_own_token(console: ConsoleServer) -> None:
+    """A form on another site cannot know it."""
+    body = {"action": "transfer", "node": "n1"}
+
+    assert request(f"{console.url}api/act", method="POST", body=body).status == 403
+    assert act(console, body, x_csrf_token="guessed").status == 403
+    assert act(console, body).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:1"},
+        {"sec_fetch_site": "cross-site"},
+    ],
+)
+def test_what_another_site_sends_is_refused_even_with_the_token(
+    console: ConsoleServer, headers: dict[str, str]
+) -> None:
+    """Browsers say where a request comes from."""
+    assert act(console, {"action": "transfer"}, **headers).status == 403
+
+
+def test_another_site_cannot_open_streams_either(console: ConsoleServer) -> None:
+    """They are limited, and could be used up."""
+    assert request(f"{console.url}api/events", headers={"sec-fetch-site": "cross-site"}).status == 403
+
+
+def test_other_methods_are_refused(console: ConsoleServer) -> None:
+    """Also on paths that exist."""
+    assert request(f"{console.url}api/act", method="PUT").status == 405
+    assert request(f"{console.url}api/act").status == 405
+
+
+def test_with_a_token_everything_but_health_and_the_way_in_is_closed(
+    make_console: MakeConsole, log_group: FakeGroup
+) -> None:
+    """API answers 401, the page leads to the sign-in."""
+    console = make_console(log_group.addresses, rules=Rules(token=TOKEN, remote=True))
+
+    assert request(f"{console.url}api/state").status == 401
+    assert request(f"{console.url}api/events").status == 401
+    assert request(console.url).headers["location"] == "/login"
+    assert request(f"{console.url}login").status == 200
+    assert request(f"{console.url}api/state", headers={"authorization": "Bearer wrong"}).status == 401
+    assert request(f"{console.url}api/state", headers={"authorization": f"Bearer {TOKEN}"}).status == 200
+
+
+def test_signing_in_gives_a_cookie_that_is_not_the_token(make_console: MakeConsole, log_group: FakeGroup) -> None:
+    """HttpOnly, SameSite=Strict; a wrong token gives none."""
+    console = make_console(log_group.addresses, rules=Rules(token=TOKEN, remote=True))
+    wrong = request(f"{console.url}login", method="POST", body=b"token=wrong")
+    right = request(f"{console.url}login", method="POST", body=f"token={TOKEN.replace(' ', '+')}".encode())
+    cookie = right.headers["set-cookie"]
+
+    assert (wrong.status, wrong.headers["location"]) == (303, "/login?wrong=1")
+    assert "set-cookie" not in wrong.headers
+    assert (right.status, right.headers["location"]) == (303, "/")
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert request(console.url, headers={"cookie": cookie.split(";")[0]}).status == 200
+    assert request(console.url, headers={"cookie": "dledger-console=guessed"}).status == 303
+
+
+def test_the_printed_address_signs_in_and_hides_the_token(make_console: MakeConsole, log_group: FakeGroup) -> None:
+    """The token leaves the address bar at once."""
+    console = make_console(log_group.addresses, rules=Rules(token="token-without-blanks", remote=True))
+
+    opened = request(f"{console.url}?token=token-without-blanks")
+
+    assert (opened.status, opened.headers["location"]) == (303, "/")
+    assert "set-cookie" in opened.headers
+    assert request(f"{console.url}?token=wrong").headers["location"] == "/login"
+
+
+def test_remote_consoles_answer_to_addresses_and_to_names_that_were_allowed() -> None:
+    """A name can be rebound, an address cannot."""
+    rules = Rules(token=TOKEN, remote=True, hosts=frozenset({"console.example"}))
+
+    assert rules.knows_host("192.0.2.7:8080")
+    assert rules.knows_host("console.example")
+    assert not rules.knows_host("other.example")
+    assert not Rules().knows_host("192.0.2.7:8080")
+
+
+# --- doing things ----------------------------------------------------------------------------------------------------
+
+
+def test_a_transfer_says_what_came_of_it_and_is_listed(console: ConsoleServer) -> None:
+    """The answer's sentence, and the same among the events."""
+    told = act(console, {"action": "transfer", "node": "n1"})
+
+    assert told.json()["ok"] is True
+    assert str(told.json()["message"]).startswith("n1 leads now")
+    assert state(console)["events"][-1]["kind"] == "action"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not json",
+        [],
+        {"action": "format"},
+        {"action": 7},
+        {"action": "transfer", "node": 7},
+        {"action": "transfer", "node": ""},
+        {"action": "transfer", "node": "n1\x00"},
+        {"action": "transfer", "node": "n" * 1000},
+        {"action": "transfer", "more": 1},
+        {"action": "kill"},
+        b"x" * 10_000,
+    ],
+)
+def test_nonsense_is_refused_with_a_reason(console: ConsoleServer, body: object) -> None:
+    """And nothing happens."""
+    told = act(console, body)
+
+    assert told.status == 400
+    assert told.json()["error"]
+
+
+def test_processes_of_others_are_never_killed(console: ConsoleServer) -> None:
+    """Only a demo's console has that button."""
+    assert act(console, {"action": "kill", "node": "n0"}).status == 403
+
+
+def test_a_console_that_only_shows_has_no_actions(make_console: MakeConsole, log_group: FakeGroup) -> None:
+    """``--read-only``."""
+    console = make_console(log_group.addresses, control=NoControl())
+
+    assert request(f"{console.url}api/session").json()["actions"] == []
+    assert act(console, {"action": "transfer"}).status == 403
+
+
+def test_a_failed_transfer_is_told(
+    console: ConsoleServer, log_group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an error for people, and among the events; a group that is gone has no leader."""
+    monkeypatch.setattr("cluster.console.control.TRANSFER_TIMEOUT_S", 0.3)
+    for number in range(3):
+        log_group.kill(number)
+    wait_until(lambda: set(states(console).values()) == {"unreachable"}, "nobody answers")
+
+    told = act(console, {"action": "transfer", "node": "n1"})
+
+    assert told.status == 502
+    assert told.json()["error"]
+    assert state(console)["events"][-1]["kind"] == "refused"
+    assert state(console)["group"]["leader"] == ""
+
+
+# --- looking things up -----------------------------------------------------------------------------------------------
+
+
+def test_entries_are_found_by_index_and_from_the_end(console: ConsoleServer, log_group: FakeGroup) -> None:
+    """The newest ones by a negative index."""
+    for number in range(30):
+        log_group.nodes[0].submit_append([b"entry %d" % number], lambda _: None)
+    log_group.elect(0)
+
+    newest = request(f"{console.url}api/entries?index=-5&count=5").json()
+    third = request(f"{console.url}api/entry?index=3").json()
+
+    assert [one["index"] for one in newest["entries"]] == [25, 26, 27, 28, 29]  # type: ignore[attr-defined]  # JSON
+    assert third["body"]["text"] == "entry 3"  # type: ignore[index]  # JSON
+    assert request(f"{console.url}api/entry?index=999").status in (404, 502)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "entries?index=x",
+        "entries?index=-101",
+        "entries?index=99999999999999999999",
+        "entries?index=0&count=0",
+        "entries?index=0&count=1000",
+        "entries",
+        "messages?by=magic",
+        "messages?by=key&topic=t",
+        f"messages?by=id&id={'x' * 2000}",
+        "message?topic=t&queue=70000&offset=0",
+    ],
+)
+def test_queries_that_make_no_sense_are_refused(console: ConsoleServer, query: str) -> None:
+    """Before any node is asked."""
+    assert request(f"{console.url}api/{query}").status == 400
+
+
+def test_a_plain_broker_is_shown_with_its_topics(make_console: MakeConsole, broker: FakeBrokers) -> None:
+    """No log service there: the broker's own word is enough."""
+    console = make_console(broker.addresses)
+
+    with stream(f"{console.url}api/events") as events:
+        for name, told in events:
+            if name == "catalog" and told["loaded"]:
+                break
+        assert [one["name"] for one in told["topics"]] == ["orders"]  # type: ignore[attr-defined]  # JSON
+    assert state(console)["group"]["kind"] == "broker"
+
+
+def test_a_console_that_cannot_listen_says_so() -> None:
+    """A port that is taken, in words."""
+    from cluster.broker_target import BrokerTarget
+    from cluster.connection import Target
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Place(port=taken.getsockname()[1])
+        server = ConsoleServer(Target(("127.0.0.1:1",), "", 1.0), BrokerTarget(("127.0.0.1:1",), 1.0), place=place)
+        with pytest.raises(ConfigError, match="cannot listen"):
+            server.start()
+        server.stop()
