@@ -101,6 +101,9 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "metrics_scrape": (at_most(20, "ms"),),
     "metrics_overhead_pipelined": (at_most(1.1, baseline=UNMEASURED),),
     "metrics_overhead_single": (at_most(1.1, baseline=UNMEASURED),),
+    # The web console of three nodes while nothing happens.
+    "console_idle_no_page": (at_most(2, "% of a core"),),
+    "console_idle_one_page": (at_most(2, "% of a core"),),
     "idle_rss": (at_most(150, "MB"),),
     "pending_threads": (at_most(64, "threads"),),
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.bench.registry import Scenario
-from cluster.bench.scenarios import appends, brokers, failover, messages, metrics, resources, restart, store
+from cluster.bench.scenarios import appends, brokers, console, failover, messages, metrics, resources, restart, store
 
 ALL: Final[tuple[Scenario, ...]] = (
     resources.IDLE,
     resources.PENDING,
+    console.IDLE,
     appends.SYNC,
     appends.ASYNC,
     metrics.SCRAPE,
