@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.security_options import NO_SECURITY, SecurityOptions, security_options
+from cluster.security_options import SecurityOptions, security_options
 from dledger.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +22,25 @@ if TYPE_CHECKING:
     from dledger.config import SecurityConfig
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """The server whose settings are in the environment: where it listens, and what it shows and trusts."""
+
+    address: str
+    name: str
+    security: SecurityConfig
+
+    def channel(self) -> grpc.Channel:
+        """A channel to it. Its certificate is ours as well; it names the node, not the address that is dialled here."""
+        import grpc
+
+        files = (self.security.tls_trust_cert_path, self.security.tls_key_path, self.security.tls_cert_path)
+        if not self.security.has_tls:
+            return grpc.insecure_channel(self.address)
+        credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files if file is not None))
+        return grpc.secure_channel(self.address, credentials, [("grpc.ssl_target_name_override", self.name)])
 
 
 @click.command(
@@ -50,26 +69,20 @@ def health(address: str | None, service: str, timeout_s: float, security: Securi
     """Ask by gRPC's health protocol whether a server serves; without an address, the one of this container."""
     if address is None:
         own = own_server(os.environ)
-        address, security, name = own.address, security if security.tls_ca else own.tls, own.name
+        address, channel = own.address, own.channel()
     else:
-        name = ""
-    problem = ask(address, service, timeout_s, security, name)
+        from dledger.client.security import ChannelMaker
+
+        channel = ChannelMaker(security.for_client(), [address]).open(address)
+    with channel:
+        problem = ask(channel, service, timeout_s)
     if problem:
         raise click.ClickException(f"{address}: {problem}")
     click.echo(f"{address}: serving")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnServer:
-    """The server that the environment describes: where it is, the certificates it has, and in whose name."""
-
-    address: str
-    tls: SecurityOptions
-    name: str
-
-
 def own_server(environ: Mapping[str, str]) -> OwnServer:
-    """How the server with these settings can be reached on its own machine. Raises ``ConfigError``."""
+    """The server with these settings, as its own machine reaches it. Raises ``ConfigError``."""
     from rocketstore.settings import load_broker_settings
 
     file = Path(environ["DLEDGER_CONFIG"]) if environ.get("DLEDGER_CONFIG") else None
@@ -81,16 +94,9 @@ def own_server(environ: Mapping[str, str]) -> OwnServer:
 
         node = settings.load(file, environ, {}).config  # no broker's settings: a node's, or neither's
         port = node.client_port if node.client_port is not None else node.self_member.port + CLIENT_PORT_OFFSET
-        return OwnServer(_reachable(node.client_bind_host, port), _files_of(node.security), str(node.node_id))
-    name = str(config.dledger.node_id) if config.dledger is not None else ""
-    return OwnServer(_reachable(config.bind_host, config.listen_port), _files_of(config.effective_security), name)
-
-
-def _files_of(security: SecurityConfig) -> SecurityOptions:
-    """The server's own certificate is good for asking it, too."""
-    if not security.has_tls:
-        return NO_SECURITY
-    return SecurityOptions(security.tls_trust_cert_path, security.tls_cert_path, security.tls_key_path)
+        return OwnServer(_reachable(node.client_bind_host, port), node.node_id, node.security)
+    security = config.security if config.dledger is None else config.dledger.security
+    return OwnServer(_reachable(config.bind_host, config.listen_port), config.node_id, security)
 
 
 def _reachable(host: str, port: int) -> str:
@@ -98,29 +104,16 @@ def _reachable(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def ask(address: str, service: str, timeout_s: float, security: SecurityOptions = NO_SECURITY, name: str = "") -> str:
-    """What is wrong with the server; empty if it serves. ``name``: what its certificate says, if not its address."""
+def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:
+    """What is wrong with the server; empty if it serves."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     serving = health_pb2.HealthCheckResponse.SERVING
-    with _channel(address, security, name) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
-            )
-        except grpc.RpcError as error:
-            return error.details() or error.code().name
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
+        )
+    except grpc.RpcError as error:
+        return error.details() or error.code().name
     return "" if answer.status == serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-
-
-def _channel(address: str, security: SecurityOptions, name: str) -> grpc.Channel:
-    import grpc
-
-    if security.tls_ca is None:
-        return grpc.insecure_channel(address)
-    from dledger.rpc import tls
-
-    material = tls.read(tls.TlsFiles(security.tls_ca, security.tls_cert, security.tls_key))
-    names = [("grpc.ssl_target_name_override", name)] if name else []
-    return grpc.secure_channel(address, material.channel_credentials(), names)

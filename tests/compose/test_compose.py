@@ -2,114 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
 import pytest
 
-from cluster.containers.compose import compose_command
 from cluster.containers.engine import EngineClient
-from cluster.containers.image import PROJECT
-from tests.support.ports import free_ports
+from tests.compose import project as projects
+from tests.compose.project import NODES, TOKEN, Project, wait_until_up
 from tests.support.waiting import wait_until
-
-UP_TIMEOUT_S = 120.0
-TOKEN = "a token of the tests"
-NODES = ("n0", "n1", "n2")
-
-
-@dataclass(frozen=True, slots=True)
-class Project:
-    """A project that is up, and its published ports."""
-
-    command: list[str]
-    environment: dict[str, str]
-    ports: dict[str, int]
-    metrics_ports: dict[str, int]
-    console_port: int
-
-    def compose(self, *arguments: str) -> str:
-        """``docker compose …``"""
-        return run([*self.command, *arguments], self.environment)
-
-    def dledger(self, *arguments: str) -> str:
-        """A command on the host, which knows nothing but the published ports."""
-        return run([sys.executable, "-m", "cluster.entry", *arguments], self.environment)
-
-    def nodes(self) -> list[dict[str, Any]]:  # Any: JSON
-        """What ``dledger status`` says."""
-        found: list[dict[str, Any]] = json.loads(self.dledger("status", "--json"))["nodes"]
-        return found
-
-    def leader(self) -> str | None:
-        """Who leads, by its own word."""
-        return next((node["node_id"] for node in self.nodes() if node.get("role") == "LEADER"), None)
-
-
-def run(command: list[str], environment: dict[str, str]) -> str:
-    """Run to the end; fails with what it said."""
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=UP_TIMEOUT_S)
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
-    """The group of compose.yaml, on ports that are free."""
-    command = compose_command()
-    if command is None:
-        pytest.skip("neither `docker compose` nor docker-compose is installed (Debian: apt-get install docker-compose)")
-    ports = free_ports(7)
-    published = dict(zip(NODES, ports[:3], strict=True))
-    metrics = dict(zip(NODES, ports[3:6], strict=True))
-    brokers = ",".join(f"127.0.0.1:{port}" for port in published.values())
-    environment = {
-        **{name: text for name, text in os.environ.items() if not name.startswith("DLEDGER_")},
-        "DOCKER_HOST": docker_engine.url,
-        "COMPOSE_PROJECT_NAME": f"dledger-test-{os.getpid()}",
-        "DLEDGER_IMAGE": image,
-        **{f"DLEDGER_{node.upper()}_PORT": str(port) for node, port in published.items()},
-        **{f"DLEDGER_{node.upper()}_METRICS_PORT": str(port) for node, port in metrics.items()},
-        "DLEDGER_CONSOLE_PORT": str(ports[6]),
-        "DLEDGER_CONSOLE_TOKEN": TOKEN,
-        "DLEDGER_MAPPED_FILE_SIZE_COMMIT_LOG": "16m",
-        "DLEDGER_BROKER": brokers,
-        "DLEDGER_BOOTSTRAP": brokers,
-    }
-    made = Project(command, environment, published, metrics, ports[6])
-    try:
-        made.compose("up", "--detach", "--no-build")
-        wait_until(lambda: is_up(made), "the group has a leader", UP_TIMEOUT_S)
+    """The group of compose.yaml."""
+    with projects.project(docker_engine, image, "compose.yaml") as made:
+        wait_until_up(made)
         yield made
-    except AssertionError as error:
-        error.add_note(made.compose("logs", "--tail", "20"))
-        raise
-    finally:
-        made.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
-
-
-def is_up(project: Project) -> bool:
-    """Whether all three answer and one leads."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cluster.entry", "status", "--json"],
-        cwd=PROJECT,
-        env=project.environment,
-        capture_output=True,
-        text=True,
-        timeout=UP_TIMEOUT_S,
-    )
-    if done.returncode != 0:
-        return False
-    roles = sorted(node.get("role", "") for node in json.loads(done.stdout)["nodes"])
-    return roles == ["FOLLOWER", "FOLLOWER", "LEADER"]
 
 
 def test_the_host_sees_the_group(project: Project) -> None:
@@ -185,7 +96,7 @@ def test_a_stopped_leader_hands_over(project: Project, docker_engine: EngineClie
     after = next(node for node in project.nodes() if node.get("role") == "LEADER")
     assert after["node_id"] != old
     assert after["term"] > before["term"]
-    stopped = docker_engine.containers.get(project.compose("ps", "--all", "--quiet", old).strip())
+    stopped = docker_engine.containers.get(project.container(old))
     assert stopped.attrs["State"]["ExitCode"] == 0, stopped.logs().decode()
     assert b"handing over" in stopped.logs()
     project.dledger("message", "send", "-t", "handover", "after")
@@ -193,7 +104,7 @@ def test_a_stopped_leader_hands_over(project: Project, docker_engine: EngineClie
     assert sorted(project.dledger("message", "consume", *arguments).splitlines()) == ["after", "before"]
 
     project.compose("start", old)
-    wait_until(lambda: is_up(project), f"{old} is back", UP_TIMEOUT_S)
+    wait_until_up(project)
 
 
 def test_data_outlives_the_containers(project: Project) -> None:
@@ -203,7 +114,7 @@ def test_data_outlives_the_containers(project: Project) -> None:
 
     project.compose("down", "--timeout", "20")
     project.compose("up", "--detach", "--no-build")
-    wait_until(lambda: is_up(project), "the group is back", UP_TIMEOUT_S)
+    wait_until_up(project)
 
     arguments = ("-t", "kept", "--group", "readers", "--from", "first", "--max", "1")
     assert project.dledger("message", "consume", *arguments) == "still here\n"
@@ -211,7 +122,7 @@ def test_data_outlives_the_containers(project: Project) -> None:
 
 def test_the_engine_finds_the_brokers_healthy(project: Project, docker_engine: EngineClient) -> None:
     """By the image's health check, in containers that may do nothing else."""
-    found = [docker_engine.containers.get(project.compose("ps", "--quiet", node).strip()) for node in NODES]
+    found = [docker_engine.containers.get(project.container(node)) for node in NODES]
 
     def all_healthy() -> bool:
         for one in found:

@@ -13,6 +13,7 @@ from docker.models.containers import Container
 
 from cluster.containers.engine import EngineClient
 from cluster.containers.image import ensure_image
+from tests.compose.project import output_of
 from tests.support.waiting import wait_until
 
 OVER_BASE_BYTES_MAX = 200_000_000
@@ -106,8 +107,7 @@ def test_a_broker_serves_and_says_so(run: Run) -> None:
     container = run()
     wait_until(lambda: is_ready(container), "the broker serves")
 
-    code, output = container.exec_run(["dledger", "health"])
-    assert (code, output) == (0, b"127.0.0.1:10911: serving\n")
+    assert output_of(container, "dledger", "health") == "127.0.0.1:10911: serving\n"
     code, output = container.exec_run(["dledger", "health", "127.0.0.1:1", "--timeout", "0.5"])
     assert code == 1, output
     check = container.attrs["Config"]

@@ -13,6 +13,7 @@ from cluster.commands.health import own_server
 from tests.support.fake_group import fake_group
 from tests.support.ports import free_ports
 
+INSECURE = {"DLEDGER_INSECURE": "true"}
 MEMBERS = "n0-n0:20911;n1-n1:20911;n2-n2:20911"
 
 
