@@ -16,8 +16,9 @@ BASE_IMAGE ?=
 SEEDS ?= 2000
 TESTS ?= tests
 WORKERS ?= 2
+DRILL ?= kill-leader
 
-.PHONY: help install demo test interop check format bench sim image-base image proto docs clean
+.PHONY: help install demo test interop check format bench sim image-base image drill proto docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -78,6 +79,15 @@ image-base: $(STAMP) ## A base image of Debian's packages, where none can be pul
 
 image: $(STAMP) ## The container image (BASE_IMAGE=python:3.12-slim; without it, on a base of Debian's packages)
 	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/python -m cluster.containers.image
+
+drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only if nothing is lost (DRILL="all --html r.html")
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then missing=; \
+		command -v dockerd >/dev/null || [ -S /var/run/docker.sock ] || missing="docker.io iptables"; \
+		command -v debootstrap >/dev/null || [ -n "$$BASE_IMAGE" ] || missing="$$missing debootstrap"; \
+		if [ -n "$$missing" ]; then echo "installing: $$missing"; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+				apt-get install -qq --no-install-recommends -y $$missing >/dev/null; fi; fi
+	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/dledger drill $(DRILL)
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh

@@ -24,9 +24,9 @@ _ROW_CLASSES = {
 }
 
 
-def page(results: Sequence[DrillResult], notes: Sequence[str]) -> str:
-    """The whole document."""
-    failed = [one.name for one in results if not one.passed]
+def page(results: Sequence[DrillResult], notes: Sequence[str] = (), not_run: Sequence[str] = ()) -> str:
+    """The whole document. ``not_run``: drills that did not come to a result, and why."""
+    failed = [*(one.name for one in results if not one.passed), *not_run]
     names = ", ".join(one.name for one in results)
     body = [
         "<h1>Failover drills</h1>",

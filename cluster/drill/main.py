@@ -61,11 +61,11 @@ def run(names: Sequence[str], place: Place, options: DrillOptions, reporting: Re
                 if not reporting.json:
                     report.print_result(results[-1])
         if reporting.json:
-            terminal.print_json(report.document(results, [*notes, *failures]))
+            terminal.print_json(report.document(results, notes, failures))
         elif len(results) > 1:
             report.print_summary(results)
     if reporting.html is not None:
-        reporting.html.write_text(html.page(results, [*notes, *failures]), encoding="utf-8")
+        reporting.html.write_text(html.page(results, notes, failures), encoding="utf-8")
         click.echo(f"\nThe report is in {reporting.html}", err=True)
     return 0 if results and not failures and all(one.passed for one in results) else 1
 

@@ -145,11 +145,17 @@ def print_summary(results: Sequence[DrillResult]) -> None:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def document(results: Sequence[DrillResult], notes: Sequence[str] = ()) -> dict[str, object]:
-    """All results as one JSON document; times are seconds since the start of each drill's load."""
+def document(
+    results: Sequence[DrillResult], notes: Sequence[str] = (), not_run: Sequence[str] = ()
+) -> dict[str, object]:
+    """All results as one JSON document; times are seconds since the start of each drill's load.
+
+    ``not_run``: drills that did not come to a result, and why.
+    """
     return {
-        "passed": bool(results) and all(one.passed for one in results),
+        "passed": bool(results) and not not_run and all(one.passed for one in results),
         "notes": list(notes),
+        "not_run": list(not_run),
         "drills": [_result(one) for one in results],
     }
 

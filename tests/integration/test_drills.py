@@ -1,0 +1,83 @@
+"""Drills on real processes: the same faults, clients and verdicts as in containers, without Docker."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+
+import pytest
+
+from cluster.drill.drills import DRILLS
+from cluster.drill.processes import FILLER, ProcessTarget
+from cluster.drill.runner import DrillResult, run_drill
+from cluster.drill.stage import DrillOptions
+from cluster.drill.target import Direction, DrillError, NotPossibleError
+from dledger.types import NodeId
+
+SHORT = DrillOptions(rate=200, calm_s=0.5)
+
+
+def run(name: str, options: DrillOptions = SHORT) -> DrillResult:
+    drill = DRILLS[name]
+    with closing(ProcessTarget(size=options.nodes, small_disks=drill.small_disks)) as target:
+        result = run_drill(drill, target, options, lambda _event: None)
+    assert result.passed, (result.problems, result.verdict, result.events)
+    assert not target.directory.exists()
+    return result
+
+
+@pytest.mark.slow
+def test_the_killed_leader_is_followed_by_another_one_and_comes_back() -> None:
+    """Twice in a row; the timeline knows both."""
+    result = run("kill-leader", DrillOptions(rate=200, calm_s=0.5, rounds=2))
+
+    assert len(result.rounds) == 2
+    assert all(one.leader_after not in (None, one.round.victim) for one in result.rounds)
+    assert all(one.term_after > one.term_before for one in result.rounds)
+    assert result.verdict is not None
+    assert result.verdict.acknowledged > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", list(Direction))
+def test_a_leader_that_is_heard_one_way_only_is_replaced(direction: Direction) -> None:
+    """Clients still reach it: whatever it takes then must not be acknowledged and lost."""
+    result = run("isolate-leader", DrillOptions(rate=200, calm_s=0.5, direction=direction))
+
+    assert result.rounds[0].leader_after != result.rounds[0].round.victim
+
+
+@pytest.mark.slow
+def test_a_disconnected_leader_is_replaced() -> None:
+    """Both ways at once."""
+    run("disconnect-leader")
+
+
+@pytest.mark.slow
+def test_a_leader_comes_back_with_nothing() -> None:
+    """It fetches all from the others and votes no earlier."""
+    run("replace-volume")
+
+
+@pytest.mark.slow
+def test_a_full_disk_moves_the_leadership() -> None:
+    """And with room again, the node catches up."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: mounting a small file system needs root")
+    result = run("fill-disk")
+
+    assert result.rounds[0].leader_after != result.rounds[0].round.victim
+
+
+def test_what_a_process_target_must_not_do_it_refuses() -> None:
+    """Fill this host's disk, or take the files away from under a running broker."""
+    node = NodeId("n0")
+    with closing(ProcessTarget(size=3)) as target:
+        target.start()
+
+        with pytest.raises(NotPossibleError, match="this host's"):
+            target.fill_disk(node)
+        with pytest.raises(DrillError, match="still runs"):
+            target.empty_volume(node)
+
+        assert not list(target.directory.rglob(FILLER))

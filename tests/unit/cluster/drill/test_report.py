@@ -1,0 +1,170 @@
+"""Reports say what happened: to people, to programs, and in a browser without any other file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from cluster.drill import html, report
+from cluster.drill.chart import chart
+from cluster.drill.history import Event, EventKind
+from cluster.drill.timeline import Round, facts_of
+from tests.unit.cluster.drill.histories import N0, failover, perfect, result_of
+
+
+def test_a_passed_drill_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """Timeline, time without service, counts and the judgement."""
+    report.print_result(result_of(failover(), perfect().verdict()))
+
+    said = capsys.readouterr().out
+    assert "kill-leader: SIGKILL for the leader" in said
+    assert re.search(r"1\.00 +FAULT +n0 +SIGKILL to n0", said)
+    assert re.search(r"1 \(n0\) +1\.10 s +1 +n0 → n1 +1 → 2 +2\.50 s", said)
+    assert re.search(r"lost +0\n", said)
+    assert "✓ every one of 10 acknowledged messages is on n0, n1, n2, once, in order" in said
+
+
+def test_a_failed_drill_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong stands there with examples, and nothing sounds as if it had passed."""
+    history = perfect()
+    history.change_queue(1, [])
+
+    report.print_result(result_of(failover(), history.verdict(), "not every node has caught up within 90 s"))
+
+    said = capsys.readouterr().out
+    assert "✗ not every node has caught up" in said
+    assert re.search(r"lost +5\n", said)
+    assert "number 1, acknowledged at queue 1 offset 0, is not on n0, n1, n2" in said
+    assert "✓" not in said
+
+
+def test_what_was_not_read_back_is_not_proved() -> None:
+    """No verdict is no pass."""
+    result = result_of(failover(), None, "n1 does not give back what it holds")
+
+    assert not result.passed
+    assert report.verdict_lines(result)[-1] == "✗ the messages could not be read back: nothing is proved"
+
+
+def test_the_document_is_json_and_says_the_same() -> None:
+    """Also of what never came: JSON knows neither NaN nor infinity."""
+    good = result_of(failover(), perfect().verdict())
+    never = result_of(failover(), None, "broken")
+
+    document = json.loads(json.dumps(report.document([good, never], ["a note"]), allow_nan=False))
+
+    first, second = document["drills"]
+    assert document["passed"] is False
+    assert document["notes"] == ["a note"]
+    assert first["passed"] is True
+    assert first["verdict"]["acknowledged"] == 10
+    assert [first["verdict"][name] for name in ("lost", "duplicated", "out_of_order")] == [0, 0, 0]
+    assert first["without_service_s"] == pytest.approx(1.1)
+    assert first["rounds"][0]["leader_after"] == "n1"
+    assert {"at_s": 1.0, "kind": "fault", "text": "SIGKILL to n0", "node": "n0"} in first["timeline"]
+    assert first["roles"]["n1"][-1]["role"] == "LEADER"
+    assert any(one["p50_ms"] is None for one in first["series"])
+    assert second["verdict"] is None
+    assert report.document([])["passed"] is False
+
+
+def test_the_summary_has_a_line_per_drill(capsys: pytest.CaptureFixture[str]) -> None:
+    """Passed or failed at a glance."""
+    report.print_summary(
+        [result_of(failover(), perfect().verdict()), result_of(failover(), None, "x", name="fill-disk")]
+    )
+
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"kill-leader +passed +1\.10 s +10 +0 +0 +0 +0 +0", lines[-2])
+    assert re.match(r"fill-disk +FAILED +1\.10 s +\?", lines[-1])
+
+
+def test_long_sentences_are_cut_in_the_table_only() -> None:
+    """A terminal has so many columns."""
+    assert report.shortened("short") == "short"
+    assert len(report.shortened("long " * 100)) == 110
+
+
+class Page(HTMLParser):
+    """What a browser would fetch, and whether every element ends."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [
+            str(value) for name, value in attrs if name in ("src", "href") and not str(value).startswith("#")
+        ]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Ends at once."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else() -> None:
+    """One file: no address is fetched, every element ends, what came from outside is escaped."""
+    page = html.page(
+        [result_of(failover(), perfect().verdict()), result_of(failover(), None, "<b>broken</b>")], ["note"]
+    )
+
+    parsed = Page(page)
+
+    assert parsed.fetched == []
+    assert parsed.open == []
+    assert "http" not in page.replace("http-equiv", "")
+    assert "&lt;b&gt;broken" in page
+    assert "a note &lt;of the target&gt;" in page
+    assert "prefers-color-scheme: dark" in page
+    assert "✗ Failed: kill-leader" in page
+
+
+def test_a_page_of_passed_drills_says_so_and_one_of_none_does_not() -> None:
+    """Nothing run is nothing passed."""
+    assert "✓ The drill passed: 10 messages" in html.page([result_of(failover(), perfect().verdict())], [])
+    assert "No drill was run to its end" in html.page([])
+    partly = html.page([result_of(failover(), perfect().verdict())], not_run=["fill-disk: no root"])
+    assert "✗ Failed: fill-disk: no root" in partly
+    assert "<title>Drills: FAILED</title>" in partly
+
+
+def test_the_chart_is_well_formed_and_described() -> None:
+    """For screen readers, too; the fault, the heal and the gap are marked on it."""
+    svg = chart(result_of(failover(), perfect().verdict()), 7)
+
+    root = ElementTree.fromstring(svg)
+    texts = ["".join(element.itertext()) for element in root.iter("text")]
+
+    assert root.attrib["role"] == "img"
+    assert root.attrib["aria-labelledby"] == "chart-title-7 chart-text-7"
+    assert "SIGKILL to n0, then 1.10 s without service" in (root.findtext("desc") or "")
+    assert {"n0", "n1", "n2", "fault", "healed", "1.10 s without service"} <= set(texts)
+    assert "leads, term 2" in texts
+
+
+def test_the_chart_of_a_drill_that_broke_off_is_drawn_all_the_same() -> None:
+    """It was never healed, nothing was acknowledged again, and many faults have no room for all their words."""
+    notes = failover()
+    notes.sends = [one for one in notes.sends if one.ended_s < 1.0]
+    notes.events.append(Event(3.9, EventKind.PROBLEM, "no node leads"))
+    result = result_of(notes, None, "no node leads")
+    rounds = tuple(facts_of(Round(n, "x", N0, 1.0 + n / 100), notes) for n in range(1, 5))
+    broken = type(result)(**{name: getattr(result, name) for name in result.__slots__} | {"rounds": rounds})
+
+    root = ElementTree.fromstring(chart(broken, 1))
+
+    texts = ["".join(element.itertext()) for element in root.iter("text")]
+    assert texts.count("fault 1") == 1
+    assert "fault 2" not in texts
+    assert math.isinf(rounds[0].without_service_s)
