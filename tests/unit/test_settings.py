@@ -142,6 +142,16 @@ def test_a_line_sets_its_field(conf: Path, line: str, section: str, name: str, v
     assert getattr(getattr(config, section), name) == value
 
 
+def test_metrics_go_by_rocketmqs_names_too(conf: Path) -> None:
+    """Off unless a port is given; a port that is none is refused."""
+    found = from_file(conf, "metricsPromExporterPort=5557\nmetricsPromExporterHost=0.0.0.0\n")
+    assert (found.metrics_port, found.metrics_host) == (5557, "0.0.0.0")
+    assert ServerConfig().metrics_port == 0
+
+    conf.write_text("metrics_port=70000\n")
+    assert any("metrics_port=70000 must be between 0 and 65535" in one for one in problems_of(conf))
+
+
 def test_dledgers_own_names_describe_a_node(conf: Path) -> None:
     """The configuration of a stand-alone DLedger server works as well."""
     config = from_file(conf, "group=g\nselfId=a\npeers=a-h1:1;b-h2:2\ninsecure=true\nstoreBaseDir=/data")

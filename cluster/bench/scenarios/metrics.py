@@ -86,8 +86,9 @@ def measure_overhead(context: Context, names: frozenset[str]) -> Iterator[Figure
             if name not in names:
                 continue
             spent: list[list[float]] = [[], []]
-            for _ in range(context.settings.rounds + 1):  # the first warms up
-                for costs, group, client in zip(spent, groups, clients, strict=True):
+            sides = list(zip(spent, groups, clients, strict=True))
+            for number in range(2 * context.settings.rounds + 1):  # the first warms up
+                for costs, group, client in sides if number % 2 else reversed(sides):
                     before = processor_s(group)
                     append(client, count)
                     costs.append((processor_s(group) - before) / count * 1e6)

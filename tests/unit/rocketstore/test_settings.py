@@ -131,6 +131,9 @@ def test_a_line_sets_its_field_of_the_store(tmp_path: Path, line: str, name: str
         ("brokerPermission=4", "broker_permission", 4),
         ("send_pending_bytes_max=16m", "send_pending_bytes_max", 16 * MIB),
         ("longPollingEnable=false", "long_polling_enable", False),
+        ("metricsPromExporterPort=5557", "metrics_port", 5557),
+        ("metricsPromExporterHost=::1", "metrics_host", "::1"),
+        ("metricsTopicsMax=5", "metrics_topics_max", 5),
     ],
 )
 def test_a_line_sets_its_field_of_the_broker(tmp_path: Path, text: str, name: str, value: object) -> None:
