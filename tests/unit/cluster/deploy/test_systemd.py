@@ -1,0 +1,69 @@
+"""The systemd unit, as far as it can be judged without systemd running."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from cluster.cli import main
+from cluster.containers.image import DEPLOY, PROJECT
+from cluster.reporting import EXIT_USAGE
+
+FILE = PROJECT / DEPLOY / "systemd" / "dledger-broker.service"
+EXPOSURE_MAX = 20
+"""Of 100, by ``systemd-analyze security``; a service without any of these settings has 96."""
+
+
+@pytest.fixture(scope="module")
+def unit() -> configparser.ConfigParser:
+    """What the unit says; of settings given twice, the last."""
+    found = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    found.optionxform = str  # type: ignore[assignment,method-assign]  # keep capitals, as configparser's docs have it
+    found.read(FILE, encoding="utf-8")
+    return found
+
+
+def test_it_runs_a_command_that_there_is(unit: configparser.ConfigParser) -> None:
+    """With options that it takes."""
+    program, *words = shlex.split(unit["Service"]["ExecStart"])
+    assert Path(program).name == "dledger"
+
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        command, words = command.commands[words[0]], words[1:]
+    context = command.make_context("dledger", words)
+
+    assert str(context.params["config_file"]) == "/etc/dledger/broker.conf"
+    assert context.params["store_path_root_dir"] == f"/var/lib/{unit['Service']['StateDirectory']}"
+
+
+def test_wrong_settings_are_not_tried_again(unit: configparser.ConfigParser) -> None:
+    """The exit code that says so is not restarted upon; a failure is."""
+    assert unit["Service"]["RestartPreventExitStatus"] == str(EXIT_USAGE)
+    assert unit["Service"]["Restart"] == "on-failure"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_it(tmp_path: Path) -> None:
+    """No unknown setting, no wrong value; and little is left that the service could do to its machine."""
+    copy = tmp_path / FILE.name
+    copy.write_text(FILE.read_text(encoding="utf-8").replace("/opt/dledger/bin/dledger", sys.executable))
+
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--recursive-errors=no", str(copy)], capture_output=True, text=True, timeout=60
+    )
+    assert (verified.returncode, verified.stderr) == (0, "")
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(copy)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert judged.returncode == 0, judged.stdout
