@@ -127,7 +127,7 @@ def _targets_of(record: type) -> dict[str, Target]:
     return targets
 
 
-_SHARED: Final = {one.name for record in (AccessConfig, ConnectionLimits) for one in fields(record)}
+_SHARED: Final = {one.name for record in (AccessConfig, ConnectionLimits, SecurityConfig) for one in fields(record)}
 """Settings that nodes and plain brokers have alike, under the same names."""
 _OWN: Final = {
     **_targets_of(MessageStoreConfig),

@@ -284,6 +284,7 @@ _KINDS: Final = {
     "NodeId": "text",
     "bytes": "text",
     "Path": "directory",
+    "Path | None": "file",
     "tuple[Path, ...]": "directories",
     "tuple[NodeId, ...]": "ids",
     "tuple[int, ...]": "whole numbers",

@@ -253,3 +253,13 @@ def test_a_sync_master_without_slaves_is_told_that_it_does_not_wait(tmp_path: Pa
     file.write_text("brokerRole=SYNC_MASTER\n")
 
     assert "does not wait" in load_broker_settings(file, {}, {})[1][0]
+
+
+def test_a_plain_broker_is_not_told_that_its_tls_settings_change_nothing() -> None:
+    """It serves TLS as a node does."""
+    flags = {name: "one.pem" for name in ("tls_cert_path", "tls_key_path", "tls_trust_cert_path")}
+
+    config, warnings = load_broker_settings(None, {}, flags)
+
+    assert config.security.has_tls
+    assert warnings == ()
