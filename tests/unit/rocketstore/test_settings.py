@@ -257,7 +257,7 @@ def test_a_sync_master_without_slaves_is_told_that_it_does_not_wait(tmp_path: Pa
 
 def test_a_plain_broker_is_not_told_that_its_tls_settings_change_nothing() -> None:
     """It serves TLS as a node does."""
-    flags = {name: "one.pem" for name in ("tls_cert_path", "tls_key_path", "tls_trust_cert_path")}
+    flags = dict.fromkeys(("tls_cert_path", "tls_key_path", "tls_trust_cert_path"), "one.pem")
 
     config, warnings = load_broker_settings(None, {}, flags)
 
