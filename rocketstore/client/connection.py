@@ -72,6 +72,17 @@ def is_master(status: pb.StatusResponse) -> bool:
     return status.broker_role in (BrokerRole.SYNC_MASTER, BrokerRole.ASYNC_MASTER)
 
 
+def _is_agreed(statuses: Sequence[pb.StatusResponse]) -> bool:
+    """Whether a master is among them that a majority of its group follows in its term: then no other one can be."""
+    for master in filter(is_master, statuses):
+        followers = {
+            one.node_id for one in statuses if one.node_id and (one.leader, one.term) == (master.node_id, master.term)
+        }
+        if len(followers | {master.node_id}) > len(master.members) / 2:
+            return bool(master.members)
+    return False
+
+
 class Brokers:
     """The brokers a client knows: those it was given, those it learnt of, and who is the master. Thread-safe."""
 
@@ -293,19 +304,23 @@ class BrokerConnection:
         finally:
             self._seeking.release()
 
-    def look_for_master(self) -> None:
-        """Notice that another broker took over, although the one believed to be the master still answers."""
+    def look_for_master(self, timeout_s: float = DISCOVERY_TIMEOUT_S) -> None:
+        """Notice that another broker took over, although the one believed to be the master still answers, or is silent.
+
+        Asks all, but waits for silent ones only until a majority agrees on who leads.
+        """
         if self._closing.is_set():
             return
+        answers: dict[str, pb.StatusResponse] = {}
         try:
-            answers = dict(self.ask_all(self.brokers.addresses, Deadline(DISCOVERY_TIMEOUT_S)))
+            for address, answer in self.ask_all(self.brokers.addresses, Deadline(timeout_s)):
+                if not isinstance(answer, DLedgerError):
+                    answers[address] = answer
+                    if _is_agreed(list(answers.values())):
+                        break
         except DLedgerError:  # closed meanwhile
             return
-        masters = [
-            (status.term, address)
-            for address, status in answers.items()
-            if not isinstance(status, DLedgerError) and is_master(status)
-        ]
+        masters = [(status.term, address) for address, status in answers.items() if is_master(status)]
         present = self.brokers.master
         if masters and (best := max(masters))[1] != present and (best[0], present) not in masters:
             self.brokers.set_master(best[1])

@@ -18,7 +18,7 @@ from rocketstore.client.batch import Encoded, SendFuture, SendOptions, SendRecei
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
 from rocketstore.client.pipe import SendPipe
-from rocketstore.client.sender import Sender
+from rocketstore.client.sender import LOOK_TIMEOUT_S, Sender
 from rocketstore.client.topics import PERMISSION_WRITE, TopicCache
 from rocketstore.client.wire import encode_message
 from rocketstore.message.ids import unique_id
@@ -170,7 +170,7 @@ class Producer:
         return self._connection.retry(deadline, attempt)
 
     def _find_master(self) -> str | None:
-        self._connection.look_for_master()
+        self._connection.look_for_master(LOOK_TIMEOUT_S)
         return self._connection.brokers.master
 
     def _note_failure(self, address: str, error: DLedgerError) -> None:

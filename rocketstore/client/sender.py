@@ -36,8 +36,12 @@ from rocketstore.client.batch import MESSAGE_OVERHEAD_BYTES, Encoded, SendBatch,
 from rocketstore.client.errors import MessageRefusedError, is_retried
 from rocketstore.client.pipe import Answer, SendPipe
 
-LOOK_AFTER_S: Final = 1.0
+LOOK_AFTER_S: Final = 0.5
 """An answer that takes longer is overdue."""
+LOOK_AGAIN_S: Final = 0.25
+"""The pause between two looks around for another master."""
+LOOK_TIMEOUT_S: Final = 0.5
+"""How long one look waits for silent brokers."""
 HELD_OPEN_SHARE: Final = 0.1
 """Of a batch's time: so long it may wait for more messages while others wait before it."""
 
@@ -310,7 +314,7 @@ class Sender:
         """When to look whether another broker is the master; again and again while nothing is answered."""
         if self._looking is not None or self._pipe is None or not self._inflight:
             return float("inf")
-        return max(self._inflight[0].sent_at, self._looked_at) + LOOK_AFTER_S
+        return max(self._inflight[0].sent_at + LOOK_AFTER_S, self._looked_at + LOOK_AGAIN_S)
 
     def _take_expired(self) -> list[SendBatch]:
         """Give up what has waited for its turn too long; nothing of it is in flight."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -38,6 +41,33 @@ def test_a_master_of_a_newer_term_is_noticed(brokers: FakeBrokers, connection: B
     connection.look_for_master()
 
     assert connection.brokers.master == new
+
+
+def test_a_silent_master_does_not_hold_up_who_looks_for_another_one(brokers: FakeBrokers) -> None:
+    """A majority says who leads: nobody waits for the answer of one that may be frozen."""
+    brokers.elect(2)
+    silent = brokers.nodes[0]
+    silent.stop()
+    with socket.create_server(("127.0.0.1", silent.port)), closing(BrokerConnection(brokers.addresses)) as connection:
+        connection.brokers.set_master(silent.address)
+        began = time.monotonic()
+
+        connection.look_for_master(timeout_s=60)
+
+        assert connection.brokers.master == brokers.addresses[2]
+        assert time.monotonic() - began < 30
+
+
+def test_one_brokers_word_does_not_end_the_look_around(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """It may be the old master's: without a majority that agrees, all are heard."""
+    _, new = make_two_masters(brokers)
+    brokers.nodes[1].hint = False
+    connection.brokers.set_master(new)
+
+    for _ in range(10):
+        connection.look_for_master()
+
+        assert connection.brokers.master == new
 
 
 def test_a_master_that_failed_is_not_believed_at_once(brokers: FakeBrokers, connection: BrokerConnection) -> None:
