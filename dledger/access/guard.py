@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from dledger.access import signing
-from dledger.access.addresses import Address, address_of, any_matches, peer_text
+from dledger.access.addresses import AddressPattern, address_of, any_matches, peer_text
 from dledger.access.audit import AuditLog, Event
 from dledger.access.permissions import Permission, permission_text
 from dledger.access.quota import Quota, Quotas
@@ -51,13 +51,18 @@ class Kind(StrEnum):
 class Caller:
     """Who makes a call. ``account`` is replaced when the rules change."""
 
-    __slots__ = ("account", "peer", "quota", "signed")
+    __slots__ = ("account", "grpc_peer", "quota", "signed")
 
-    def __init__(self, account: Account, peer: str, quota: Quota, *, signed: bool) -> None:
+    def __init__(self, account: Account, grpc_peer: str, quota: Quota, *, signed: bool) -> None:
         self.account = account
-        self.peer = peer
+        self.grpc_peer = grpc_peer
         self.quota = quota
         self.signed = signed
+
+    @property
+    def peer(self) -> str:
+        """Its address, for people."""
+        return peer_text(self.grpc_peer)
 
     @property
     def name(self) -> str:
@@ -102,28 +107,25 @@ class Guard:
         Raises ``NotAuthenticatedError``, ``SessionsFullError``.
         """
         signed = Signed.of(metadata)
-        address = address_of(peer)
         try:
-            account, proved = self._account(signed, address, method, body)
+            account, proved = self._account(signed, peer, method, body)
         except OtherAudienceError:
             raise  # the client does not know us yet: nothing to tell
         except NotAuthenticatedError as error:
             self.audit.denied(Event(_claimed(signed), peer_text(peer), _action(method), "", str(error)))
             raise
-        return Caller(account, peer_text(peer), quotas.of(account.access_key), signed=proved)
+        return Caller(account, peer, quotas.of(account.access_key), signed=proved)
 
-    def _account(
-        self, signed: Signed, address: Address | None, method: str, body: bytes | None
-    ) -> tuple[Account, bool]:
+    def _account(self, signed: Signed, peer: str, method: str, body: bytes | None) -> tuple[Account, bool]:
         """Whose call it is, and whether that is proved by a signature (else by the address)."""
         if not signed.access_key:
-            if any_matches(self._rules.trusted, address):
+            if _is_among(self._rules.trusted, peer):
                 return _EVERYTHING, False
             raise NotAuthenticatedError("access control is on here: an access key and its secret are needed")
         account = self._rules.accounts.get(signed.access_key)
-        if account is not None and any_matches(account.addresses, address):
+        if account is not None and _is_among(account.addresses, peer):
             return account, False
-        if account is None and any_matches(self._rules.trusted, address):
+        if account is None and _is_among(self._rules.trusted, peer):
             return _EVERYTHING, False
         secret = account.secret if account is not None else b""
         # An unknown key costs the same as a wrong secret, and is told the same.
@@ -215,13 +217,13 @@ class Guard:
 
     def _is_known(self, caller: Caller) -> bool:
         """Whether the caller would be let in under the present rules; gives it its present account."""
-        before, address = caller.account, _address_in(caller.peer)
+        before, peer = caller.account, caller.grpc_peer
         if before is _EVERYTHING:
-            return any_matches(self._rules.trusted, address)
+            return _is_among(self._rules.trusted, peer)
         after = self._rules.accounts.get(before.access_key)
         if after is None or after.secret != before.secret:
             return False
-        if not caller.signed and not any_matches(after.addresses, address):
+        if not caller.signed and not _is_among(after.addresses, peer):
             return False
         caller.account = after
         return True
@@ -236,8 +238,8 @@ def _action(method: str) -> str:
     return method.rpartition("/")[2]
 
 
-def _address_in(peer: str) -> Address | None:
-    return address_of(f"ipv{6 if '[' in peer else 4}:{peer}")
+def _is_among(patterns: Iterable[AddressPattern], peer: str) -> bool:
+    return bool(patterns) and any_matches(patterns, address_of(peer))
 
 
 def _time(moment_ms: int) -> str:
