@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -70,13 +71,23 @@ class Rules:
 class SecuredGroup(Group):
     """Nodes; whatever the harness asks, an administrator asks."""
 
-    def __init__(self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None, tls: bool = False
+    ) -> None:
         self.rules = Rules(directory)
-        super().__init__(directory, size=size, settings={**self.rules.settings, **(settings or {})})
+        super().__init__(directory, size=size, settings={**self.rules.settings, **(settings or {})}, tls=tls)
+
+    @property
+    def security(self) -> ClientSecurity:
+        return self.of(ROOT)
+
+    def of(self, who: ClientSecurity) -> ClientSecurity:
+        """Somebody's keys, over TLS where the group speaks it."""
+        return replace(who, tls=self.tls.client().tls) if self.tls is not None else who
 
     def client(self, timeout_s: float = 5.0, *, security: ClientSecurity = ROOT) -> DLedgerClient:
         """With somebody's key."""
-        return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s, security=security)
+        return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s, security=self.of(security))
 
 
 class SecuredBrokers(BrokerGroup):
@@ -88,8 +99,9 @@ class SecuredBrokers(BrokerGroup):
         self.rules = Rules(directory)
         super().__init__(directory, size=size, plain=plain, settings={**self.rules.settings, **(settings or {})})
 
-    def client(self, timeout_s: float = 5.0) -> DLedgerClient:
-        return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s, security=ROOT)
+    @property
+    def security(self) -> ClientSecurity:
+        return ROOT
 
     def admin(self, timeout_s: float = 5.0, *, node: NodeId | None = None, security: ClientSecurity = ROOT) -> Admin:
         addresses = self.addresses if node is None else [self.nodes[node].client_address]
@@ -99,9 +111,6 @@ class SecuredBrokers(BrokerGroup):
         self, timeout_s: float = 5.0, *, allow_duplicates: bool = False, security: ClientSecurity = ROOT
     ) -> Producer:
         return Producer(self.addresses, timeout_s=timeout_s, allow_duplicates=allow_duplicates, security=security)
-
-    def consumer(self, group: str, topic: str, **options: Unpack[ConsumerSettings]) -> Consumer:
-        return self.consumer_of(ROOT, group, topic, **options)
 
     def consumer_of(
         self, security: ClientSecurity, group: str, topic: str, **options: Unpack[ConsumerSettings]

@@ -203,6 +203,26 @@ def test_rules_change_under_load_and_broken_ones_change_nothing(secured: Secured
         assert client.metadata()
 
 
+def test_keys_work_together_with_tls(adopt: Adopt, tmp_path: Path) -> None:
+    """Signed requests over TLS; white addresses are the clients' own, also behind it."""
+    group = adopt(SecuredGroup(tmp_path / "tls", tls=True))
+    group.rules.write(RULES + "- accessKey: local\n  whiteRemoteAddress: 127.0.0.*\n  topicPerms:\n  - default=PUB\n")
+    group.start_all()
+    group.leader()
+    with unharmed(group):
+        wrong_secret = ClientSecurity(access_key="alice", secret_key="wrong-secret")
+        refused = pytest.raises(AccessDeniedError, match="the access key is unknown, or")
+        with closing(group.client(security=wrong_secret)) as wrong, refused:
+            wrong.append(b"x")
+        with closing(group.client(security=ClientSecurity(access_key="local", secret_key="not-asked"))) as local:
+            local.append(b"from here")
+            with pytest.raises(AccessDeniedError, match="local may not do this: Read needs SUB on topic default"):
+                local.read(0)
+        group.rules.write(RULES + "globalWhiteRemoteAddresses:\n- 127.0.0.1\n")
+        with closing(group.client(security=NOBODY)) as nobody:
+            wait_until(lambda: allowed(lambda: nobody.read(0)), "the address is trusted")
+
+
 def test_health_is_open_and_reflection_is_closed(secured: SecuredGroup) -> None:
     """Whoever watches a node has no key; a list of methods is for those who have none to keep."""
     with grpc.insecure_channel(secured.addresses[0]) as channel:

@@ -10,6 +10,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message as Wire
 
+from dledger.access.guard import Guard
+from dledger.access.rules import Rules
+from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import SystemClock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
@@ -148,8 +151,12 @@ class Harness:
         config: BrokerConfig | None = None,
         *topics: TopicConfig,
         has_caught_up: Callable[[], bool] = lambda: True,
+        rules: Rules | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
         self.config = config or BrokerConfig()
+        self.guard = None if rules is None else Guard(rules, name="n0", clock=SystemClock())
+        self._security = security
         self._has_caught_up = has_caught_up
         self.store = ServedFakeStore()
         self.state = FakeState(*(topics or (TopicConfig("T", 4, 4),)))
@@ -160,7 +167,8 @@ class Harness:
     def __enter__(self) -> Self:
         self.bridge = self._loop.start()
         self.bridge.run(self._serve(self.bridge))
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self.address = f"127.0.0.1:{self.port}"
+        self.channel = ChannelMaker(self._security, [self.address]).open(self.address)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,6 +187,7 @@ class Harness:
             view=lambda: self.view,
             store_host=STORE_HOST,
             has_caught_up=self._has_caught_up,
+            guard=self.guard,
         )
         self.server.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self.server.add_insecure_port("127.0.0.1:0")

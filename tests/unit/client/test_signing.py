@@ -1,0 +1,143 @@
+"""Clients with access keys, against guarded fake nodes behind real ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.access.control import AccessControl
+from dledger.access.signing import Signer
+from dledger.client import AsyncDLedgerClient, ClientSecurity, DLedgerClient
+from dledger.clock import SystemClock
+from dledger.config import AccessConfig, ServerConfig
+from dledger.errors import AccessDeniedError, ConfigError, DLedgerError
+from dledger.rpc.client_server import ClientServer
+from tests.support.fake_node import FakeNode
+
+ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")
+WRONG = ClientSecurity(access_key="alice", secret_key="wrong-secret")
+RULES = "accounts:\n- accessKey: alice\n  secretKey: alice-secret\n  topicPerms:\n  - default=PUB|SUB\n"
+
+
+class GuardedNode:
+    """A fake node behind a guarded port, which can be restarted."""
+
+    def __init__(self, directory: Path) -> None:
+        file = directory / "plain_acl.yml"
+        file.touch(0o600)
+        file.write_text(RULES)
+        self._access = AccessConfig(acl_enable=True, acl_file=file)
+        self.node = FakeNode()
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        control = AccessControl.of(self._access, name="n0", clock=SystemClock())
+        assert control is not None
+        config = ServerConfig(client_port=self._port, access=self._access)
+        self.server = ClientServer(config, self.node, control.guard)
+        self.server.start()
+        self._port = self.server.port
+
+    def restart(self) -> None:
+        self.server.close()
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[GuardedNode]:
+    made = GuardedNode(tmp_path)
+    yield made
+    made.server.close()
+
+
+def first_calls(client: DLedgerClient) -> list[Callable[[], object]]:
+    return [
+        lambda: client.append(b"x"),
+        lambda: client.read(0),
+        lambda: client.metadata(),
+        lambda: client.members_status()["n0"],  # type: ignore[index]  # a NodeId
+        lambda: next(iter(client.follow(0))),
+        lambda: next(iter(client.watch_role())),
+        lambda: client.appender().append(b"y").result(5),
+    ]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_any_call_may_be_the_first(guarded: GuardedNode, number: int) -> None:
+    """The server is not known yet: the client learns for whom to sign, and nobody notices."""
+    with DLedgerClient(guarded.address, security=ALICE) as other:
+        other.append(b"something to read")
+    with DLedgerClient(guarded.address, security=ALICE) as client:
+        assert not isinstance(first_calls(client)[number](), DLedgerError)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_any_call_may_be_the_first_after_a_restart(guarded: GuardedNode, number: int) -> None:
+    """The new process has another name."""
+    with DLedgerClient(guarded.address, security=ALICE) as client:
+        client.append(b"before")
+        guarded.restart()
+
+        assert not isinstance(first_calls(client)[number](), DLedgerError)
+
+
+def test_a_wrong_secret_is_told_at_once_and_not_repeated(
+    guarded: GuardedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One refusal in the audit log: it is no reason to try again."""
+    with DLedgerClient(guarded.address, security=WRONG) as client, pytest.raises(AccessDeniedError) as refused:
+        client.metadata()
+
+    assert refused.value.outcome == "not_applied"
+    assert caplog.text.count("dledger.audit") == 1
+
+
+def test_the_client_for_asyncio_signs_alike(guarded: GuardedNode) -> None:
+    """Unary calls, streams, the appender; also after a restart; refusals are the same errors."""
+
+    async def work() -> None:
+        async with AsyncDLedgerClient(guarded.address, security=ALICE) as client:
+            await client.append(b"1")
+            guarded.restart()
+            await client.metadata()  # the old stream is broken by then: else the append's outcome were unknown
+            await client.append(b"2")
+            assert [one.body for one in await client.read(0)] == [b"1", b"2"]
+            async for entry in client.follow(1):
+                assert entry.body == b"2"
+                break
+            assert (await client.members_status())["n0"]  # type: ignore[index]
+            async with client.appender() as appender:
+                await (await appender.append(b"3"))
+        async with AsyncDLedgerClient(guarded.address, security=WRONG) as client:
+            with pytest.raises(AccessDeniedError):
+                await client.append(b"x")
+            with pytest.raises(AccessDeniedError):
+                await anext(client.follow(0))
+
+    asyncio.run(work())
+
+    assert guarded.node.bodies() == [b"1", b"2", b"3"]
+
+
+def test_keys_are_given_together_and_never_shown() -> None:
+    """Half a key would send unsigned requests."""
+    for half in ({"access_key": "a"}, {"secret_key": "s"}):
+        with pytest.raises(ConfigError, match="are given together"):
+            ClientSecurity(**half)  # type: ignore[arg-type]
+    assert "alice-secret" not in repr(ALICE)
+    assert "alice-secret" not in repr(Signer("alice", "alice-secret"))
+
+
+def test_each_request_is_signed_anew() -> None:
+    """Also the same one, twice in a millisecond."""
+    signer = Signer("alice", "alice-secret")
+
+    assert len({signer.sign("/m", "a", b"x") for _ in range(100)}) == 100
