@@ -72,7 +72,7 @@ class Options:
 
     def config_of(self, name: NodeId) -> ServerConfig:
         """The configuration of one member."""
-        members = tuple(Member(other, "sim", 1 + number) for number, other in enumerate(self.names))
+        members = tuple(Member(other, "127.0.0.1", 1 + number) for number, other in enumerate(self.names))
         return ServerConfig(node_id=name, members=members, election=self.election, replication=self.replication).check()
 
 

@@ -14,7 +14,7 @@ from tests.sim.sim_log import SimLog
 
 def node_of(size: int, log: SimLog, hard_state: HardState, *, now_ms: int = 0) -> Node:
     """Member n0 of a group."""
-    members = tuple(Member(NodeId(f"n{number}"), "sim", 1 + number) for number in range(size))
+    members = tuple(Member(NodeId(f"n{number}"), "127.0.0.1", 1 + number) for number in range(size))
     config = ServerConfig(node_id=NodeId("n0"), members=members)
     return Node(config, log=log, hard_state=hard_state, random=Random(1), boot_id=1, now_ms=now_ms)
 
