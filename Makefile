@@ -18,7 +18,7 @@ TESTS ?= tests
 WORKERS ?= 2
 DRILL ?= kill-leader
 
-.PHONY: help install demo test interop check format bench sim image-base image drill proto docs clean
+.PHONY: help install demo test interop check format bench sim image-base image drill proto screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -91,6 +91,9 @@ drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only i
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
+
+screenshots: $(STAMP) ## The pictures in docs/images, from a real group in chromium
+	$(BIN)/python -m tests.browser.screenshots docs/images
 
 docs: $(STAMP) ## Write docs/configuration.md and docs/cli.md anew, from the code
 	$(BIN)/python -m cluster.docs_reference

@@ -357,7 +357,7 @@ def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str 
         case NodeState.UNREACHABLE:
             return f"{node} does not answer" if before is NodeState.UNKNOWN else f"{node} answers no more"
         case NodeState.CANDIDATE:
-            return f"{node} stands for election after term {term}" if before is not state else None
+            return f"{node} stands for election (term {term})" if before is not state else None
         case NodeState.FOLLOWER if before is NodeState.LEADER:
             return f"{node} stepped down and follows"
         case NodeState.FOLLOWER | NodeState.LEADER | NodeState.PLAIN if before is NodeState.UNREACHABLE:

@@ -84,7 +84,7 @@ export class Chart {
     drawing.beginPath();
     drawing.rect(LEFT, 0, width - 6 - LEFT + 2, height - BOTTOM + 2);
     drawing.clip();
-    series.forEach((one, place) => {
+    series.forEach((one) => {
       drawing.strokeStyle = color(one.color);
       drawing.fillStyle = color(one.color);
       drawing.lineWidth = 2;
@@ -97,7 +97,7 @@ export class Chart {
         drawing.stroke();
         drawing.setLineDash([]);
         if (run.length === 1) drawing.fillRect(x(run[0][0]) - 1.5, y(run[0][1]) - 1.5, 3, 3);
-        if (place === 0 && series.length <= 3) {
+        if (one.filled) {
           drawing.globalAlpha = 0.1;
           drawing.lineTo(x(run[run.length - 1][0]), y(0));
           drawing.lineTo(x(run[0][0]), y(0));

@@ -320,6 +320,6 @@ function drawAxis(from, to) {
     const step = GRID_MS.find(([span]) => to - from <= span + 1)?.[1] ?? 300_000;
     if (Math.round(at / step) % every !== 0) return;
     const x = ((at - from) / (to - from)) * width;
-    if (x > 26 && x < width - 52) drawing.fillText(format.clock(at), x, 3);
+    if (x > 26 && x < width - 66) drawing.fillText(format.clock(at), x, 3);
   });
 }

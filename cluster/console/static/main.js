@@ -19,7 +19,7 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const DESCRIBE_MS = 5000;
 
 function rateSeries() {
-  const entries = { name: "entries/s", color: "series-1", dash: DASHES[0], value: (point) => point.entries_per_s };
+  const entries = { name: "entries/s", color: "series-1", dash: DASHES[0], filled: true, value: (point) => point.entries_per_s };
   if (state.group?.kind === "log" || state.group === null || state.group.kind === "unknown") return [entries];
   const puts = { name: "puts/s", color: "series-2", dash: DASHES[1], value: (point) => point.puts_per_s };
   const gets = { name: "gets/s", color: "series-3", dash: DASHES[2], value: (point) => point.gets_per_s };

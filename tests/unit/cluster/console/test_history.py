@@ -221,7 +221,7 @@ def test_a_change_calls_back_and_a_repetition_does_not(known: History) -> None:
 
     known.answered("h:2", answer(facts("n1", NodeState.CANDIDATE)), T0 + 2)
     assert calls == [1]
-    assert texts(known)[-1] == "n1 stands for election after term 1"
+    assert texts(known)[-1] == "n1 stands for election (term 1)"
 
 
 def test_a_group_is_unsettled_without_a_leader_and_just_after_and_not_for_ever(known: History) -> None:

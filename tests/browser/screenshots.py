@@ -1,0 +1,93 @@
+"""The pictures of docs/console.md, from a real group in a real browser: ``make screenshots``.
+
+What they show is what happened while they were taken: a minute of load, a leader handed over, a leader killed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from cluster.console.playground import open_console, trading
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import HOST
+from tests.browser.chromium import Page, browser, why_not
+
+BYTES_MAX = 200_000
+LOAD_S = 45.0
+WIDTH, HEIGHT = 1240, 1170
+
+
+def take(page: Page, brokers: LocalBrokers, url: str, into: Path) -> None:
+    """One after the other, as somebody would see them who plays with it."""
+    never = threading.Event()
+
+    def save(name: str) -> None:
+        file = into / f"console-{name}.png"
+        page.save(file)
+        size = file.stat().st_size
+        print(f"{file}: {size:,} bytes")  # noqa: T201  # this is a command
+        if size >= BYTES_MAX:
+            raise SystemExit(f"{file} is too large for a repository: {size:,} bytes, {BYTES_MAX:,} are allowed")
+
+    page.open(url, width=WIDTH, height=HEIGHT)
+    never.wait(LOAD_S / 2)
+    page.click(f"[data-node={page.leader()}] [data-action=transfer]")
+    page.click("#confirm-yes")
+    never.wait(LOAD_S / 2)
+    page.js("document.activeElement.blur()")
+    save("light")
+    page.prefer("dark")
+    page.click("#panel-topics .expander")
+    never.wait(2)
+    page.js("document.activeElement.blur()")
+    save("dark")
+    page.click("#panel-topics .expander")
+
+    page.prefer("light")
+    old = page.leader()
+    page.click(f"[data-node={old}] [data-action=kill]")
+    page.click("#confirm-yes")
+    page.wait(lambda: page.leader() not in ("", old), "a successor leads")
+    never.wait(5)
+    page.js("document.activeElement.blur()")
+    save("failover")
+    page.click(f"[data-node={old}] [data-action=restart]")
+    page.wait(lambda: page.state(old) == "follower", "it is back", 60)
+    brokers.master()
+
+    page.resize(WIDTH, 900)
+    page.click("#tab-messages")
+    page.click("#panel-messages button[type=submit]")
+    page.wait(lambda: "Queue holds" in page.text("panel-messages"), "messages")
+    page.click("#panel-messages td button")
+    page.wait(lambda: page.js("return document.getElementById('detail').open"), "all of one")
+    page.js("document.activeElement.blur(); document.getElementById('browser').scrollIntoView()")
+    save("messages")
+
+    page.open(url, width=375, height=1180, theme="dark")
+    never.wait(3)
+    save("phone")
+
+
+def main(into: Path) -> None:
+    """Take all of them."""
+    if reason := why_not():
+        raise SystemExit(f"no pictures without a browser: {reason}")
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dledger-pictures-") as directory:
+        root = Path(directory)
+        with (
+            LocalBrokers(root / "brokers", name="orders-group") as brokers,
+            browser(root / "profile") as page,
+            open_console(brokers, port=0) as console,
+        ):
+            brokers.master()
+            with trading(brokers):
+                take(page, brokers, f"http://{HOST}:{console.port}/", into)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images"))
