@@ -34,9 +34,15 @@ def broker() -> Iterator[FakeBrokers]:
         yield brokers
 
 
+def _leader_of(server: ConsoleServer) -> str:
+    group = server.history.snapshot(0)["group"]
+    assert isinstance(group, dict)
+    return str(group["leader"])
+
+
 @pytest.fixture
 def make_console() -> Iterator[MakeConsole]:
-    """A running console over these addresses; ``known`` waits until a node has answered it."""
+    """A running console over these addresses; ``known`` waits until it knows who leads."""
     with ExitStack() as stack:
 
         def make(addresses: list[str], *, known: bool = True, **options: object) -> ConsoleServer:
@@ -50,7 +56,7 @@ def make_console() -> Iterator[MakeConsole]:
             )
             stack.enter_context(server)
             if known:
-                wait_until(lambda: server.history.kind != "unknown", "a node answered")
+                wait_until(lambda: server.history.kind == "broker" or _leader_of(server) != "", "the leader answered")
             return server
 
         yield make
