@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 from contextlib import closing, suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -69,10 +71,10 @@ def told_as(name: str) -> set[str]:
     return {f"{name}_{part}" for part in ("bucket", "count", "sum")} if spec.kind is Kind.HISTOGRAM else {name}
 
 
-def promtool(*arguments: str) -> str:
-    """Run it where the rules are; its output, once it has succeeded."""
+def promtool(*arguments: str, given: str = "") -> str:
+    """Run it where the rules are, ``given`` being its input; its output, once it has succeeded."""
     ran = subprocess.run(
-        [require("promtool"), *arguments], cwd=RULES.parent, capture_output=True, text=True, check=False
+        [require("promtool"), *arguments], cwd=RULES.parent, input=given, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
@@ -112,6 +114,20 @@ def test_rules_and_dashboard_speak_of_metrics_that_exist() -> None:
 
     unknown = {name for name in spoken_of - labels if not name.startswith("process_")} - known
     assert unknown == set()
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    """What Grafana would move about or drop without a word: places, numbers, and a source that it can choose."""
+    board = json.loads(DASHBOARD.read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below, (one, other)
+    for panel in panels:
+        assert panel["type"] == "row" or panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
 
 
 @pytest.mark.slow
@@ -183,6 +199,9 @@ def test_every_panel_of_the_dashboard_shows_something_of_real_brokers(tmp_path: 
         assert empty == set()
         for one in dashboard_queries() + notes():
             prometheus.query(one)  # also those that have nothing to show must be understood
+        for port in brokers.metrics_ports.values():
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                assert promtool("check", "metrics", given=answer.read().decode()) == ""
         names = prometheus.names()
         conditional = FEW_FAILURES | {"rocketmq_flush_latency_seconds"}
         missing = {name for name in SPECS if not told_as(name) <= names} - conditional
