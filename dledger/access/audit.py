@@ -41,7 +41,7 @@ class AuditLog:
 
     def allowed(self, event: Event) -> None:
         """An administrator's change was let through."""
-        _log.info("%s", _text(event, "allowed"))
+        _log.info("%s", _text(event, "allowed"), extra=_facts(event, "allowed"))
 
     def denied(self, event: Event) -> None:
         """Something was refused."""
@@ -53,7 +53,7 @@ class AuditLog:
                 return
             if len(self._repeated) < REPEATED_MAX:
                 self._repeated[alike] = 0
-        _log.warning("%s", _text(event, "denied"))
+        _log.warning("%s", _text(event, "denied"), extra=_facts(event, "denied"))
 
     def flush(self) -> None:
         """Write how often refusals were repeated since the last time."""
@@ -61,11 +61,21 @@ class AuditLog:
             repeated, self._repeated = self._repeated, {}
         for event, times in repeated.items():
             if times:
-                _log.warning("%s repeated=%d", _text(event, "denied"), times)
+                facts = _facts(event, "denied") | {"repeated": times}
+                _log.warning("%s repeated=%d", _text(event, "denied"), times, extra=facts)
 
 
 def _text(event: Event, result: str) -> str:
-    words = {
+    return " ".join(f"{name}={_quoted(text)}" for name, text in _words(event, result).items() if text)
+
+
+def _facts(event: Event, result: str) -> dict[str, object]:
+    """The same as fields of the log record, for logs as JSON."""
+    return {"event": "audit", **_words(event, result)}
+
+
+def _words(event: Event, result: str) -> dict[str, str]:
+    return {
         "result": result,
         "action": event.action,
         "resource": event.resource,
@@ -73,7 +83,6 @@ def _text(event: Event, result: str) -> str:
         "from": event.peer,
         "reason": event.reason,
     }
-    return " ".join(f"{name}={_quoted(text)}" for name, text in words.items() if text)
 
 
 def _quoted(text: str) -> str:

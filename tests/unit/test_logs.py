@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster import logs
+from dledger.access.audit import AuditLog, Event
 from dledger.core.outbox import RoleChange, RoleReason
 from dledger.runtime.log_lines import NodeLines
 from dledger.store.opening import RecoveryReport
@@ -91,6 +92,31 @@ def test_a_full_disk_is_told_when_it_becomes_full_and_when_it_has_room(log: Begi
     assert [(line["event"], line["disk_full"], line["level"]) for line in objects(stream)] == [
         ("disk", True, "error"),
         ("disk", False, "warning"),
+    ]
+
+
+def test_who_was_refused_what_is_a_line_of_fields(log: Begin) -> None:
+    """An audit line is searched by its fields; repeats are told with their number."""
+    stream = log("info", "json")
+    audit = AuditLog()
+    refused = Event("eve?", "10.0.0.9:4711", "Append", "orders", 'says "no" \n')
+
+    audit.denied(refused)
+    audit.denied(refused)
+    audit.flush()
+    audit.allowed(Event("root", "10.0.0.1:1", "PutTopic", "orders"))
+
+    names = ("event", "result", "caller", "from", "action", "resource", "reason", "repeated")
+    assert [{name: line.get(name) for name in names} for line in objects(stream)] == [
+        dict(
+            zip(
+                names,
+                ("audit", "denied", "eve?", "10.0.0.9:4711", "Append", "orders", 'says "no" \n', None),
+                strict=True,
+            )
+        ),
+        dict(zip(names, ("audit", "denied", "eve?", "10.0.0.9", "Append", "orders", 'says "no" \n', 1), strict=True)),
+        dict(zip(names, ("audit", "allowed", "root", "10.0.0.1:1", "PutTopic", "orders", "", None), strict=True)),
     ]
 
 
