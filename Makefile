@@ -18,10 +18,10 @@ TESTS ?= tests
 WORKERS ?= 2
 DRILL ?= kill-leader
 
-.PHONY: help install demo test interop check format bench sim image-base image drill proto screenshots docs clean
+.PHONY: help install demo test interop check format bench sim image-base image compose-check drill proto screenshots docs clean
 
 help: ## This list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 install: $(STAMP) ## The virtual environment .venv with everything in it
 
@@ -88,6 +88,9 @@ drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only i
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 				apt-get install -qq --no-install-recommends -y $$missing >/dev/null; fi; fi
 	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/dledger drill $(DRILL)
+
+compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (needs Docker, or root and docker.io)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/compose/test_image.py tests/compose/test_compose.py tests/compose/test_compose_tls.py
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh

@@ -74,6 +74,11 @@ def engine(*, keep: bool = False) -> Iterator[EngineClient]:
                     _end(client)
 
 
+def is_own(client: docker.DockerClient) -> bool:
+    """Whether this is the engine that ends with its users, and forgets everything."""
+    return isinstance(client, EngineClient) and client.url == _own_url()
+
+
 def why_not() -> str:
     """Why there can be no engine here, in words; empty if there is one or one can be tried."""
     client = _running_engine()

@@ -25,7 +25,7 @@ from typing import Final
 import click
 import docker
 
-from cluster.containers.engine import EngineUnavailableError, engine
+from cluster.containers.engine import EngineUnavailableError, engine, is_own
 from cluster.containers.requirements import requirements
 from dledger.errors import DLedgerError
 
@@ -34,6 +34,8 @@ BUILD: Final = PROJECT / "build"
 DEPLOY: Final = Path("cluster/deploy")
 DOCKERFILE: Final = DEPLOY / "Dockerfile"
 NAME: Final = "dledger"
+LOCAL: Final = "local"
+"""The tag that compose.yaml asks for."""
 BASE_NAME: Final = "dledger-base"
 EXTRAS: Final = ("certs", "console")
 """Optional parts of the project that are in the image; the Dockerfile names them, too."""
@@ -64,7 +66,8 @@ def ensure_image(client: docker.DockerClient) -> str:
                 _load(client, saved)
             else:
                 _build(client, tag, base)
-                _save(client, tag, saved)
+                if is_own(client):
+                    _save(client, tag, saved)
     return tag
 
 
@@ -230,10 +233,15 @@ def main(only_base: bool) -> None:
     try:
         with engine() as client:
             tag = ensure_base(client) if only_base else ensure_image(client)
-            size = client.images.get(tag).attrs["Size"]
+            image = client.images.get(tag)
+            kept = not is_own(client)
+            if kept and not only_base:
+                image.tag(NAME, LOCAL)
+                tag = f"{tag}, also {NAME}:{LOCAL}"
     except (EngineUnavailableError, ImageError) as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"{tag}: {size / 1e6:.0f} MB; kept in {BUILD / 'image'} (docker load -i …)")
+    where = "in the engine" if kept else f"in {_kept('base' if only_base else 'image', tag)} (docker load, or import)"
+    click.echo(f"{tag}: {image.attrs['Size'] / 1e6:.0f} MB, {where}")
 
 
 if __name__ == "__main__":
