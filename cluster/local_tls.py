@@ -34,7 +34,11 @@ class LocalTls:
 
     def client(self, name: str = "client") -> ClientSecurity:
         """What a client is told."""
-        from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help need not wait for gRPC
+        return client_security(self.directory, name)
 
-        here = self.directory
-        return ClientSecurity(TlsFiles(here / "ca.crt", here / f"{name}.crt", here / f"{name}.key"))
+
+def client_security(directory: Path, name: str = "client") -> ClientSecurity:
+    """What a client is told whose certificate is in a directory of ``dledger certs``."""
+    from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help need not wait for gRPC
+
+    return ClientSecurity(TlsFiles(directory / "ca.crt", directory / f"{name}.crt", directory / f"{name}.key"))

@@ -13,8 +13,10 @@ MODULE = "cluster.bench.children.load_client"
 class LoadClient(PythonChild):
     """One client process of a group; see ``children/load_client.py``."""
 
-    def __init__(self, addresses: Sequence[str], group: str, log: Path) -> None:
-        super().__init__(MODULE, [group, *addresses], log)
+    def __init__(self, addresses: Sequence[str], group: str, log: Path, *, tls: Path | None = None) -> None:
+        """``tls``: the directory with the client's certificate, if the group speaks TLS."""
+        words = [] if tls is None else ["--tls", str(tls)]
+        super().__init__(MODULE, [*words, group, *addresses], log)
 
     def appends_per_second(self, seconds: float, warmup_seconds: float, body_bytes: int, window: int) -> float:
         """Entries acknowledged per second with ``window`` appends outstanding. Raises if any was not acknowledged."""

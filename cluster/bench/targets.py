@@ -13,6 +13,7 @@ PYSYNCOBJ: Final = "PySyncObj"
 ETCD: Final = "etcd"
 OWN_P50: Final = "own p50"
 BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
+PLAINTEXT: Final = "the same in plaintext"
 UNMEASURED: Final = "the same group without metrics"
 SMALL_LOG: Final = "same restart of a tenth of the log"
 
@@ -104,6 +105,9 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     # The web console of three nodes while nothing happens.
     "console_idle_no_page": (at_most(2, "% of a core"),),
     "console_idle_one_page": (at_most(2, "% of a core"),),
+    # A quarter of the throughput in plaintext is what TLS may cost, in one run.
+    "tls_append_pipelined": (at_least(0.75, baseline=PLAINTEXT),),
+    "tls_broker_send": (at_least(0.75, baseline=PLAINTEXT),),
     "idle_rss": (at_most(150, "MB"),),
     "pending_threads": (at_most(64, "threads"),),
 }

@@ -284,7 +284,7 @@ def decode_take_leadership(data: bytes) -> Envelope:
     return _envelope(wire.header, TakeLeadership(_term(wire.term)))
 
 
-def decode_push_request(data: bytes) -> Envelope:
+def decode_push_request(data: bytes | memoryview) -> Envelope:
     """One push."""
     wire = parse(pb.PushRequest, data)
     term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
@@ -333,7 +333,7 @@ def decode_push_response(data: bytes) -> Envelope:
     return _envelope(wire.header, message)
 
 
-def decode_handshake(data: bytes) -> Handshake:
+def decode_handshake(data: bytes | memoryview) -> Handshake:
     """What a peer says of itself before its first push."""
     wire = parse(pb.HandshakeRequest, data)
     if len(wire.members) > MEMBERS_MAX:
@@ -356,10 +356,10 @@ def decode_handshake_answer(data: bytes) -> HandshakeAnswer:
     )
 
 
-def parse(kind: type[_ProtoT], data: bytes) -> _ProtoT:
+def parse(kind: type[_ProtoT], data: bytes | memoryview) -> _ProtoT:
     """Parse protobuf bytes. Raises ``InvalidRequestError`` for what is not a ``kind``."""
     try:
-        return kind.FromString(data)
+        return kind.FromString(data)  # type: ignore[arg-type]  # a memoryview is taken, too, whatever the stubs say
     except DecodeError as error:
         raise InvalidRequestError(f"{len(data)} bytes are not a {kind.DESCRIPTOR.name}") from error
 

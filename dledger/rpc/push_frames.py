@@ -66,6 +66,11 @@ def pack(kind: FrameType, *payload: bytes) -> bytes:
     return b"".join((_HEADER.pack(kind, sum(map(len, payload))), *payload))
 
 
+def pack_head(kind: FrameType, length: int, *first: bytes) -> bytes:
+    """The beginning of a frame whose payload has ``length`` bytes, ``first`` included."""
+    return b"".join((_HEADER.pack(kind, length), *first))
+
+
 def receive(link: socket.socket, bytes_max: int, hurry: Callable[[], None] | None = None) -> Frame | None:
     """The next frame of a blocking socket; None at the stream's end. Raises ``InvalidRequestError`` and ``OSError``.
 
@@ -109,6 +114,21 @@ class FrameBuffer:
     def add(self, data: bytes) -> None:
         """Keep what has arrived."""
         self._received += data
+
+    def begin(self) -> tuple[FrameType, memoryview, int] | None:
+        """Of a frame that has arrived in part: room for its whole payload, and how much of that is there already.
+
+        The caller fills the rest, without which nothing more can be taken. None if not even the header is there.
+        """
+        received = self._received
+        if len(received) < _HEADER.size:
+            return None
+        kind, length = _parse(received, self.bytes_max)
+        have = len(received) - _HEADER.size
+        room = memoryview(bytearray(length))
+        room[:have] = received[_HEADER.size :]
+        received.clear()
+        return kind, room, have
 
     def take(self) -> Frame | None:
         """The next frame, if all of it has arrived. Raises ``InvalidRequestError``."""

@@ -24,7 +24,7 @@ from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
 from dledger.rpc.push_frames import FrameBuffer, FrameType
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.rpc.tls_stream import TlsStream
+from dledger.rpc.tls_stream import SEAL_BYTES, TlsStream
 
 CONNECT_TIMEOUT_S = options.RECONNECT_MS_MAX / 1000
 """For connecting and shaking hands together."""
@@ -241,8 +241,17 @@ class _TlsConnection(_Connection):
 
     def write(self, kind: FrameType, *payload: bytes) -> None:
         """As without TLS."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._stream.seal(push_frames.pack(kind, *payload)))
+        transport, seal = self._transport, self._stream.seal
+        if transport is None or transport.is_closing():
+            return
+        *small, large = payload
+        if len(large) <= SEAL_BYTES:
+            transport.write(seal(push_frames.pack(kind, *payload)))
+            return
+        transport.write(seal(push_frames.pack_head(kind, sum(map(len, payload)), *small)))
+        view = memoryview(large)
+        for start in range(0, len(large), SEAL_BYTES):
+            transport.write(seal(view[start : start + SEAL_BYTES]))
 
     def _begin(self, transport: asyncio.Transport) -> None:
         transport.write(push_frames.TLS_PREAMBLE + self._stream.shake_hands(b""))
@@ -250,11 +259,10 @@ class _TlsConnection(_Connection):
     def _take(self, data: bytes) -> None:
         try:
             if self._stream.agreed:
-                plain = self._stream.open(data)
-            elif self._shake_hands(data):
-                plain = self._stream.open(b"")
-            else:
+                self._stream.feed(data)
+            elif not self._shake_hands(data):
                 return
+            plain = self._stream.read()
             self._send_due()
         except ssl.SSLError as error:
             self._send_due()  # the alert, as far as the connection still carries it

@@ -28,11 +28,13 @@ from dledger.rpc import codec, options, push_frames, tls
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
-from dledger.rpc.push_frames import Frame, FrameBuffer, FrameType
+from dledger.rpc.push_frames import FrameBuffer, FrameType
 from dledger.rpc.tls_stream import READ_BYTES, TlsStream
 from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
+
+_Received = tuple[FrameType, bytes | memoryview]
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 """How long a connection may stay without its handshake: until then nobody knows whose it is."""
@@ -161,11 +163,11 @@ class _Connection:
         self.link = link
         self._sending = threading.Lock()
 
-    def receive(self, bytes_max: int) -> Frame | None:
+    def receive(self, bytes_max: int) -> _Received | None:
         """The next frame, None at the end."""
         return push_frames.receive(self.link, bytes_max)
 
-    def receive_first(self, bytes_max: int, timeout_s: float) -> Frame | None:
+    def receive_first(self, bytes_max: int, timeout_s: float) -> _Received | None:
         """The first frame, all of it within that time. Raises ``TimeoutError``."""
         frame = push_frames.receive(self.link, bytes_max, self._hurry(timeout_s))
         self.link.settimeout(None)
@@ -227,15 +229,16 @@ class _TlsConnection(_Connection):
         self._stream = stream
         self._names = tls.names_of(stream.certificate)
         self._frames = FrameBuffer(push_frames.HANDSHAKE_BYTES_MAX)
+        self._room = memoryview(bytearray(READ_BYTES))
 
-    def receive(self, bytes_max: int) -> Frame | None:
+    def receive(self, bytes_max: int) -> _Received | None:
         """As without TLS."""
         return self._next(bytes_max, None)
 
-    def receive_first(self, bytes_max: int, timeout_s: float) -> Frame | None:
+    def receive_first(self, bytes_max: int, timeout_s: float) -> _Received | None:
         """As without TLS."""
         hurry = self._hurry(timeout_s)
-        self._take(b"")  # what came with the end of the TLS handshake
+        self._frames.add(self._stream.read())  # what came with the end of the TLS handshake
         frame = self._next(bytes_max, hurry)
         self.link.settimeout(None)
         return frame
@@ -244,23 +247,35 @@ class _TlsConnection(_Connection):
         """Raise ``TlsError`` unless the certificate that the other side showed is that node's."""
         tls.check_name(self._names, node_id, f"that {self.link.getpeername()[0]} showed")
 
-    def _next(self, bytes_max: int, hurry: Callable[[], None] | None) -> Frame | None:
+    def _next(self, bytes_max: int, hurry: Callable[[], None] | None) -> _Received | None:
         frames = self._frames
         frames.bytes_max = bytes_max
         while (frame := frames.take()) is None:
-            if hurry is not None:
-                hurry()
-            data = self.link.recv(READ_BYTES)
-            if not data:
+            if (begun := frames.begin()) is not None:
+                kind, room, have = begun
+                return (kind, room) if self._fill(room[have:], hurry) else None
+            if not self._receive(hurry):
                 return None
-            self._take(data)
+            frames.add(self._stream.read())
         return frame
 
-    def _take(self, data: bytes) -> None:
-        self._frames.add(self._stream.open(data))
+    def _fill(self, room: memoryview, hurry: Callable[[], None] | None) -> bool:
+        """The rest of a frame, without a detour: what is decrypted is written to where it stays."""
+        while len(room := room[self._stream.read_into(room) :]):
+            if not self._receive(hurry):
+                return False
+        return True
+
+    def _receive(self, hurry: Callable[[], None] | None) -> bool:
+        """Some more bytes; False at the end."""
+        if hurry is not None:
+            hurry()
+        count = self.link.recv_into(self._room)
+        self._stream.feed(self._room[:count])
         if self._stream.has_due:
             with self._sending:
                 self.link.send(self._stream.due(), socket.MSG_DONTWAIT)
+        return count > 0
 
     def _wrap(self, frame: bytes) -> bytes:
         return self._stream.seal(frame)

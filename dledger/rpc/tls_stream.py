@@ -14,11 +14,16 @@ from typing import Final
 
 READ_BYTES: Final = 256 * 1024
 """How much of a socket is read at once: some TLS records (16 KiB each) at a time."""
+SEAL_BYTES: Final = 128 * 1024
+"""How much is sealed at once: it stays in the processor's cache, and the other side can begin to read."""
 _RECORD_BYTES: Final = 16 * 1024
 
 
 class TlsStream:
-    """One connection's TLS: ``shake_hands`` until ``agreed``, then ``open`` and ``seal``; ``ssl.SSLError`` ends it."""
+    """One connection's TLS: ``shake_hands`` until ``agreed``, then ``feed`` and ``read``, or ``seal``.
+
+    An ``ssl.SSLError`` ends it.
+    """
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool = False) -> None:
         self.agreed = False
@@ -48,14 +53,17 @@ class TlsStream:
                 pass
             return self._outgoing.read()
 
-    def open(self, received: bytes) -> bytes:
-        """What the other side said. Raises ``EOFError`` once it has said goodbye."""
+    def feed(self, received: bytes | memoryview) -> None:
+        """Take what has arrived."""
         with self._lock:
-            if received:
-                self._incoming.write(received)
-            read, parts = self._object.read, []
+            self._incoming.write(received)
+
+    def read(self) -> bytes:
+        """What the other side said, as far as it is there. Raises ``EOFError`` once it has said goodbye."""
+        with self._lock:
+            parts: list[bytes] = []
             try:
-                while part := read(_RECORD_BYTES):
+                while part := self._object.read(_RECORD_BYTES):
                     parts.append(part)
             except ssl.SSLWantReadError:
                 return b"".join(parts)
@@ -65,7 +73,25 @@ class TlsStream:
                 return b"".join(parts)
             raise EOFError("the other side ended TLS")
 
-    def seal(self, data: bytes) -> bytes:
+    def read_into(self, room: memoryview) -> int:
+        """As ``read``, but at most as much as there is room; gives how much."""
+        with self._lock:
+            got, read = 0, self._object.read
+            try:
+                while got < len(room):
+                    count: int = read(len(room) - got, room[got:])  # type: ignore[assignment]  # typeshed: bytes
+                    if not count:
+                        break
+                    got += count
+            except ssl.SSLWantReadError:
+                return got
+            except ssl.SSLZeroReturnError:
+                pass
+            if got or not room:
+                return got
+            raise EOFError("the other side ended TLS")
+
+    def seal(self, data: bytes | memoryview) -> bytes:
         """What is to be sent for the other side to read ``data``; in the order of the calls, or it reads nothing."""
         with self._lock:
             self._object.write(data)

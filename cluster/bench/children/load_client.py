@@ -1,4 +1,4 @@
-"""The one pipelining client process: ``python -m cluster.bench.children.load_client GROUP ADDRESS…``.
+"""The one pipelining client process: ``python -m cluster.bench.children.load_client [--tls DIR] GROUP ADDRESS…``.
 
 Commands come as lines of JSON on stdin, answers go out on stdout; it leaves when stdin closes.
 """
@@ -11,11 +11,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from dledger.client import Appender, AppendFuture, DLedgerClient
+from cluster.local_tls import client_security
+from dledger.client import Appender, AppendFuture, ClientSecurity, DLedgerClient
 from dledger.client.appender import ENTRY_OVERHEAD_BYTES
 from dledger.config import MIB
 from dledger.errors import DLedgerError
@@ -96,9 +98,14 @@ def _raw(message: bytes) -> bytes:
 
 def main() -> None:
     """Serve until stdin closes."""
-    group, *addresses = sys.argv[1:]
+    words = sys.argv[1:]
+    security = None
+    if words[0] == "--tls":
+        security = client_security(Path(words[1]))
+        words = words[2:]
+    group, *addresses = words
     actions: dict[str, Callable[[Mapping[str, Any]], dict[str, object]]] = {  # Any: the values of a JSON object
-        "measure": lambda command: _with_client(addresses, group, command),
+        "measure": lambda command: _with_client(addresses, group, security, command),
         "pend": lambda command: pend(command["address"], group, command),
     }
     for line in sys.stdin:
@@ -107,8 +114,13 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _with_client(addresses: list[str], group: str, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
-    with DLedgerClient(addresses, group=group) as client:
+def _with_client(
+    addresses: list[str],
+    group: str,
+    security: ClientSecurity | None,
+    command: Mapping[str, Any],  # Any: as above
+) -> dict[str, object]:
+    with DLedgerClient(addresses, group=group, security=security) as client:
         return measure(client, command)
 
 

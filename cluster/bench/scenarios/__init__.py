@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.bench.registry import Scenario
-from cluster.bench.scenarios import appends, brokers, console, failover, messages, metrics, resources, restart, store
+from cluster.bench.scenarios import (
+    appends,
+    brokers,
+    console,
+    failover,
+    messages,
+    metrics,
+    resources,
+    restart,
+    store,
+    tls,
+)
 
 ALL: Final[tuple[Scenario, ...]] = (
     resources.IDLE,
@@ -15,6 +26,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     appends.ASYNC,
     metrics.SCRAPE,
     metrics.OVERHEAD,
+    tls.SCENARIO,
     failover.SCENARIO,
     store.SCENARIO,
     messages.SCENARIO,
