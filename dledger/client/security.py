@@ -25,6 +25,8 @@ __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
 _LOOK_INTERVAL_S: Final = 1.0
 """How often it is looked whether the files changed, and how long a diagnosis holds."""
 _PROBE_TIMEOUT_S: Final = 0.5
+_PATIENCE_S: Final = 0.05
+"""How long a server is given to hang up before it has heard anything."""
 _HTTP2_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
@@ -142,6 +144,8 @@ class ChannelMaker:
         host, _, port = address.rpartition(":")
         try:
             with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as link:
+                if _hangs_up_by_itself(link):
+                    return None
                 return self._probe_plain(link, address) if self._material is None else self._probe_tls(link, address)
         except (OSError, ValueError):
             return None
@@ -181,3 +185,19 @@ class ChannelMaker:
             )
         why = tls.client_problem(material) or "it is of no CA that the server trusts for clients, most likely"
         return TlsError(f"{address} hangs up when it sees our certificate {files.cert}: {why}")
+
+
+def _hangs_up_by_itself(link: socket.socket) -> bool:
+    """Whether the connection ends although nothing was said: a proxy's, whose server does not run yet or any more.
+
+    A container's published port is one. Whoever wants TLS waits to hear the client first.
+    """
+    link.settimeout(_PATIENCE_S)
+    try:
+        return not link.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        link.settimeout(_PROBE_TIMEOUT_S)
