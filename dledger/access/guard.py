@@ -111,7 +111,7 @@ class Guard:
             account, proved = self._account(signed, peer, method, body)
         except OtherAudienceError:
             raise  # the client does not know us yet: nothing to tell
-        except NotAuthenticatedError as error:
+        except (NotAuthenticatedError, SessionsFullError) as error:
             self.audit.denied(Event(_claimed(signed), peer_text(peer), _action(method), "", str(error)))
             raise
         return Caller(account, peer, quotas.of(account.access_key), signed=proved)

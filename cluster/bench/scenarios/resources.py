@@ -26,6 +26,9 @@ PENDING_SETTINGS: Final = {
     "election_timeout_ms_min": "8000",
     "election_timeout_ms_max": "12000",
     "ack_timeout_ms": "60000",
+    # Single calls of one connection: more than a server allows by itself.
+    "connection_calls_max": str(2 * PENDING_APPENDS),
+    "call_ms_max": "120000",
 }
 SUBMIT_TIMEOUT_SECONDS: Final = 30.0
 SETTLED_SECONDS: Final = 2.0

@@ -11,7 +11,7 @@ from google.protobuf.message import Message as Wire
 
 from dledger.access.rules import parse_rules
 from dledger.client.security import ChannelMaker, ClientSecurity
-from dledger.config import ConnectionLimits
+from dledger.config import AccessConfig, ConnectionLimits
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import NO_SEND_TOPICS
@@ -226,3 +226,26 @@ def test_a_slow_call_is_ended_and_a_pull_may_wait_longer() -> None:
 
         pending = Pending(lambda: broker.pull(wait_ms=900))
         assert pending.answer().status == "NO_MATCHED_LOGIC_QUEUE"
+
+
+def test_an_account_cannot_have_everything_pending() -> None:
+    """Half of what may wait: its stream is not read on, its calls are refused as busy; others are taken."""
+    config = BrokerConfig(send_pending_messages_max=8, access=AccessConfig(account_share_percent=50))
+    request = pb.SendRequest(messages=[pb.Message(topic="T", body=b"x", queue_id=0)])
+    with harness(config=config) as broker, ChannelMaker(ROOT, []).open(broker.address) as root:
+        send = root.unary_unary("/rocketstore.v1.BrokerService/Send", None, None)
+        send(request.SerializeToString())
+        broker.call("Status", pb.StatusRequest(), pb.StatusResponse)
+        broker.store.hold_results = True
+
+        answers = broker.stream("SendStream", iter([request.SerializeToString()] * 10))
+        wait_until(lambda: len(broker.store.held) == 4, "its share is pending")
+        refused = broker.send(request.messages[0])[0]
+        others = send.future(request.SerializeToString(), timeout=10)
+        wait_until(lambda: len(broker.store.held) == 5, "somebody else's is taken")
+        broker.store.release_results()
+
+        assert (refused.status, refused.outcome) == ("OS_PAGECACHE_BUSY", "not_applied")
+        assert refused.reason == "4 messages of this account wait to be stored"
+        assert pb.SendResponse.FromString(others.result(10)).results[0].status == "PUT_OK"
+        assert sum(len(pb.SendResponse.FromString(one).results) for one in answers) == 10
