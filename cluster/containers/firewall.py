@@ -23,8 +23,12 @@ _PREFIX: Final = "DOCKER"
 
 
 def prepare(memory: Path) -> None:
-    """Before an engine starts: note how things are in ``memory``, and switch forwarding on."""
-    memory.write_text(json.dumps({str(switch): switch.read_text() for switch in _SWITCHES if switch.exists()}))
+    """Before an engine starts: note how things are in ``memory``, and switch forwarding on.
+
+    What an engine that was killed left there is from before its changes, and stays.
+    """
+    if not memory.exists():
+        memory.write_text(json.dumps({str(switch): switch.read_text() for switch in _SWITCHES if switch.exists()}))
     _SWITCHES[0].write_text("1\n")
 
 
