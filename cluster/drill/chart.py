@@ -24,6 +24,8 @@ RATE_HEIGHT: Final = 150
 LATENCY_HEIGHT: Final = 130
 AXIS: Final = 24
 LATENCY_MS_MIN: Final = 1.0
+RATES_SHOWN: Final = 3
+"""How many times the sent rate the throughput's panel reaches at most."""
 _LANE_TEXT_PX: Final = 6.6
 """Width of a character in a lane."""
 
@@ -39,7 +41,7 @@ def chart(result: DrillResult, number: int) -> str:
     parts = [
         _bands(result.rounds, x, bottom, span_s),
         _lanes(result, x),
-        _rate_panel(result.series, x, rate_top),
+        _rate_panel(result, x, rate_top),
         _latency_panel(result.series, x, latency_top),
         _time_axis(x, span_s, bottom),
         _marks(result.rounds, x, bottom),
@@ -162,9 +164,11 @@ def _lane_title(node: str, view: NodeView) -> str:
     return f"{node} {view.words}" + (f", term {view.term}" if view.term >= 0 else "")
 
 
-def _rate_panel(series: Sequence[Bucket], x: Callable[[float], float], top: float) -> str:
+def _rate_panel(result: DrillResult, x: Callable[[float], float], top: float) -> str:
+    """What had piled up comes all at once: such peaks are cut off, and labelled."""
+    series = result.series
     highest = max([one.acknowledged_per_s + one.failed_per_s for one in series] or [1.0]) or 1.0
-    ceiling, step = _nice(highest)
+    ceiling, step = _nice(min(highest, RATES_SHOWN * result.rate))
     y = _scale(0, ceiling, top + RATE_HEIGHT, top)
     found = [_grid([(value, f"{value:,.0f}") for value in _steps(step, ceiling)], y), _panel_title(top, "messages/s")]
     found.append(f'<path class="acknowledged" d="{_steps_path(series, x, y)}"/>')
@@ -176,6 +180,11 @@ def _rate_panel(series: Sequence[Bucket], x: Callable[[float], float], top: floa
                 f'<rect class="failed" x="{begin:.1f}" y="{y(one.failed_per_s):.1f}" '
                 f'width="{max(end - begin, 1.0):.1f}" height="{height:.1f}"/>'
             )
+    for one in series:
+        if one.acknowledged_per_s > ceiling:
+            at = x(one.at_s + BUCKET_S) + 5
+            found.append(f'<text class="clipped" x="{at:.1f}" y="{top + 12}">↑ {one.acknowledged_per_s:,.0f}</text>')
+            break  # there is no room for a second label
     return "".join(found)
 
 

@@ -89,7 +89,7 @@ def _section(result: DrillResult, number: int) -> str:
         [
             f'<section class="drill" id="drill-{number}" aria-labelledby="drill-name-{number}">',
             f'<div class="head"><h2 id="drill-name-{number}">{escape(result.name)}</h2>{_badge(result)}</div>',
-            f'<p class="quiet">{escape(result.summary)}. {len(result.nodes)} {result.target}, '
+            f'<p class="quiet">{escape(_sentence(result.summary))}. {len(result.nodes)} {result.target}, '
             f"{result.rate:g} messages/s over {result.seconds:.0f} s.</p>",
             _verdict(result),
             _tiles(result),
@@ -125,7 +125,7 @@ _LEGEND = """<div class="legend" aria-hidden="true">
 
 def _verdict(result: DrillResult) -> str:
     if result.passed and result.verdict is not None:
-        return f'<p class="verdict passed">✓ {escape(report.passed_sentence(result.verdict))}</p>'
+        return f'<p class="verdict passed">✓ {escape(_sentence(report.passed_sentence(result.verdict)))}</p>'
     items = "".join(f"<li>{escape(line.removeprefix('✗ ').strip())}</li>" for line in report.verdict_lines(result))
     return f'<div class="verdict failed-verdict">✗ This drill failed<ul>{items}</ul></div>'
 
@@ -146,6 +146,10 @@ def _tiles(result: DrillResult) -> str:
         )
         + "</div>"
     )
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _timeline(result: DrillResult) -> str:

@@ -43,6 +43,7 @@ class SendPipe:
         self._next_id = 0
         self._handed_id = 0
         self._broken: DLedgerError | None = None
+        self._closed_because = ""
         self._established = threading.Event()  # or it failed
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._call = connection.open_stream("SendStream", address, self._outgoing())
@@ -66,8 +67,10 @@ class SendPipe:
             )
             self._requests.put((request_id, request))
 
-    def close(self) -> None:
-        """End the stream; what still waits gets its outcome. Joins the thread unless called on it."""
+    def close(self, why: str = "") -> None:
+        """End the stream; what still waits gets its outcome, and ``why``. Joins the thread unless called on it."""
+        with self._lock:
+            self._closed_because = self._closed_because or why
         self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
         self._requests.put(None)
         if threading.current_thread() is not self._thread:
@@ -93,7 +96,9 @@ class SendPipe:
             for data in self._call:
                 self._on_answer(data)
         except grpc.RpcError as error:
-            failure = failure_of(error, self.address, sent=False)
+            with self._lock:
+                why = self._closed_because  # else gRPC's own words for what we did ourselves
+            failure = UnavailableError(why) if why else failure_of(error, self.address, sent=False)
         except DLedgerError as error:  # garbage
             failure = error
         finally:

@@ -286,7 +286,7 @@ class Sender:
             for batch in expired:
                 batch.announce()
             if stuck is not None:
-                stuck.close()  # what is in flight becomes unknown, through _on_done
+                stuck.close("it gave none in time")  # what is in flight becomes unknown, through _on_done
             if reconnect is not None:
                 self._reconnect(reconnect)
 
@@ -342,7 +342,8 @@ class Sender:
                 else:
                     pipe = None
             if pipe is not None:
-                pipe.close()  # what is in flight becomes unknown, through _on_done
+                # What is in flight becomes unknown, through _on_done.
+                pipe.close(f"it gave none for {LOOK_AFTER_S:g} s, and {master} is the master now")
         finally:
             with self._lock:
                 self._looking = None
