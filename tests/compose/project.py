@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from docker.models.containers import Container
@@ -65,6 +65,13 @@ class Project:
         return self.compose("ps", "--all", "--quiet", service).strip()
 
 
+def give_up(reason: str) -> NoReturn:
+    """Skip, which the summary says with the reason; or fail, where REQUIRE_CONTAINERS says that all is there."""
+    if os.environ.get("REQUIRE_CONTAINERS"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 def run(command: list[str], environment: dict[str, str]) -> str:
     """Run to the end; fails with what it said."""
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=UP_TIMEOUT_S)
@@ -77,7 +84,7 @@ def project(client: EngineClient, image: str, *files: str) -> Iterator[Project]:
     """Started (not yet waited for) from some compose files; all of it is gone at the end. Skips without Compose."""
     compose = compose_command()
     if compose is None:
-        pytest.skip("neither `docker compose` nor docker-compose is installed (Debian: apt-get install docker-compose)")
+        give_up("neither `docker compose` nor docker-compose is installed (Debian: apt-get install docker-compose)")
     for file in files:
         compose += ["--file", file]
     ports = free_ports(7)

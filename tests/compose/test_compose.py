@@ -129,7 +129,7 @@ def test_the_engine_finds_the_brokers_healthy(project: Project, docker_engine: E
             one.reload()
         return all(one.attrs["State"]["Health"]["Status"] == "healthy" for one in found)
 
-    wait_until(all_healthy, "the brokers are healthy", 40.0)
+    wait_until(all_healthy, "the brokers are healthy", 90.0)
     for one in found:
         assert one.attrs["HostConfig"]["ReadonlyRootfs"]
         assert one.attrs["HostConfig"]["CapDrop"] == ["ALL"]

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import CliRunner
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+from cluster.certs import make_authority, make_node
 from cluster.cli import main
 from cluster.commands.health import own_server
 from tests.support.fake_group import fake_group
@@ -72,6 +79,39 @@ def test_a_replicated_broker_is_asked_where_it_listens() -> None:
 
     assert own_server(environ).address == "n2:10931"
     assert own_server(environ | {"DLEDGER_BIND_HOST": "0.0.0.0"}).address == "127.0.0.1:10931"
+
+
+def test_a_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path) -> None:
+    """Which names the node, and need not name the address that is dialled inside a container."""
+    make_authority(tmp_path)
+    node = make_node(tmp_path, "n1", ["n1.example"])
+    ca = (tmp_path / "ca.crt").read_bytes()
+    server = grpc.server(ThreadPoolExecutor(1))
+    servicer = HealthServicer()
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    add_HealthServicer_to_server(servicer, server)
+    credentials = grpc.ssl_server_credentials([(node.key.read_bytes(), node.cert.read_bytes())], ca, True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    environ = {
+        "DLEDGER_ENABLEDLEGERCOMMITLOG": "true",
+        "DLEDGER_GROUP": "orders",
+        "DLEDGER_MEMBERS": MEMBERS,
+        "DLEDGER_NODE_ID": "n1",
+        "DLEDGER_BIND_HOST": "0.0.0.0",
+        "DLEDGER_LISTEN_PORT": str(port),
+        "DLEDGER_TLS_CERT_PATH": str(node.cert),
+        "DLEDGER_TLS_KEY_PATH": str(node.key),
+        "DLEDGER_TLS_TRUST_CERT_PATH": str(tmp_path / "ca.crt"),
+    }
+    try:
+        result = CliRunner().invoke(main, ["health"], env=environ)
+        refused = CliRunner().invoke(main, ["health", f"127.0.0.1:{port}"])
+    finally:
+        server.stop(None).wait()
+
+    assert result.output == f"127.0.0.1:{port}: serving\n"
+    assert refused.exit_code == 1, "it shows no certificate"
 
 
 def test_wrong_settings_are_told() -> None:
