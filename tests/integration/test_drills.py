@@ -7,10 +7,11 @@ from contextlib import closing
 
 import pytest
 
-from cluster.drill.drills import DRILLS
+from cluster.drill.drills import DRILLS, Drill
+from cluster.drill.history import EventKind
 from cluster.drill.processes import FILLER, ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill
-from cluster.drill.stage import DrillOptions
+from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.target import Direction, DrillError, NotPossibleError
 from dledger.types import NodeId
 
@@ -67,6 +68,33 @@ def test_a_full_disk_moves_the_leadership() -> None:
     result = run("fill-disk")
 
     assert result.rounds[0].leader_after != result.rounds[0].round.victim
+
+
+@pytest.mark.slow
+def test_a_drill_that_fails_on_its_way_is_healed_and_judged_all_the_same() -> None:
+    """It has not passed, whatever the messages say; but what became of them is known."""
+
+    def break_off(stage: Stage) -> None:
+        leader = stage.leader()
+        stage.fault(
+            "paused for good",
+            lambda: stage.target.pause(leader),
+            victim=leader,
+            undo=lambda: stage.target.resume(leader),
+        )
+        raise DrillError("no node leads and takes messages within 60 s")
+
+    with closing(ProcessTarget(size=3)) as target:
+        result = run_drill(Drill("broken", "it breaks off", break_off), target, SHORT, lambda _event: None)
+
+    assert not result.passed
+    assert result.problems == ("no node leads and takes messages within 60 s",)
+    assert result.verdict is not None
+    assert result.verdict.passed
+    assert [one.kind for one in result.events if one.kind in (EventKind.PROBLEM, EventKind.HEAL)] == [
+        EventKind.PROBLEM,
+        EventKind.HEAL,
+    ]
 
 
 def test_what_a_process_target_must_not_do_it_refuses() -> None:
