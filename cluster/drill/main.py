@@ -84,7 +84,12 @@ def _planned(names: Sequence[str], options: DrillOptions) -> Iterator[tuple[Dril
 
 def _run_one(drill: Drill, options: DrillOptions, make_target: MakeTarget) -> DrillResult:
     with _progress(drill) as tell, closing(make_target(drill, options)) as target:
-        return run_drill(drill, target, options, tell)
+        try:
+            return run_drill(drill, target, options, tell)
+        except DrillError as error:
+            if options.keep:
+                raise DrillError("; ".join([str(error), *target.notes])) from error
+            raise
 
 
 @contextmanager

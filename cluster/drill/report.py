@@ -33,7 +33,10 @@ _TEXT_CHARS_MAX: Final = 110
 def print_result(result: DrillResult) -> None:
     """Timeline, figures and verdict of one drill."""
     click.echo(f"\n{result.name}: {result.summary}")
-    click.echo(f"{len(result.nodes)} {result.target}, {result.rate:g} messages/s, {result.seconds:.1f} s\n")
+    click.echo(f"{len(result.nodes)} {result.target}, {result.rate:g} messages/s, {result.seconds:.1f} s")
+    for note in result.notes:
+        click.echo(f"note: {note}")
+    click.echo()
     rows = [(f"{one.at_s:.2f}", MARKS[one.kind], one.node or "", shortened(one.text)) for one in result.events]
     terminal.print_table(("seconds", "", "node", "what happened"), rows, _STYLES)
     click.echo()

@@ -24,7 +24,7 @@ from rocketstore.client.connection import LIST_TOPICS, BrokerConnection
 from rocketstore.pb import broker_pb2 as pb
 
 GROUP_NAME: Final = "drill"
-READY_TIMEOUT_S: Final = 30.0
+READY_TIMEOUT_S: Final = 90.0
 DRAIN_S: Final = 20.0
 
 

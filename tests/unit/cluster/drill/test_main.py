@@ -28,6 +28,8 @@ Ran = list[tuple[str, DrillOptions]]
 class NoGroup:
     """Stands for a target that is never started."""
 
+    notes = ("the files stay in /here",)
+
     def __init__(self) -> None:
         self.closed = False
 
@@ -83,6 +85,12 @@ def test_a_group_that_does_not_start_ends_with_1_and_the_others_run(ran: Ran) ->
     assert result.exit_code == 1
     assert "✗ restart-all: the group takes no topic" in result.stderr
     assert [name for name, _ in ran] == ["restart-all", "kill-leader"]
+
+
+def test_what_is_kept_of_a_group_that_does_not_start_is_told(ran: Ran) -> None:
+    """That is when somebody wants to look at it."""
+    assert "stay in /here" in drill("restart-all", "--on", "processes", "--keep").stderr
+    assert "stay in /here" not in drill("restart-all", "--on", "processes").stderr
 
 
 def test_all_runs_every_drill_and_isolates_both_ways(ran: Ran) -> None:

@@ -23,6 +23,7 @@ def test_a_passed_drill_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
     said = capsys.readouterr().out
     assert "kill-leader: SIGKILL for the leader" in said
+    assert "note: a note <of the target>" in said
     assert re.search(r"1\.00 +FAULT +n0 +SIGKILL to n0", said)
     assert re.search(r"1 \(n0\) +1\.10 s +1 +n0 → n1 +1 → 2 +2\.50 s", said)
     assert re.search(r"lost +0\n", said)
