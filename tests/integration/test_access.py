@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dledger.access import signing
-from dledger.client import ClientSecurity, DLedgerClient, ReadMode
+from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
 from dledger.errors import AccessDeniedError, DLedgerError
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
@@ -34,12 +34,17 @@ def secured(adopt: Adopt, tmp_path: Path) -> SecuredGroup:
     return made
 
 
+def pipelined(client: DLedgerClient) -> AppendResult:
+    with client.appender(timeout_s=2) as appender:
+        return appender.append(b"x").result(5)
+
+
 def everything(client: DLedgerClient) -> dict[str, Callable[[], object]]:
     """All that a client can ask."""
     return {
         "append": lambda: client.append(b"x"),
         "append_many": lambda: client.append_many([b"x"]),
-        "appender": lambda: client.appender(timeout_s=2).__enter__().append(b"x").result(5),
+        "appender": lambda: pipelined(client),
         "read": lambda: client.read(0),
         "follow": lambda: next(iter(client.follow(0))),
         "metadata": lambda: client.metadata(),

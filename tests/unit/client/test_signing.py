@@ -10,7 +10,7 @@ import pytest
 
 from dledger.access.control import AccessControl
 from dledger.access.signing import Signer
-from dledger.client import AsyncDLedgerClient, ClientSecurity, DLedgerClient
+from dledger.client import AppendResult, AsyncDLedgerClient, ClientSecurity, DLedgerClient
 from dledger.clock import SystemClock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.errors import AccessDeniedError, ConfigError, DLedgerError
@@ -58,6 +58,11 @@ def guarded(tmp_path: Path) -> Iterator[GuardedNode]:
     made.server.close()
 
 
+def pipelined(client: DLedgerClient) -> AppendResult:
+    with client.appender() as appender:
+        return appender.append(b"y").result(5)
+
+
 def first_calls(client: DLedgerClient) -> list[Callable[[], object]]:
     return [
         lambda: client.append(b"x"),
@@ -66,7 +71,7 @@ def first_calls(client: DLedgerClient) -> list[Callable[[], object]]:
         lambda: client.members_status()["n0"],  # type: ignore[index]  # a NodeId
         lambda: next(iter(client.follow(0))),
         lambda: next(iter(client.watch_role())),
-        lambda: client.appender().append(b"y").result(5),
+        lambda: pipelined(client),
     ]
 
 
