@@ -24,7 +24,7 @@ curl http://127.0.0.1:5557/metrics
 
 | path | answers |
 |---|---|
-| `/metrics` | everything below, in Prometheus's or OpenMetrics's text format |
+| `/metrics` | everything below, in Prometheus's text format |
 | `/healthz` | 200 while the process lives and has not failed (also during recovery) |
 | `/readyz` | 200 once it knows a leader; a broker also must know what is committed. Otherwise 503 |
 

@@ -6,6 +6,7 @@ A thread accepts, a thread per request answers; both ends are bounded: few reque
 from __future__ import annotations
 
 import logging
+import selectors
 import socket
 import socketserver
 import threading
@@ -21,13 +22,12 @@ _log = logging.getLogger(__name__)
 REQUESTS_MAX: Final = 8
 """Requests answered at a time; more are hung up on."""
 REQUEST_TIMEOUT_S: Final = 5.0
-_POLL_S: Final = 0.2
 _TEXT: Final = "text/plain; charset=utf-8"
 
 _Request = socket.socket | tuple[bytes, socket.socket]
 
-Page = Callable[[str], tuple[HTTPStatus, str, bytes]]
-"""What a path answers: given the Accept header, a status, a content type and a body."""
+Page = Callable[[], tuple[HTTPStatus, str, bytes]]
+"""What a path answers: a status, a content type and a body."""
 
 
 class MetricsPort:
@@ -44,7 +44,8 @@ class MetricsPort:
                     f"not this machine's ({error})"
                 ]
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="dledger-metrics")
+        self._awake, self._wake = socket.socketpair()  # what is written to the one ends the wait on the other
+        self._thread = threading.Thread(target=self._serve, name="dledger-metrics")
         self.port: Final = int(self._server.server_address[1])
 
     def start(self) -> None:
@@ -54,13 +55,24 @@ class MetricsPort:
     def stop(self) -> None:
         """End the thread and close the port. Idempotent."""
         if self._thread.is_alive():
-            self._server.shutdown()
+            self._wake.send(b"x")
             self._thread.join()
         self._server.server_close()
+        self._awake.close()
+        self._wake.close()
+
+    def _serve(self) -> None:
+        """Not the base's own loop, which looks several times a second whether it shall end."""
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._server, selectors.EVENT_READ)
+            waiting.register(self._awake, selectors.EVENT_READ)
+            while not any(key.fileobj is self._awake for key, _ in waiting.select()):
+                self._server.handle_request()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    timeout = 0  # a connection is there already, or is gone again
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
@@ -103,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, ("try " + ", ".join(self.server.pages) + "\n").encode()
         else:
             try:
-                status, kind, body = page(self.headers.get("Accept", ""))
+                status, kind, body = page()
             except DLedgerError as error:  # it is starting or stopping
                 status, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{error}\n".encode()
         self.send_response(status)
@@ -122,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
 def text_page(look: Callable[[], tuple[bool, str]]) -> Page:
     """A page that says in a line whether something is so: 200 or 503."""
 
-    def page(_accept: str) -> tuple[HTTPStatus, str, bytes]:
+    def page() -> tuple[HTTPStatus, str, bytes]:
         good, words = look()
         return HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{words}\n".encode()
 

@@ -15,7 +15,7 @@ from cluster.metrics.http import MetricsPort, text_page
 from dledger.errors import ConfigError, ShutdownError
 
 
-def broken(_accept: str) -> tuple[HTTPStatus, str, bytes]:
+def broken() -> tuple[HTTPStatus, str, bytes]:
     """A page of a node that stops."""
     raise ShutdownError("this node is stopping")
 
