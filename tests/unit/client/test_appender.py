@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -226,19 +227,21 @@ def test_appender_goes_on_after_a_batch_that_cannot_be_stored() -> None:
 def test_appender_blocks_when_too_much_is_pending(client: DLedgerClient, group: FakeGroup) -> None:
     """Bounded: until there is room, or with ``PendingFullError``."""
     group.nodes[0].hold = True
-    with client.appender(pending_bytes_max=10, timeout_s=0.5) as appender:
-        appender.append(b"x" * 10)
-        assert appender.full
-        with pytest.raises(PendingFullError, match="pending_bytes_max=10"):
-            appender.append(b"y")
-        wait_until(lambda: not appender.full, "the first to be given up")
-        releasing = threading.Timer(0.1, group.nodes[0].release)
+    with client.appender(pending_bytes_max=10, timeout_s=30) as appender:
+        patient = appender._options
         appender.append(b"x" * 10)
         wait_until(lambda: bool(group.nodes[0].held), "in flight")
-        group.nodes[0].hold = False
-        releasing.start()
+        assert appender.full
 
-        assert appender.append(b"z").exception(5) is None
+        appender._options = replace(patient, timeout_s=0.2)  # shorter than the first one's, which so cannot make room
+        with pytest.raises(PendingFullError, match="pending_bytes_max=10"):
+            appender.append(b"y")
+
+        appender._options = patient
+        group.nodes[0].hold = False
+        releasing = threading.Timer(0.1, group.nodes[0].release)
+        releasing.start()
+        assert appender.append(b"z").exception(30) is None
         releasing.join()
 
 
