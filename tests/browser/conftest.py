@@ -45,7 +45,7 @@ def page(chromium: Page) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBrokers]:
     """Three brokers, a producer and two groups of consumers."""
-    with LocalBrokers(tmp_path_factory.mktemp("brokers")) as group:
+    with LocalBrokers(tmp_path_factory.mktemp("brokers"), settings={"mappedFileSizeCommitLog": "16m"}) as group:
         group.master()
         with trading(group):
             yield group
@@ -67,7 +67,8 @@ def broker_console(page: Page, brokers: LocalBrokers) -> Iterator[ConsoleServer]
 @pytest.fixture
 def log_group(tmp_path: Path) -> Iterator[LocalGroup]:
     """Three log nodes that take a line now and then."""
-    with LocalGroup(tmp_path / "group") as group:
+    small = {"segment_bytes": "16m", "index_segment_bytes": "1m"}  # whole files are made, and pytest keeps them all
+    with LocalGroup(tmp_path / "group", settings=small) as group:
         group.leader()
         with appending(group):
             yield group
