@@ -26,6 +26,8 @@ from rocketstore.pb import broker_pb2 as pb
 GROUP_NAME: Final = "drill"
 READY_TIMEOUT_S: Final = 90.0
 DRAIN_S: Final = 20.0
+LOG_LINES: Final = 2
+"""Of each node's last words, if a group does not even start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,11 @@ def run_drill(drill: Drill, target: Target, options: DrillOptions, tell: Callabl
     """
     target.start()
     addresses = {node: target.address(node) for node in target.nodes}
-    _create_topic(list(addresses.values()))
+    try:
+        _create_topic(list(addresses.values()))
+    except DrillError as error:
+        said = [line for node in target.nodes for line in target.log_of(node).splitlines()[-LOG_LINES:]]
+        raise DrillError("\n".join([str(error), *said])) from error
     recorder = Recorder(tell)
     load = Load(list(addresses.values()), recorder, rate=options.rate, name=drill.name)
     problems: list[str] = []

@@ -16,8 +16,12 @@ SMALL_FILES: Final = {
     "maxIndexNum": "20000",
     "cleanFileForciblyEnable": "false",
     "fileReservedTime": "72",
+    "diskMaxUsedSpaceRatio": "97",
+    "diskSpaceCleanForciblyRatio": "98",
+    "diskSpaceWarningLevelRatio": "99",
 }
-"""Every broker's settings: files that fit on small disks, and nothing is removed that is to be read back."""
+"""Every broker's settings: files that fit on small disks, nothing is removed that is to be read back, and a host's disk
+that is rather full (by default 90 %) stops no drill; one that is filled on purpose is full to the last byte."""
 SECURITY: Final = ClientSecurity(insecure=True)
 """Of a drill's clients: containers have addresses of their own, but on networks that end on this host."""
 SMALL_DISK_MIB: Final = 96
