@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from cluster.console.server import ConsoleServer
+from cluster.broker_target import BrokerTarget
+from cluster.connection import Target
+from cluster.console.server import ConsoleServer, Place
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
 from rocketstore.message.message import Message
@@ -57,6 +58,9 @@ for (const one of document.querySelectorAll('body *')) {
   if (ratio < 4.5) bad.push(`${one.tagName}.${one.className} ${one.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
 }
 return bad;
+"""
+TOPS = """
+return JSON.stringify([...document.querySelectorAll('.lane, .hero, .plot, .strip, .tail, #browser')].map((one) => Math.round(one.getBoundingClientRect().top)));
 """
 TOO_SMALL = """
 return [...document.querySelectorAll('button, select, input:not([type=radio]):not([type=checkbox])')]
@@ -312,21 +316,27 @@ def test_nothing_sticks_out_at_any_width(page: Page, broker_console: ConsoleServ
     assert overflowing == []
 
 
-def test_lanes_keep_their_place_while_things_happen(page: Page, broker_console: ConsoleServer) -> None:
-    """No layout jumps: heights stay while figures, roles and notes change."""
-    page.open(broker_console.url)
-    page.wait(page.leader, "somebody leads")
-    heights = "return JSON.stringify([...document.querySelectorAll('.lane, .hero, .plot')].map((one) => Math.round(one.getBoundingClientRect().top)))"
-    page.wait(lambda: page.text("figure-rate") not in ("\u2013", "0"), "figures are there")
-    before = json.loads(page.js(heights))
+def test_lanes_keep_their_place_while_things_happen(page: Page, log_group: LocalGroup) -> None:
+    """No layout jumps: everything stays where it is while figures and roles change, and while a note becomes an error
+    of two lines (this console knows no processes, only that connections are refused).
+    """
+    target = Target(tuple(log_group.addresses), "", 5.0)
+    with ConsoleServer(target, BrokerTarget(target.bootstrap, 5.0), place=Place(port=0)) as console:
+        page.open(console.url)
+        leader = page.wait(page.leader, "somebody leads")
+        page.wait(lambda: page.text("figure-rate") not in ("\u2013", "0"), "figures are there")
+        before = json.loads(page.js(TOPS))
+        victim = next(node for node in log_group.nodes if node != leader)
 
-    page.click(f"[data-node={page.leader()}] [data-action=transfer]")
-    page.click("#confirm-yes")
-    page.wait(lambda: "leads now" in page.text("toasts"), "leadership moved")
-    ended = time.monotonic() + 3
-    page.wait(lambda: time.monotonic() > ended or json.loads(page.js(heights)) != before, "three quiet seconds")
+        page.click(f"[data-node={leader}] [data-action=transfer]")
+        page.click("#confirm-yes")
+        page.wait(lambda: "leads now" in page.text("toasts"), "leadership moved")
+        log_group.kill(victim)
+        page.wait(lambda: page.state(victim) == "unreachable", "it is missed")
+        assert "cannot be reached" in page.text("lanes")
 
-    assert json.loads(page.js(heights)) == before
+        assert json.loads(page.js(TOPS)) == before
+        page.leave()
 
 
 def test_nothing_moves_by_itself_for_those_who_asked_for_calm(page: Page, log_console: ConsoleServer) -> None:
