@@ -322,7 +322,7 @@ def test_lanes_keep_their_place_while_things_happen(page: Page, log_group: Local
     """
     target = Target(tuple(log_group.addresses), "", 5.0)
     with ConsoleServer(target, BrokerTarget(target.bootstrap, 5.0), place=Place(port=0)) as console:
-        page.open(console.url)
+        page.open(console.url, width=375, height=1400)  # where everything is below everything else
         leader = page.wait(page.leader, "somebody leads")
         page.wait(lambda: page.text("figure-rate") not in ("\u2013", "0"), "figures are there")
         before = json.loads(page.js(TOPS))
