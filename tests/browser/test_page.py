@@ -12,6 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import Target
+from cluster.console.guard import Rules
 from cluster.console.server import ConsoleServer, Place
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
@@ -278,6 +279,26 @@ def test_the_page_passes_our_own_audit(page: Page, broker_console: ConsoleServer
 def audit(page: Page) -> None:
     for script in (NAMELESS, BROKEN_REFERENCES, DOUBLE_IDS, SKIPPED_HEADINGS, LOW_CONTRAST, TOO_SMALL):
         assert page.js(script) == [], script
+
+
+# --- signing in ------------------------------------------------------------------------------------------------------
+
+
+def test_a_console_with_a_token_asks_for_it_once(page: Page, log_group: LocalGroup) -> None:
+    """A wrong one is told; the right one leads to the page, and is remembered by the browser."""
+    target = Target(tuple(log_group.addresses), "", 5.0)
+    brokers, place = BrokerTarget(target.bootstrap, 5.0), Place(port=0)
+    with ConsoleServer(target, brokers, place=place, rules=Rules(token="a long enough token")) as console:
+        page.driver.get(console.url)
+        page.wait(lambda: page.driver.current_url.endswith("/login"), "it asks")
+        audit(page)
+        page.press("a wrong one", Keys.ENTER)
+        page.wait(lambda: page.js("return document.getElementById('wrong')?.hidden === false"), "it is told")
+
+        page.press("a long enough token", Keys.ENTER)
+        page.wait(lambda: page.text("live-text") == "live", "the page is live")
+        page.open(console.url)
+        page.leave()
 
 
 # --- themes, sizes, motion -------------------------------------------------------------------------------------------

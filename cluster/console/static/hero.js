@@ -18,10 +18,11 @@ export function render() {
   const last = state.points[state.points.length - 1];
   const leader = state.nodes.find((node) => node.node === group.leader) ?? state.nodes.find((node) => node.state === "plain");
   const isPlain = group.kind === "broker";
-  text($("figure-term"), isPlain ? "–" : format.count(group.term));
+  text($("figure-term"), isPlain || group.term === 0 ? "–" : format.count(group.term));
   text($("figure-committed"), isPlain ? format.bytes(group.committed) : format.index(group.committed));
-  text($("figure-rate-name"), group.kind === "log" ? "Entries per second" : "Puts per second");
-  const rate = group.kind === "log" ? last?.entries_per_s : last?.puts_per_s;
+  const isLog = group.kind === "log" || group.kind === "unknown";
+  text($("figure-rate-name"), isLog ? "Entries per second" : "Puts per second");
+  const rate = isLog ? last?.entries_per_s : last?.puts_per_s;
   text($("figure-rate"), format.rate(rate));
   text($("figure-latency"), format.milliseconds(leader && isAlive(leader) ? leader.latency_ms : -1));
 }

@@ -111,7 +111,7 @@ function renderLane(lane, node) {
   classes(lane.roleBox, `role ${node.state}`);
   text(lane.role, ROLE[node.state]);
   attribute(lane.item, "data-state", node.state);
-  text(lane.address, node.address || "address not known yet");
+  text(lane.address, node.address === node.node ? "" : node.address || "address not known yet");
   const [note, isBad] = noteOf(node);
   text(lane.note, note);
   attribute(lane.note, "title", note);
