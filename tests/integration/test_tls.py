@@ -230,6 +230,7 @@ def test_only_a_member_speaks_in_its_name(secured: Group, tmp_path: Path) -> Non
         pushes = {
             "another": push_as_peer(secured, target, files(here, third), sender=sender),
             "a client": push_as_peer(secured, target, files(here, "client"), sender=sender),
+            "nobody": push_as_peer(secured, target, TlsFiles(here / "ca.crt"), sender=sender),
             "a stranger": push_as_peer(secured, target, files(other, "n1", ca=here / "ca.crt"), sender=N1),
             "expired": push_as_peer(secured, target, files(late, sender), sender=sender),
         }
@@ -250,7 +251,7 @@ def test_only_a_member_speaks_in_its_name(secured: Group, tmp_path: Path) -> Non
         assert refused is not None
         assert refused[0] is FrameType.REFUSAL
         assert f"is not {sender}'s".encode() in refused[1]
-    assert pushes == {"a stranger": None, "expired": None}
+    assert pushes == {"nobody": None, "a stranger": None, "expired": None}
 
 
 def test_peer_ports_take_no_clients(secured: Group) -> None:
