@@ -17,6 +17,7 @@ from tests.compose.project import give_up
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which is else first if this directory is named on the command line
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All on one worker of pytest-xdist: one engine, and containers that do not take each other's time."""
     for item in items:
