@@ -1,6 +1,8 @@
 """The port that Prometheus and probes ask: ``/metrics``, ``/healthz`` (it lives), ``/readyz`` (it can be used).
 
 A thread accepts, a thread per request answers; both ends are bounded: few requests at a time, each with few seconds.
+Whoever connects and says nothing, or says it slowly, must not keep a probe out, by which a node would be restarted: for
+one request more than there is room for, the oldest that has not come in whole yet is hung up on.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import selectors
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
@@ -20,8 +24,9 @@ from dledger.errors import ConfigError, DLedgerError
 _log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 8
-"""Requests answered at a time; more are hung up on."""
+"""Requests at a time."""
 REQUEST_TIMEOUT_S: Final = 5.0
+"""How long a request may take to come in, and its answer to be taken."""
 _TEXT: Final = "text/plain; charset=utf-8"
 
 _Request = socket.socket | tuple[bytes, socket.socket]
@@ -62,12 +67,19 @@ class MetricsPort:
         self._wake.close()
 
     def _serve(self) -> None:
-        """Not the base's own loop, which looks several times a second whether it shall end."""
+        """Not the base's own loop, which looks several times a second whether it shall end.
+
+        It waits for ever, but while a request is coming in only until that must be here.
+        """
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._server, selectors.EVENT_READ)
             waiting.register(self._awake, selectors.EVENT_READ)
-            while not any(key.fileobj is self._awake for key, _ in waiting.select()):
-                self._server.handle_request()
+            while True:
+                found = {key.fileobj for key, _ in waiting.select(self._server.hang_up_on_slow())}
+                if self._awake in found:
+                    return
+                if found:
+                    self._server.handle_request()
 
 
 class _Server(ThreadingHTTPServer):
@@ -78,7 +90,9 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
-        self._free = threading.BoundedSemaphore(REQUESTS_MAX)
+        self._lock = threading.Lock()  # guards what follows
+        self._unheard: dict[object, float] = {}  # connections whose requests are not in yet, since when; oldest first
+        self._answered: set[object] = set()
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -86,17 +100,47 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "metrics", self.server_address[1]
 
+    def hang_up_on_slow(self) -> float | None:
+        """End what takes too long to come in; gives after how long to look again, None if nothing is coming in."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [one for one, since in self._unheard.items() if now - since >= REQUEST_TIMEOUT_S]:
+                self._hang_up(request)
+            oldest = next(iter(self._unheard.values()), None)
+        return None if oldest is None else max(0.0, oldest + REQUEST_TIMEOUT_S - now)
+
     def process_request(self, request: _Request, client_address: object) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            if len(self._unheard) + len(self._answered) >= REQUESTS_MAX:
+                if not self._unheard:
+                    self.shutdown_request(request)
+                    return
+                self._hang_up(next(iter(self._unheard)))
+            self._unheard[request] = time.monotonic()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: _Request, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock:
+                self._unheard.pop(request, None)
+                self._answered.discard(request)
+
+    def heard(self, request: object) -> bool:
+        """The request is in and will be answered; False if it was hung up on meanwhile."""
+        with self._lock:
+            if self._unheard.pop(request, None) is None:
+                return False
+            self._answered.add(request)
+            return True
+
+    def _hang_up(self, request: object) -> None:
+        """Its thread reads the end, and ends."""
+        del self._unheard[request]
+        if isinstance(request, socket.socket):
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: _Request, client_address: object) -> None:  # noqa: ARG002
         """Clients that go away are nobody's business."""
@@ -110,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # as the base calls it
         """Answer with the page of the path."""
+        if not self.server.heard(self.request):
+            return
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
             status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, ("try " + ", ".join(self.server.pages) + "\n").encode()

@@ -86,12 +86,60 @@ def test_the_thread_ends_and_the_port_is_free_again() -> None:
     again.stop()
 
 
-def test_few_requests_are_answered_at_a_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that connect and say nothing cannot take more than their share of threads; the rest is hung up on."""
-    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(http.REQUESTS_MAX)]
+def test_those_that_say_nothing_keep_no_probe_out(port: int) -> None:
+    """More than there are places, and each says a byte now and then: the oldest makes room for who has a question."""
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(http.REQUESTS_MAX + 2)]
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as refused:
-            assert refused.recv(1) == b""
+        for one in silent[2:]:
+            one.send(b"G")
+        for _ in range(3):
+            assert ask(port, "/good") == (200, "well\n")
+        assert [one.recv(1) for one in silent[:3]] == [b""] * 3
     finally:
         for one in silent:
             one.close()
+
+
+def test_a_request_must_come_in_time_however_little_comes_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is no request: it is hung up on after the time for all of it."""
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.5)
+    with socket.create_connection(("127.0.0.1", port), timeout=0.1) as dripping:
+        for _ in range(100):
+            try:
+                dripping.send(b"G")
+                if dripping.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+    pytest.fail("it was never hung up on")
+
+
+def test_no_more_are_answered_at_a_time_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are being answered stay; who comes then is hung up on."""
+    monkeypatch.setattr(http, "REQUESTS_MAX", 2)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow() -> tuple[bool, str]:
+        begun.release()
+        go_on.wait(10)
+        return True, "well"
+
+    server = MetricsPort("127.0.0.1", 0, {"/slow": text_page(slow)})
+    server.start()
+    answers: list[tuple[int, str]] = []
+    asking = [threading.Thread(target=lambda: answers.append(ask(server.port, "/slow"))) for _ in range(2)]
+    try:
+        for one in asking:
+            one.start()
+            assert begun.acquire(timeout=10)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as refused:
+            assert refused.recv(1) == b""
+    finally:
+        go_on.set()
+        for one in asking:
+            one.join()
+        server.stop()
+
+    assert answers == [(200, "well\n")] * 2
