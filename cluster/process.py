@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ import click
 from cluster import logs
 
 _log = logging.getLogger("dledger")
+_DESCRIPTORS: Final = 65_536
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -55,6 +57,7 @@ def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, 
 def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_stdin_closes: bool) -> int:
     """Make and start a server, say on standard output that it is ready, and wait for its end; gives the exit code."""
     signals = _catch_signals()
+    _allow_descriptors()
     server = make()
     _watch("dledger-signals", lambda: _on_signals(signals, server.stop))
     server.start()
@@ -71,6 +74,17 @@ def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_s
         os._exit(code)
     _log.info("stopped", extra={"event": "stopped"})
     return code
+
+
+def _allow_descriptors() -> None:
+    """As many open files as the process may have: the usual 1024 are fewer than the connections it takes.
+
+    Without one a segment cannot be made, and the node stops.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _watch(name: str, wait_and_act: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, TlsError
 from dledger.rpc import options, push_frames, tls
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.push_frames import FrameType
@@ -29,6 +29,13 @@ FIRST_BYTES_TIMEOUT_S: Final = 5.0
 """How long a connection may stay without showing what it is, its TLS handshake included."""
 REASONS_MAX: Final = 32
 """Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
+UNKNOWN_MAX: Final = 256
+"""Connections that have not shown yet what they are; for one more, the oldest of them is hung up on."""
+RELAYED_MAX: Final = 128
+"""Connections relayed to the gRPC server, three descriptors each; for one more, the longest silent is hung up on.
+
+A member has one or two of them, and is never silent for long: it pings.
+"""
 _HANDSHAKE_BYTES: Final = 16 * 1024
 _HANDSHAKE_BYTES_MAX: Final = 256 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
@@ -36,7 +43,7 @@ _BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
 
 TakePush = Callable[[socket.socket, TlsStream | None], None]
-"""Takes a push connection, and its TLS if it has any: the handshake is done then."""
+"""Takes a push connection, and its TLS if it has any: the handshake is done then. Raises ``TlsError`` if it refuses."""
 
 
 class PeerListener:
@@ -52,6 +59,8 @@ class PeerListener:
         self._loop = LoopThread(name)
         self._bridge: LoopBridge | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unknown: dict[asyncio.Task[None], None] = {}  # in the order of their arrival
+        self._heard_at: dict[asyncio.Task[None], float] = {}  # of those that are relayed
         self._listening: list[socket.socket] = []
 
     def start(self, host: str, port: int) -> None:
@@ -94,11 +103,21 @@ class PeerListener:
             loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
             return
         link.setblocking(False)
+        if len(self._unknown) >= UNKNOWN_MAX:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            oldest.cancel()
         task = loop.create_task(self._sort(link))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._unknown[task] = None
+        task.add_done_callback(self._forget)
         # Whoever is cancelled before its first step has closed nothing.
         task.add_done_callback(partial(_close_if_cancelled, link))
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._unknown.pop(task, None)
+        self._heard_at.pop(task, None)
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening.fileno() >= 0:
@@ -115,13 +134,21 @@ class PeerListener:
         except (OSError, EOFError, TimeoutError):
             link.close()
             return
+        task = asyncio.current_task()
+        if task is None or task not in self._unknown:  # it had to make room just now
+            link.close()
+            return
+        del self._unknown[task]
         if stream is not None or (head == push_frames.PREAMBLE and self._tls is None):
             link.setblocking(True)
-            self._take_push(link, stream)
+            try:
+                self._take_push(link, stream)
+            except TlsError as error:
+                self._complain(str(error))
         elif head in (push_frames.PREAMBLE, push_frames.TLS_PREAMBLE):
             self._refuse(link)
         else:
-            await self._relay(link, head)
+            await self._relay(link, head, task)
 
     async def _first_bytes(self, link: socket.socket) -> bytes:
         """As many as a preamble has. Raises ``EOFError`` if there are fewer."""
@@ -162,13 +189,24 @@ class PeerListener:
             self._reasons.add(reason)
             _LOG.warning("%s", reason)
 
-    async def _relay(self, link: socket.socket, head: bytes) -> None:
+    async def _relay(self, link: socket.socket, head: bytes, task: asyncio.Task[None]) -> None:
+        now = asyncio.get_running_loop().time
+        if len(self._heard_at) >= RELAYED_MAX:
+            silent = min(self._heard_at, key=self._heard_at.__getitem__)
+            del self._heard_at[silent]
+            silent.cancel()
+        self._heard_at[task] = now()
+
+        def heard() -> None:
+            if task in self._heard_at:
+                self._heard_at[task] = now()
+
         reader, writer = await asyncio.open_connection(sock=link)
         try:
             inner_reader, inner_writer = await asyncio.open_unix_connection(self._grpc_socket)
             try:
                 inner_writer.write(head)
-                await _race(_pump(reader, inner_writer), _pump(inner_reader, writer))
+                await _race(_pump(reader, inner_writer, heard), _pump(inner_reader, writer))
             finally:
                 inner_writer.close()
         except OSError:  # the gRPC server has been stopped
@@ -205,9 +243,13 @@ async def _race(*works: Coroutine[object, object, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Callable[[], None] | None = None
+) -> None:
     with suppress(OSError):  # either side hung up: so does the relay
         while data := await reader.read(_CHUNK_BYTES):
+            if heard is not None:
+                heard()
             writer.write(data)
             await writer.drain()
 

@@ -1,12 +1,15 @@
 """What peers call over gRPC: handshakes, votes, heartbeats and hand-overs, on threads that clients cannot exhaust.
 
 It listens on a Unix socket; ``PeerListener`` has the peer port and passes on what is not a push connection.
+
+With TLS it serves members only, and whoever is none is refused before he has said anything: half a request, or a
+stream of health checks or reflection that never ends, would hold a thread that votes need.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
@@ -82,11 +85,12 @@ class PeerServer:
         """Bind and serve. Raises ``ConfigError`` if the address cannot be had."""
         member = self._config.self_member
         self._server.add_generic_rpc_handlers([self._handlers()])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        for service in ("", options.RAFT_SERVICE):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        names = [options.RAFT_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
+        if self._tls is None:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+            for service in ("", options.RAFT_SERVICE):
+                self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            names = [options.RAFT_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(names, self._server)
         address = f"unix-abstract:{self._socket_name}"
         if self._tls is None:
             bound = self._server.add_insecure_port(address)
@@ -106,7 +110,7 @@ class PeerServer:
         self._pool.shutdown(wait=True)
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        unary = grpc.unary_unary_rpc_method_handler
+        unary = self._of_members
         return grpc.method_handlers_generic_handler(
             options.RAFT_SERVICE,
             {
@@ -116,6 +120,23 @@ class PeerServer:
                 "TakeLeadership": unary(self._take_leadership),
             },
         )
+
+    def _of_members(self, answer: Callable[[bytes, _Context], bytes]) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A call with one request. As a stream of requests it begins, and can be refused, before that has come."""
+        if self._tls is None:
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+        def begin(requests: Iterator[bytes], context: _Context) -> bytes:
+            try:
+                tls.check_member(_names(context), self._identity.members, "that the caller showed")
+                data = next(requests, None)
+                if data is None:
+                    raise InvalidRequestError("the call ended without a request")
+            except DLedgerError as error:
+                _abort(context, error)
+            return answer(data, context)
+
+        return grpc.stream_unary_rpc_method_handler(begin)
 
     def _handshake(self, data: bytes, context: _Context) -> bytes:
         try:
@@ -144,9 +165,7 @@ class PeerServer:
     def _check_name(self, sender: NodeId, context: _Context) -> None:
         """Raise ``TlsError`` unless the caller's certificate is that of the node in whose name it speaks."""
         if self._tls is not None:
-            shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # stubs: one value
-            names = [name.decode() for name in shown.get("peer_dns", ())]
-            tls.check_name(names, sender, "that the caller showed")
+            tls.check_name(_names(context), sender, "that the caller showed")
 
     def _take_leadership(self, data: bytes, context: _Context) -> bytes:
         try:
@@ -157,6 +176,12 @@ class PeerServer:
         except DLedgerError as error:
             _abort(context, error)
         return codec.encode_take_leadership_answer()
+
+
+def _names(context: _Context) -> Sequence[str]:
+    """The DNS names of the caller's certificate."""
+    shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # stubs: one value
+    return [name.decode() for name in shown.get("peer_dns", ())]
 
 
 def _abort(context: _Context, error: DLedgerError) -> NoReturn:

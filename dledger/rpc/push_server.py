@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from dledger.config import ServerConfig
@@ -63,9 +63,16 @@ class PushServer:
     def take(self, link: socket.socket, stream: TlsStream | None = None) -> None:
         """Serve ``link``, a blocking socket whose preamble has been read, and close it in the end.
 
-        With ``stream`` it speaks TLS, and the handshake is done.
+        With ``stream`` it speaks TLS, and the handshake is done. Raises ``TlsError`` if the certificate that came with
+        it is no member's: it was refused before it took one of the few places.
         """
         connection = _Connection(link) if stream is None else _TlsConnection(link, stream)
+        try:
+            connection.check_member(self._identity.members)
+        except TlsError as error:
+            connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
+            connection.close()
+            raise
         with self._lock:
             if self._closing or len(self._connections) >= self._connections_max:
                 link.close()
@@ -185,6 +192,9 @@ class _Connection:
 
         return hurry
 
+    def check_member(self, member_ids: Iterable[str]) -> None:
+        """Raise ``TlsError`` if it is certain that the other side is no member."""
+
     def check_name(self, node_id: NodeId) -> None:
         """Raise ``TlsError`` if it is certain that the other side is not ``node_id``."""
 
@@ -242,6 +252,10 @@ class _TlsConnection(_Connection):
         frame = self._next(bytes_max, hurry)
         self.link.settimeout(None)
         return frame
+
+    def check_member(self, member_ids: Iterable[str]) -> None:
+        """Raise ``TlsError`` unless the certificate that the other side showed is a member's."""
+        tls.check_member(self._names, member_ids, "that a push connection showed")
 
     def check_name(self, node_id: NodeId) -> None:
         """Raise ``TlsError`` unless the certificate that the other side showed is that node's."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,6 +176,13 @@ def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
             f"the certificate {whose} is not {node_id}'s: its subjectAltName has {held}, and must have "
             f"DNS:{node_id} ({MAKE_CERTIFICATES})"
         )
+
+
+def check_member(names: Sequence[str], member_ids: Iterable[str], whose: str) -> None:
+    """Raise ``TlsError`` unless the certificate is that of any member, which one ever."""
+    if not set(names).intersection(member_ids):
+        held = ", ".join(names) or "no DNS name"
+        raise TlsError(f"the certificate {whose} is no member's: its subjectAltName has {held}")
 
 
 # --- does it do? -----------------------------------------------------------------------------------------------------
