@@ -291,14 +291,18 @@ def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> l
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, or the host of ``host:port``, is certainly this machine and seen from nowhere else."""
-    if address.startswith(("unix:", "unix-abstract:")):
-        return True
+    """Whether a host, or the host of ``host:port``, is certainly this machine and seen from nowhere else.
+
+    Of names only ``localhost``: what ends with ``.localhost`` many machines ask a name server for.
+    """
+    kind, _, path = address.partition(":")
+    if kind in ("unix", "unix-abstract") and path:
+        return not path.isdigit()  # else a host of that name
     host = address
     if address.startswith("[") or address.count(":") == 1:
         host = address.rpartition(":")[0] if not address.endswith("]") else address
-    host = host.removeprefix("[").removesuffix("]").rstrip(".").lower()
-    if host == "localhost" or host.endswith(".localhost"):
+    host = host.removeprefix("[").removesuffix("]")
+    if host.removesuffix(".").lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
