@@ -16,6 +16,7 @@ import uvicorn
 from cluster.console.app import Console, Parts
 from cluster.console.browse import EntryBrowser, MessageBrowser
 from cluster.console.catalog import Catalog
+from cluster.console.connections import CONNECTIONS_MAX, PatientForAWhile
 from cluster.console.control import ClusterControl, GroupControl
 from cluster.console.guard import Rules
 from cluster.console.history import History
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 5.0
-CONNECTIONS_MAX: Final = 256
 REQUEST_HEAD_BYTES_MAX: Final = 16 * 1024
 
 
@@ -116,11 +116,11 @@ class ConsoleServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            http="h11",
+            http=PatientForAWhile,
             ws="none",
             lifespan="on",
             loop="asyncio",
-            limit_concurrency=CONNECTIONS_MAX,
+            limit_concurrency=2 * CONNECTIONS_MAX,  # the protocol makes room before
             timeout_keep_alive=10,
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
