@@ -13,6 +13,7 @@ from typing import Final
 
 from dledger.access.guard import Caller, Guard, Kind
 from dledger.access.permissions import Permission
+from dledger.errors import AccessDeniedError
 from rocketstore.broker.codec import Pull, parse
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
@@ -123,7 +124,12 @@ class BrokerAccess:
                 topic = decode_record(record, check_crc=False).topic
             except CorruptRecordError:  # nobody can say whose it is
                 raise self.guard.denied(caller, "QueryById", "", "found a damaged record") from None
-            self._may_read(caller, "QueryById", topic)
+            try:
+                self._may_read(caller, "QueryById", topic)
+            except AccessDeniedError:  # the audit log has the topic's name; who may not read it need not know of it
+                raise AccessDeniedError(
+                    f"{caller.name} may not do this: QueryById needs SUB on the topic of that message"
+                ) from None
         return answer
 
     def _usable_topics(self, caller: Caller, answer: bytes) -> bytes:

@@ -139,7 +139,7 @@ def test_a_message_id_opens_no_topic(broker: Harness) -> None:
 
     found = broker.call("QueryById", pb.QueryByIdRequest(message_id=ids["T"]), pb.RecordsResponse)
     assert len(found.records) == 1
-    with failing(DENIED, "QueryById needs SUB on topic hidden"):
+    with failing(DENIED, "QueryById needs SUB on the topic of that message"):
         broker.call("QueryById", pb.QueryByIdRequest(message_id=ids["hidden"]), pb.RecordsResponse)
 
 
