@@ -24,6 +24,8 @@ __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
 
 _LOOK_INTERVAL_S: Final = 1.0
 """How often it is looked whether the files changed, and how long a diagnosis holds."""
+NOWHERE: Final = "ipv4:127.0.0.1:0"
+"""Nobody can listen there."""
 _PROBE_TIMEOUT_S: Final = 0.5
 _PATIENCE_S: Final = 0.05
 """How long a server is given to hang up before it has heard anything."""
@@ -70,14 +72,18 @@ class ChannelMaker:
             self._watch = FileWatch(files.paths)
             self._watch.changed()
             self._use(tls.read(files))
-        elif not self.security.insecure:
-            problems = plaintext_problems(
-                addresses,
-                "speak TLS (--tls-ca, --tls-cert, --tls-key; in Python security=ClientSecurity(tls=TlsFiles(…)))",
-                "say --insecure (in Python ClientSecurity(insecure=True))",
-            )
-            if problems:
-                raise ConfigError(problems)
+        elif problems := self._problems(addresses):
+            raise ConfigError(problems)
+
+    def _problems(self, addresses: Iterable[str]) -> list[str]:
+        """Why these must not be dialled."""
+        if self.security.tls is not None or self.security.insecure:
+            return []
+        return plaintext_problems(
+            addresses,
+            "speak TLS (--tls-ca, --tls-cert, --tls-key; in Python security=ClientSecurity(tls=TlsFiles(…)))",
+            "say --insecure (in Python ClientSecurity(insecure=True))",
+        )
 
     @property
     def version(self) -> int:
@@ -90,9 +96,13 @@ class ChannelMaker:
         return self._version
 
     def open(self, address: str) -> grpc.Channel:
-        """A channel for threads."""
+        """A channel for threads.
+
+        To an address that a server told, in plaintext that would leave this machine, it is one that never connects, and
+        ``diagnose`` says why.
+        """
         if self._credentials is None:
-            channel = grpc.insecure_channel(address, options.client_channel_options())
+            channel = grpc.insecure_channel(self._plaintext(address), options.client_channel_options())
         else:
             channel = grpc.secure_channel(address, self._credentials, options.client_channel_options())
         if self._signer is None:
@@ -103,10 +113,15 @@ class ChannelMaker:
         """A channel for the running event loop."""
         signing = None if self._signer is None else async_interceptors(self._signer, address)
         if self._credentials is None:
-            return grpc.aio.insecure_channel(address, options.client_channel_options(), interceptors=signing)
+            return grpc.aio.insecure_channel(
+                self._plaintext(address), options.client_channel_options(), interceptors=signing
+            )
         return grpc.aio.secure_channel(
             address, self._credentials, options.client_channel_options(), interceptors=signing
         )
+
+    def _plaintext(self, address: str) -> str:
+        return NOWHERE if self._problems([address]) else address
 
     def _use(self, material: tls.TlsMaterial) -> None:
         self._material = material
@@ -130,6 +145,8 @@ class ChannelMaker:
         A server that wants TLS, or another certificate, just hangs up as far as gRPC tells. So the same is tried again
         without gRPC, which shows what the server says before it does.
         """
+        if isinstance(failure, UnavailableError) and (problems := self._problems([address])):
+            return TlsError(f"a server says that {address} is one, too, but {problems[0]}")
         if not isinstance(failure, UnavailableError) or not tls.is_silent_refusal(str(failure)):
             return failure
         with self._lock:

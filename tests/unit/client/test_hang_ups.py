@@ -7,10 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import grpc
 import pytest
 
-from dledger.client.security import ChannelMaker
+from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.config import SecurityConfig, ServerConfig
 from dledger.errors import TlsError, UnavailableError
+from dledger.rpc.client_server import ClientServer
+from tests.support.fake_node import FakeNode
 
 SILENT_REFUSAL = UnavailableError("127.0.0.1:1 cannot be reached: failed to connect to all addresses: Socket closed")
 
@@ -52,3 +56,30 @@ def test_a_server_that_hangs_up_on_plaintext_wants_tls() -> None:
     assert isinstance(found, TlsError)
     with pytest.raises(TlsError, match="wants TLS"):
         raise found
+
+
+def connects(maker: ChannelMaker, address: str) -> bool:
+    """Whether a channel to the address comes about."""
+    with maker.open(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=1)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+
+def test_plaintext_stays_here_also_where_a_server_names_another() -> None:
+    """An address that was not the user's own: it is dialled if he said ``insecure``, and else it is said why not."""
+    config = ServerConfig(client_host="0.0.0.0", client_port=0, security=SecurityConfig(insecure=True))
+    node = ClientServer(config, FakeNode())
+    node.start()
+    try:
+        elsewhere = f"{socket.gethostname()}:{node.port}"  # this machine, but a name may lead anywhere
+        assert connects(ChannelMaker(ClientSecurity(insecure=True), []), elsewhere)
+        careful = ChannelMaker(None, [f"127.0.0.1:{node.port}"])
+        assert connects(careful, f"127.0.0.1:{node.port}")
+        assert not connects(careful, elsewhere)
+    finally:
+        node.close()
+    with pytest.raises(TlsError, match=r"a server says that .* is one, too, but plaintext is for loopback.*--insecure"):
+        raise careful.diagnose(UnavailableError("it cannot be reached"), elsewhere)
