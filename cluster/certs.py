@@ -62,6 +62,11 @@ class Pair:
         """Whether there is either of them."""
         return self.cert.exists() or self.key.exists()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are both: who was ended between the two has left a key alone."""
+        return self.cert.exists() and self.key.exists()
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

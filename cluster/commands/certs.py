@@ -71,7 +71,7 @@ def init(directory: Path, days: int, force: bool, if_missing: bool) -> None:
     """Make a CA in DIRECTORY (default: certs)."""
     from cluster.certs import CA_NAME, Pair, make_authority
 
-    if if_missing and Pair.named(directory, CA_NAME).exists:
+    if if_missing and Pair.named(directory, CA_NAME).is_whole:
         return
     pair = make_authority(directory, days=days, force=force)
     click.echo(f"{pair.cert}: the CA, which every node and client trusts; {pair.key}: its key, for nobody else")
@@ -93,7 +93,7 @@ def node(node_id: str, hosts: tuple[str, ...], directory: Path, days: int, force
     """Make a certificate for the node NODE_ID."""
     from cluster.certs import Pair, make_node
 
-    if if_missing and Pair.named(directory, node_id).exists:
+    if if_missing and Pair.named(directory, node_id).is_whole:
         return
     pair = make_node(directory, node_id, hosts, days=days, force=force)
     click.echo(f"{pair.cert}, {pair.key}")
@@ -114,7 +114,7 @@ def client(name: str, directory: Path, days: int, force: bool, if_missing: bool)
     """Make a certificate for a client."""
     from cluster.certs import Pair, make_client
 
-    if if_missing and Pair.named(directory, name).exists:
+    if if_missing and Pair.named(directory, name).is_whole:
         return
     pair = make_client(directory, name, days=days, force=force)
     click.echo(f"{pair.cert}, {pair.key}")

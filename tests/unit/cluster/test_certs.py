@@ -255,3 +255,16 @@ def test_without_the_package_it_is_told_what_to_install(
 
     assert shown.exit_code == 2
     assert "install dledger[certs]" in shown.output
+
+
+@pytest.mark.parametrize("left", ["key", "crt"])
+def test_half_a_pair_is_not_taken_for_what_is_wanted(run: Callable[..., Result], tmp_path: Path, left: str) -> None:
+    """A start script that was ended between the two files hears of it, instead of a node later."""
+    certs.make_authority(tmp_path)
+    certs.make_node(tmp_path, "n0")
+    (tmp_path / f"n0.{'crt' if left == 'key' else 'key'}").unlink()
+
+    ended = run("node", "n0", "--dir", str(tmp_path), "--if-missing")
+
+    assert ended.exit_code == 2
+    assert "is there already: say --force" in ended.output
