@@ -20,6 +20,8 @@ from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.types import LogIndex, NodeId
 from tests.docs.documents import ROOT, table_below
 
+pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
+
 OPERATING: Final = ROOT / "docs" / "operating.md"
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
 SMALL: Final = {"segment_bytes": "1m", "index_segment_bytes": "32k"}

@@ -23,6 +23,8 @@ from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, table_below
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
+
 THREADS: Final = ROOT / "docs" / "threads.md"
 _OF_GRPC: Final = re.compile(r"Thread-\d+ \((_serve|_run|_poll_wrapper)\)")
 _SMALL: Final = {"mapped_file_size_commit_log": "1m", "max_hash_slot_num": "100", "max_index_num": "1000"}
