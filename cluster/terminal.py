@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO, Protocol
 
 import click
@@ -27,6 +30,25 @@ class Advance(Protocol):
 def on_terminal() -> bool:
     """Whether a person sees standard output."""
     return sys.stdout.isatty()
+
+
+@contextmanager
+def ending_at_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process with exit code 0, at once: for commands that only show what comes.
+
+    ``KeyboardInterrupt`` may be raised where nobody passes it on, in a callback of gRPC's, and is lost then.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        with suppress(OSError, RuntimeError):  # a pipe that nobody reads, or an interrupted print
+            sys.stdout.flush()
+        os._exit(0)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_json(value: object) -> None:

@@ -211,9 +211,10 @@ def tail(
         start = max(end - lines, status.begin_index, 0) if first_index is None else first_index
         try:
             if follow:
-                for entry in client.follow(LogIndex(start)):
-                    _print_entries([entry], as_json)
-                    sys.stdout.flush()
+                with terminal.ending_at_interrupt():
+                    for entry in client.follow(LogIndex(start)):
+                        _print_entries([entry], as_json)
+                        sys.stdout.flush()
             else:
                 # A follower may not have heard yet of what was just appended; without a leader it is all there is.
                 _print_range(client, start, end, as_json, ReadMode.LINEARIZABLE if leader else ReadMode.COMMITTED)

@@ -17,10 +17,14 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other and beside no other test of processes: they watch clocks."""
+    """One after the other, and never beside tests of containers.
+
+    When a network comes or goes on this machine, and containers have networks of their own, Chromium gives up whatever
+    it is loading (ERR_NETWORK_CHANGED).
+    """
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("processes"))
+            item.add_marker(pytest.mark.xdist_group("containers"))
 
 
 @pytest.fixture(scope="session")
