@@ -32,10 +32,10 @@ class SendOptions:
     """
 
     linger_s: float = 0.002
-    batch_bytes: int = MIB // 2
+    batch_bytes: int = 3 * MIB // 4
     batch_messages: int = 1024
     pending_bytes_max: int = 16 * MIB
-    inflight_requests_max: int = 16
+    inflight_requests_max: int = 12
     timeout_s: float = 5.0
     allow_duplicates: bool = False
     ordered: bool = False

@@ -124,10 +124,10 @@ class Producer:
         self,
         *,
         linger_ms: float = 2,
-        batch_bytes: int = MIB // 2,
+        batch_bytes: int = 3 * MIB // 4,
         batch_messages: int = 1024,
         pending_bytes_max: int = 16 * MIB,
-        inflight_requests_max: int = 16,
+        inflight_requests_max: int = 12,
         ordered: bool = False,
     ) -> MessageSender:
         """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for what it promises."""
