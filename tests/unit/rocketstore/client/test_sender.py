@@ -91,7 +91,7 @@ def test_what_waits_in_vain_fails_in_time(brokers: FakeBrokers) -> None:
     """Also what was never in flight, and that is known not to be stored."""
     node = brokers.nodes[0]
     node.gate.clear()
-    with Producer(brokers.addresses, timeout_s=1.0) as producer:
+    with Producer(brokers.addresses, timeout_s=3.0) as producer:
         with producer.sender(ordered=True, batch_messages=1) as sender:
             futures = [sender.send(Message("orders", b""), queue_id=0) for _ in range(3)]
         errors = [future.exception() for future in futures]
