@@ -21,6 +21,7 @@ from cluster.commands.mq_broker import broker, cluster
 from cluster.commands.mq_consumer import consumer
 from cluster.commands.mq_message import message
 from cluster.commands.mq_topic import topic
+from cluster.commands.pipeline import pipeline
 from cluster.commands.serve import serve
 from cluster.commands.tools import bench, demo
 from cluster.reporting import ErrorReportingGroup
@@ -45,7 +46,8 @@ def main() -> None:
 _LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, console, bench, demo, drill)
 _BROKER = (broker, cluster, topic, message, consumer)
 _SECURITY = (access, certs)
-for _command in (*_LOG, *_BROKER, *_SECURITY):
+_DATA = (pipeline,)
+for _command in (*_LOG, *_BROKER, *_SECURITY, *_DATA):
     main.add_command(_command)
 
 

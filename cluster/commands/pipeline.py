@@ -1,0 +1,34 @@
+"""``dledger pipeline``: jobs over the log on Spark. Nothing of them is loaded until one is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+
+class _Jobs(click.Group):
+    """Finds its commands in ``pipeline.jobs``, which takes longer to load than most commands run."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        from pipeline.jobs import JOBS
+
+        return list(JOBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(context):
+            return None
+        command = import_module(f"pipeline.jobs.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=_Jobs,
+    short_help="Run a job over the log on Spark.",
+    epilog="""\b
+Needs Spark (pip install 'dledger[spark]') and Java 17 or newer. A job runs on this machine, with all its processors,
+unless --master names a cluster; each is also a program for spark-submit, see docs/pipeline.md.""",
+)
+def pipeline() -> None:
+    """Jobs over the log that outgrow one machine, on Spark."""

@@ -1,0 +1,172 @@
+"""What all jobs have in common on the command line: where they run, how they report, how they end.
+
+A job's function takes a session and its options and gives a report; its command makes the options of what was typed.
+Between the two stands this module, for ``dledger pipeline <job>`` and for ``spark-submit`` alike::
+
+    @job_command(run, name="stats", short_help="…", epilog="…")
+    @click.argument("path")
+    def command(path: str) -> StatsOptions:
+        '''What --help says.'''
+        return StatsOptions(path)
+
+    def main(argv: Sequence[str] | None = None) -> None:
+        run_standalone(command, argv)
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+
+import click
+
+from dledger.errors import ConfigError, DLedgerError
+from pipeline.jobs.errors import MissingPartError, SparkFailedError
+from pipeline.jobs.page import write_page
+from pipeline.jobs.printing import print_json, print_report
+from pipeline.jobs.report import EXIT_FAILED, Report
+from pipeline.jobs.source import assigned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_USAGE = 2
+
+P = ParamSpec("P")
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a job runs and what becomes of its report."""
+
+    master: str | None
+    conf: Mapping[str, str]
+    as_json: bool
+    html: Path | None
+
+
+def job_command(
+    run: Callable[[SparkSession, Options], Report], *, name: str, short_help: str, epilog: str
+) -> Callable[[Callable[P, Options]], click.Command]:
+    """Make a command of a function that turns what was typed into the job's options."""
+
+    def decorate(parse: Callable[P, Options]) -> click.Command:
+        @functools.wraps(parse)
+        def whole(
+            master: str | None,
+            conf: tuple[str, ...],
+            as_json: bool,
+            html: Path | None,
+            *args: P.args,
+            **typed: P.kwargs,
+        ) -> None:
+            options = parse(*args, **typed)
+            report = run_job(run, options, Frame(master, assigned(conf, "--conf"), as_json, html))
+            click.get_current_context().exit(report.exit_code)
+
+        command: Callable[..., None] = whole
+        for option in reversed(_FRAME_OPTIONS):
+            command = option(command)
+        return click.command(name, short_help=short_help, epilog=epilog)(command)
+
+    return decorate
+
+
+_FRAME_OPTIONS = (
+    click.option(
+        "--master",
+        envvar="SPARK_MASTER",
+        metavar="URL",
+        help="Where Spark runs: local[N], spark://HOST:7077, yarn, k8s://…; default: all processors of this machine, "
+        "or what spark-submit says.",
+    ),
+    click.option(
+        "--conf",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting of Spark's, for example spark.driver.memory=4g; may be repeated.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables."),
+    click.option(
+        "--html",
+        "html",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        metavar="FILE",
+        help="Also write the report as a page with charts, in one file.",
+    ),
+)
+
+
+def run_job(run: Callable[[SparkSession, Options], Report], options: Options, frame: Frame) -> Report:
+    """Run the job in a session and give its report out; the report for the exit code."""
+    with job_session(frame) as spark, spark_errors_in_a_sentence():
+        report = run(spark, options)
+    if frame.html is not None:
+        write_page(report, frame.html)
+    (print_json if frame.as_json else print_report)(report)
+    return report
+
+
+@contextmanager
+def job_session(frame: Frame) -> Iterator[SparkSession]:
+    """A session for one job, ended with it unless it was there before.
+
+    Raises ``MissingPartError``.
+    """
+    require_spark()
+    from pyspark.sql import SparkSession
+
+    from pipeline.session import spark_session
+
+    before = SparkSession.getActiveSession()
+    conf = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(), **frame.conf}
+    spark = spark_session(frame.master, **conf)
+    try:
+        yield spark
+    finally:
+        if before is None:
+            spark.stop()
+
+
+def require_spark() -> None:
+    """Raises ``MissingPartError`` unless what Python needs of Spark is installed."""
+    missing = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPartError(
+            f"{' and '.join(missing)} is not installed: pip install 'dledger[spark]'; Spark also needs Java 17 or newer"
+        )
+
+
+@contextmanager
+def spark_errors_in_a_sentence() -> Iterator[None]:
+    """Raise ``SparkFailedError`` for what Spark raises."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+    from pyspark.errors import PySparkException
+
+    from pipeline.jobs.spark_errors import reason
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise SparkFailedError(reason(str(error))) from error
+
+
+def run_standalone(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a job's command as a program of its own: errors are sentences, exit codes as of ``dledger``."""
+    try:
+        command.main(args=None if argv is None else list(argv), prog_name=command.name)
+    except ConfigError as error:
+        for problem in error.problems:
+            click.echo(f"error: {problem}", err=True)
+        sys.exit(EXIT_USAGE)
+    except DLedgerError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    sys.exit(0)

@@ -1,0 +1,171 @@
+"""Which part of which log a job reads: the same options for every job that reads one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from dledger.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = "dledger"
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """A log and a range of it: exactly one of ``path`` and ``bootstrap``, ``to_index`` and ``to_time_ms`` exclusive."""
+
+    path: str | None = None
+    bootstrap: str | None = None
+    group: str = "default"
+    topics: tuple[str, ...] = ()
+    """Empty: all."""
+    from_index: int | None = None
+    to_index: int | None = None
+    from_time_ms: int | None = None
+    to_time_ms: int | None = None
+    read_from: str = "leader"
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Further options of the format."""
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.bootstrap is None):
+            raise ConfigError(["name the log: its directory, or --bootstrap HOST:PORT,… of a running group"])
+        for what, first, last in (
+            ("index", self.from_index, self.to_index),
+            ("time", self.from_time_ms, self.to_time_ms),
+        ):
+            if first is not None and last is not None and first >= last:
+                raise ConfigError(
+                    [f"nothing is between --from-{what} and --to-{what}: the first must be the smaller one"]
+                )
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a running group is asked."""
+        return self.bootstrap is not None
+
+    @property
+    def name(self) -> str:
+        """For titles and messages."""
+        return self.path if self.path is not None else f"group {self.group} at {self.bootstrap}"
+
+    def options(self) -> dict[str, str]:
+        """The options for ``spark.read``."""
+        found = dict(self.others)
+        if self.path is not None:
+            found["path"] = self.path
+        else:
+            found |= {"bootstrap.servers": self.bootstrap or "", "group": self.group, "readFrom": self.read_from}
+        if self.topics:
+            found["subscribe"] = ",".join(self.topics)
+        if self.from_index is not None:
+            found["startingOffsets"] = f'{{"index":{self.from_index}}}'
+        if self.to_index is not None:
+            found["endingOffsets"] = f'{{"index":{self.to_index}}}'
+        if self.from_time_ms is not None:
+            found["startingTimestamp"] = str(self.from_time_ms)
+        if self.to_time_ms is not None:
+            found["endingTimestamp"] = str(self.to_time_ms)
+        return found
+
+    def read(self, spark: SparkSession, schema: str) -> DataFrame:
+        """The rows, with just the columns of ``schema``: no others are decoded or moved."""
+        return spark.read.format(FORMAT).schema(schema).options(**self.options()).load()
+
+
+def source_options(
+    command: Callable[Concatenate[LogSource, P], Result],
+) -> Callable[..., Result]:
+    """Add the argument DIR and the options of a ``LogSource``, which reaches the command as its first argument."""
+
+    @functools.wraps(command)
+    def with_source(  # noqa: PLR0913  # one per option
+        path: Path | None,
+        bootstrap: str | None,
+        group: str,
+        read_from: str,
+        topics: tuple[str, ...],
+        from_index: int | None,
+        to_index: int | None,
+        from_time: datetime | None,
+        to_time: datetime | None,
+        option: tuple[str, ...],
+        *args: P.args,
+        **others: P.kwargs,
+    ) -> Result:
+        source = LogSource(
+            path=None if path is None else str(path),
+            bootstrap=bootstrap if path is None else None,
+            group=group,
+            topics=tuple(one.strip() for text in topics for one in text.split(",") if one.strip()),
+            from_index=from_index,
+            to_index=to_index,
+            from_time_ms=_ms(from_time),
+            to_time_ms=_ms(to_time),
+            read_from=read_from,
+            others=assigned(option, "--option"),
+        )
+        return command(source, *args, **others)
+
+    whole: Callable[..., Result] = with_source
+    for one in reversed(_OPTIONS):
+        whole = one(whole)
+    return whole
+
+
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"]
+_TIME = click.DateTime(_TIMES)
+_OPTIONS = (
+    click.argument(
+        "path", required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False, path_type=Path)
+    ),
+    click.option(
+        "-b",
+        "--bootstrap",
+        envvar="DLEDGER_BOOTSTRAP",
+        metavar="HOST:PORT,…",
+        help="Instead of DIR: nodes of a running group (also DLEDGER_BOOTSTRAP).",
+    ),
+    click.option("-g", "--group", default="default", show_default=True, help="Name of the group."),
+    click.option(
+        "--read-from",
+        type=click.Choice(["leader", "follower", "any"]),
+        default="leader",
+        show_default=True,
+        help="Which node of a running group gives the log.",
+    ),
+    click.option("-t", "--topic", "topics", multiple=True, help="Only these topics; may be repeated or hold commas."),
+    click.option("--from-index", type=click.IntRange(min=0), help="First entry; default: the first there is."),
+    click.option(
+        "--to-index", type=click.IntRange(min=0), help="The entry to stop before; default: the committed end."
+    ),
+    click.option("--from-time", type=_TIME, metavar="TIME", help="From this store time on (UTC, 2026-11-20T08:30)."),
+    click.option("--to-time", type=_TIME, metavar="TIME", help="Up to this store time (UTC)."),
+    click.option(
+        "--option", multiple=True, metavar="NAME=VALUE", help="Another option of the format dledger; may be repeated."
+    ),
+)
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else int(at.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def assigned(texts: Sequence[str], hint: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict. Raises ``click.BadParameter``, which names the option ``hint``."""
+    wrong = [one for one in texts if "=" not in one or one.startswith("=")]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r}: write NAME=VALUE", param_hint=hint)
+    return {name.strip(): value for name, _, value in (one.partition("=") for one in texts)}

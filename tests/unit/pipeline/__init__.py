@@ -1,0 +1,1 @@
+"""The pipeline without Spark: options, decoding, reports."""

@@ -1,0 +1,1 @@
+"""What jobs share, and what of them is arithmetic."""
