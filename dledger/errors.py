@@ -60,6 +60,10 @@ class ResponseCode(IntEnum):
     LEADER_TRANSFERRING = 506
     LOAD_SNAPSHOT_ERROR = 507
     INSTALL_SNAPSHOT_ERROR = 508
+    OUT_OF_ORDER_SEQUENCE = 601
+    """Ours, as are all from here on: DLedger has no producers."""
+    UNKNOWN_PRODUCER = 602
+    TOO_MANY_PRODUCERS = 603
 
     @classmethod
     def _missing_(cls, _value: object) -> ResponseCode:
@@ -222,6 +226,24 @@ class EarlierRequestFailedError(DLedgerError):
     """Raised for an ordered append after a failed one of its stream; open a new stream and repeat in order."""
 
     code = ResponseCode.INCONSISTENT_STATE
+
+
+class OutOfOrderSequenceError(DLedgerError):
+    """Raised when a producer's append does not follow its last one: an earlier one is missing; send that first."""
+
+    code = ResponseCode.OUT_OF_ORDER_SEQUENCE
+
+
+class UnknownProducerError(DLedgerError):
+    """Raised when a producer goes on that the log does not know (any more): begin under a new name, from 0."""
+
+    code = ResponseCode.UNKNOWN_PRODUCER
+
+
+class TooManyProducersError(DLedgerError):
+    """Raised when no further producer can be remembered, because all that are have been active lately."""
+
+    code = ResponseCode.TOO_MANY_PRODUCERS
 
 
 class IndexOutOfRangeError(DLedgerError):

@@ -58,7 +58,7 @@ from dledger.runtime.worker import Worker
 from dledger.store import cleaner
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
-from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId
+from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
 
 _log = logging.getLogger("dledger")
 
@@ -339,15 +339,33 @@ class DLedgerServer:
 
     # -- LogNode: what clients ask -------------------------------------------------------------------------------
 
-    def submit_append(self, bodies: Sequence[Body], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
+    def submit_append(
+        self,
+        bodies: Sequence[Body],
+        done: Callable[[AppendedBatch | DLedgerError], None],
+        producer: ProducerBatch | None = None,
+    ) -> None:
         """See ``LogNode.submit_append``."""
         answer = self._with_address(self._instruments.timed(done))
-        self._submit(lambda now_ms: self._node.append(bodies, now_ms, answer), answer)
+        self._submit(lambda now_ms: self._node.append(bodies, now_ms, answer, producer), answer)
 
-    def submit_prepared(self, prepared: PreparedAppend, done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
-        """Append what ``prepared`` makes under the node's lock; everything else is as with ``submit_append``."""
+    def submit_prepared(
+        self,
+        prepared: PreparedAppend,
+        done: Callable[[AppendedBatch | DLedgerError], None],
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        """Append what ``prepared`` makes under the node's lock; everything else is as with ``submit_append``.
+
+        ``producer`` must say how many entries there are (``ProducerBatch.count``).
+        """
         answer = self._with_address(self._instruments.timed(done))
-        self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, answer), answer)
+        self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, answer, producer), answer)
+
+    def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
+        """See ``LogNode.submit_producer``."""
+        answer = self._with_address(done)
+        self._submit(lambda now_ms: self._node.producer_sequence(name, now_ms, answer), answer)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """See ``LogNode.submit_read_index``."""

@@ -104,13 +104,45 @@ GENESIS: Final = Boundary(NO_INDEX, NO_TERM, Position(0), 0)
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerBatch:
+    """Who appends a batch, and the number of its first entry: what makes a repetition of it known.
+
+    ``sequence`` counts the producer's entries, from 0. ``count`` is how many there are; it need be given only with a
+    ``PreparedAppend``, which nobody may ask for its entries before it is known how many of them are new.
+    """
+
+    producer: str
+    sequence: int
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Entries of a producer that the log held before, at contiguous indexes.
+
+    ``first_index`` is 0 (no producer's entry is there) when it is not remembered where they are; then ``term`` is -1.
+    ``positions`` are where their records start; empty if that is not known (any more).
+    """
+
+    first_index: LogIndex
+    count: int
+    term: Term = NO_TERM
+    positions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AppendedBatch:
-    """Where a leader's batch went: contiguous indexes and one start position per entry."""
+    """Where a leader's batch went: contiguous indexes and one start position per entry.
+
+    ``duplicates``: the first entries of a producer's batch that were there before; the others are as above. If all
+    were, there is nothing else: no positions, ``first_index`` 0 and ``last_index`` -1.
+    """
 
     term: Term
     first_index: LogIndex
     last_index: LogIndex
     positions: tuple[int, ...]
+    duplicates: tuple[StoredRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from dledger.config import ServerConfig
-from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker
+from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
 from dledger.core.leader_elector import LeaderElector, TransferDone
 from dledger.core.member_state import MemberState
 from dledger.core.messages import (
@@ -32,7 +32,7 @@ from dledger.core.outbox import Wake
 from dledger.core.ports import Log, PreparedAppend, Random
 from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
-from dledger.types import Body, HardState, NodeId, Term
+from dledger.types import Body, HardState, NodeId, ProducerBatch, Term
 
 TERM_STEP_MAX = 10**6
 """How far ahead of its own a member believes a term; at one election per second, eleven days of elections."""
@@ -63,13 +63,21 @@ class Node:
 
     # -- what users ask ------------------------------------------------------------------------------------------
 
-    def append(self, bodies: Sequence[Body], now_ms: int, done: AppendDone) -> None:
+    def append(
+        self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
+    ) -> None:
         """See ``QuorumAckChecker.append``."""
-        self.quorum_ack.append(bodies, now_ms, done)
+        self.quorum_ack.append(bodies, now_ms, done, producer)
 
-    def append_prepared(self, prepared: PreparedAppend, now_ms: int, done: AppendDone) -> None:
+    def append_prepared(
+        self, prepared: PreparedAppend, now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
+    ) -> None:
         """See ``QuorumAckChecker.append_prepared``."""
-        self.quorum_ack.append_prepared(prepared, now_ms, done)
+        self.quorum_ack.append_prepared(prepared, now_ms, done, producer)
+
+    def producer_sequence(self, name: str, now_ms: int, done: SequenceDone) -> None:
+        """See ``QuorumAckChecker.producer_sequence``."""
+        self.quorum_ack.producer_sequence(name, now_ms, done)
 
     def read_index(self, now_ms: int, done: ReadDone) -> None:
         """See ``ReadIndexQueue.submit``."""

@@ -54,8 +54,11 @@ class PreparedAppend(Protocol):
     called unless the node leads. They must be quick and must not raise: an exception stops the node.
     """
 
-    def bodies(self, term: Term) -> Sequence[Body] | DLedgerError:
-        """The batch to append as leader of ``term``, or why there is to be none."""
+    def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:
+        """The batch to append as leader of ``term``, without its first ``stored`` entries, or why there is to be none.
+
+        The log holds those already (``ProducerBatch``); if it holds all, this is not called, nor is ``placed``.
+        """
 
     def placed(self, batch: AppendedBatch | None) -> None:
         """Where the batch was written (not yet committed); None: it was refused, and nothing was.

@@ -24,45 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ledger/pb/client.proto\x12\ndledger.v1\"z\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x17\n\x0foutcome_unknown\x18\x03 \x01(\x08\x12\x11\n\tleader_id\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"S\n\rAppendRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06\x62odies\x18\x02 \x03(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\x03\x12\x0f\n\x07ordered\x18\x04 \x01(\x08\"\x8d\x01\n\x0e\x41ppendResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\x12\n\nrequest_id\x18\x02 \x01(\x03\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x12\x11\n\tpositions\x18\x06 \x03(\x03\"x\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\r\n\x05magic\x18\x04 \x01(\x05\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\x10\n\x08\x62ody_crc\x18\x06 \x01(\x07\x12\x11\n\tchain_crc\x18\x07 \x01(\x07\"w\n\x0bReadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.dledger.v1.ReadMode\"\x97\x01\n\x0cReadResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\"\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x11.dledger.v1.Entry\x12\x17\n\x0f\x63ommitted_index\x18\x03 \x01(\x03\x12\x13\n\x0b\x62\x65gin_index\x18\x04 \x01(\x03\x12\x11\n\tend_index\x18\x05 \x01(\x03\"W\n\rFollowRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.dledger.v1.ReadMode\" \n\x0fMetadataRequest\x12\r\n\x05group\x18\x01 \x01(\t\"F\n\nMemberInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0cpeer_address\x18\x02 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x03 \x01(\t\"\x92\x01\n\x0cPeerProgress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmatch_index\x18\x02 \x01(\x03\x12\x12\n\nnext_index\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\x13\n\x0blag_entries\x18\x05 \x01(\x03\x12\x10\n\x08inflight\x18\x06 \x01(\x03\x12\x17\n\x0flast_contact_ms\x18\x07 \x01(\x03\"\xe9\x03\n\x10MetadataResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x03\x12\x11\n\tleader_id\x18\x06 \x01(\t\x12\x16\n\x0eleader_address\x18\x07 \x01(\t\x12\'\n\x07members\x18\x08 \x03(\x0b\x32\x16.dledger.v1.MemberInfo\x12\x13\n\x0b\x62\x65gin_index\x18\t \x01(\x03\x12\x11\n\tend_index\x18\n \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x0b \x01(\x03\x12\x15\n\rflushed_index\x18\x0c \x01(\x03\x12\x16\n\x0e\x62\x65gin_position\x18\r \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x0e \x01(\x03\x12\'\n\x05peers\x18\x0f \x03(\x0b\x32\x18.dledger.v1.PeerProgress\x12\x12\n\nflush_mode\x18\x10 \x01(\t\x12\x11\n\tdisk_full\x18\x11 \x01(\x08\x12\x17\n\x0fpending_entries\x18\x12 \x01(\x03\x12\x12\n\ncluster_id\x18\x13 \x01(\t\x12\r\n\x05voter\x18\x14 \x01(\x08\x12\x0f\n\x07version\x18\x15 \x01(\t\"!\n\x10WatchRoleRequest\x12\r\n\x05group\x18\x01 \x01(\t\"d\n\nRoleChange\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x11\n\tleader_id\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\":\n\x19TransferLeadershipRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\"a\n\x1aTransferLeadershipResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x03*6\n\x08ReadMode\x12\r\n\tCOMMITTED\x10\x00\x12\x10\n\x0cLINEARIZABLE\x10\x01\x12\t\n\x05LOCAL\x10\x02\x32\x85\x04\n\nLogService\x12?\n\x06\x41ppend\x12\x19.dledger.v1.AppendRequest\x1a\x1a.dledger.v1.AppendResponse\x12I\n\x0c\x41ppendStream\x12\x19.dledger.v1.AppendRequest\x1a\x1a.dledger.v1.AppendResponse(\x01\x30\x01\x12\x39\n\x04Read\x12\x17.dledger.v1.ReadRequest\x1a\x18.dledger.v1.ReadResponse\x12?\n\x06\x46ollow\x12\x19.dledger.v1.FollowRequest\x1a\x18.dledger.v1.ReadResponse0\x01\x12\x45\n\x08Metadata\x12\x1b.dledger.v1.MetadataRequest\x1a\x1c.dledger.v1.MetadataResponse\x12\x43\n\tWatchRole\x12\x1c.dledger.v1.WatchRoleRequest\x1a\x16.dledger.v1.RoleChange0\x01\x12\x63\n\x12TransferLeadership\x12%.dledger.v1.TransferLeadershipRequest\x1a&.dledger.v1.TransferLeadershipResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ledger/pb/client.proto\x12\ndledger.v1\"z\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x17\n\x0foutcome_unknown\x18\x03 \x01(\x08\x12\x11\n\tleader_id\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"w\n\rAppendRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06\x62odies\x18\x02 \x03(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\x03\x12\x0f\n\x07ordered\x18\x04 \x01(\x08\x12\x10\n\x08producer\x18\x05 \x01(\t\x12\x10\n\x08sequence\x18\x06 \x01(\x03\"P\n\tStoredRun\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x11\n\tpositions\x18\x04 \x03(\x03\"\xb8\x01\n\x0e\x41ppendResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\x12\n\nrequest_id\x18\x02 \x01(\x03\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x12\x11\n\tpositions\x18\x06 \x03(\x03\x12)\n\nduplicates\x18\x07 \x03(\x0b\x32\x15.dledger.v1.StoredRun\"2\n\x0fProducerRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08producer\x18\x02 \x01(\t\"M\n\x10ProducerResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\x15\n\rnext_sequence\x18\x02 \x01(\x03\"x\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\r\n\x05magic\x18\x04 \x01(\x05\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\x10\n\x08\x62ody_crc\x18\x06 \x01(\x07\x12\x11\n\tchain_crc\x18\x07 \x01(\x07\"w\n\x0bReadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.dledger.v1.ReadMode\"\x97\x01\n\x0cReadResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\"\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x11.dledger.v1.Entry\x12\x17\n\x0f\x63ommitted_index\x18\x03 \x01(\x03\x12\x13\n\x0b\x62\x65gin_index\x18\x04 \x01(\x03\x12\x11\n\tend_index\x18\x05 \x01(\x03\"W\n\rFollowRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.dledger.v1.ReadMode\" \n\x0fMetadataRequest\x12\r\n\x05group\x18\x01 \x01(\t\"F\n\nMemberInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0cpeer_address\x18\x02 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x03 \x01(\t\"\x92\x01\n\x0cPeerProgress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmatch_index\x18\x02 \x01(\x03\x12\x12\n\nnext_index\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\x13\n\x0blag_entries\x18\x05 \x01(\x03\x12\x10\n\x08inflight\x18\x06 \x01(\x03\x12\x17\n\x0flast_contact_ms\x18\x07 \x01(\x03\"\xe9\x03\n\x10MetadataResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x03\x12\x11\n\tleader_id\x18\x06 \x01(\t\x12\x16\n\x0eleader_address\x18\x07 \x01(\t\x12\'\n\x07members\x18\x08 \x03(\x0b\x32\x16.dledger.v1.MemberInfo\x12\x13\n\x0b\x62\x65gin_index\x18\t \x01(\x03\x12\x11\n\tend_index\x18\n \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x0b \x01(\x03\x12\x15\n\rflushed_index\x18\x0c \x01(\x03\x12\x16\n\x0e\x62\x65gin_position\x18\r \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x0e \x01(\x03\x12\'\n\x05peers\x18\x0f \x03(\x0b\x32\x18.dledger.v1.PeerProgress\x12\x12\n\nflush_mode\x18\x10 \x01(\t\x12\x11\n\tdisk_full\x18\x11 \x01(\x08\x12\x17\n\x0fpending_entries\x18\x12 \x01(\x03\x12\x12\n\ncluster_id\x18\x13 \x01(\t\x12\r\n\x05voter\x18\x14 \x01(\x08\x12\x0f\n\x07version\x18\x15 \x01(\t\"!\n\x10WatchRoleRequest\x12\r\n\x05group\x18\x01 \x01(\t\"d\n\nRoleChange\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x11\n\tleader_id\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\":\n\x19TransferLeadershipRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\"a\n\x1aTransferLeadershipResponse\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Status\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x03*6\n\x08ReadMode\x12\r\n\tCOMMITTED\x10\x00\x12\x10\n\x0cLINEARIZABLE\x10\x01\x12\t\n\x05LOCAL\x10\x02\x32\xcc\x04\n\nLogService\x12?\n\x06\x41ppend\x12\x19.dledger.v1.AppendRequest\x1a\x1a.dledger.v1.AppendResponse\x12I\n\x0c\x41ppendStream\x12\x19.dledger.v1.AppendRequest\x1a\x1a.dledger.v1.AppendResponse(\x01\x30\x01\x12\x45\n\x08Producer\x12\x1b.dledger.v1.ProducerRequest\x1a\x1c.dledger.v1.ProducerResponse\x12\x39\n\x04Read\x12\x17.dledger.v1.ReadRequest\x1a\x18.dledger.v1.ReadResponse\x12?\n\x06\x46ollow\x12\x19.dledger.v1.FollowRequest\x1a\x18.dledger.v1.ReadResponse0\x01\x12\x45\n\x08Metadata\x12\x1b.dledger.v1.MetadataRequest\x1a\x1c.dledger.v1.MetadataResponse\x12\x43\n\tWatchRole\x12\x1c.dledger.v1.WatchRoleRequest\x1a\x16.dledger.v1.RoleChange0\x01\x12\x63\n\x12TransferLeadership\x12%.dledger.v1.TransferLeadershipRequest\x1a&.dledger.v1.TransferLeadershipResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dledger.pb.client_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_READMODE']._serialized_start=1921
-  _globals['_READMODE']._serialized_end=1975
+  _globals['_READMODE']._serialized_start=2213
+  _globals['_READMODE']._serialized_end=2267
   _globals['_STATUS']._serialized_start=39
   _globals['_STATUS']._serialized_end=161
   _globals['_APPENDREQUEST']._serialized_start=163
-  _globals['_APPENDREQUEST']._serialized_end=246
-  _globals['_APPENDRESPONSE']._serialized_start=249
-  _globals['_APPENDRESPONSE']._serialized_end=390
-  _globals['_ENTRY']._serialized_start=392
-  _globals['_ENTRY']._serialized_end=512
-  _globals['_READREQUEST']._serialized_start=514
-  _globals['_READREQUEST']._serialized_end=633
-  _globals['_READRESPONSE']._serialized_start=636
-  _globals['_READRESPONSE']._serialized_end=787
-  _globals['_FOLLOWREQUEST']._serialized_start=789
-  _globals['_FOLLOWREQUEST']._serialized_end=876
-  _globals['_METADATAREQUEST']._serialized_start=878
-  _globals['_METADATAREQUEST']._serialized_end=910
-  _globals['_MEMBERINFO']._serialized_start=912
-  _globals['_MEMBERINFO']._serialized_end=982
-  _globals['_PEERPROGRESS']._serialized_start=985
-  _globals['_PEERPROGRESS']._serialized_end=1131
-  _globals['_METADATARESPONSE']._serialized_start=1134
-  _globals['_METADATARESPONSE']._serialized_end=1623
-  _globals['_WATCHROLEREQUEST']._serialized_start=1625
-  _globals['_WATCHROLEREQUEST']._serialized_end=1658
-  _globals['_ROLECHANGE']._serialized_start=1660
-  _globals['_ROLECHANGE']._serialized_end=1760
-  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_start=1762
-  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=1820
-  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=1822
-  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=1919
-  _globals['_LOGSERVICE']._serialized_start=1978
-  _globals['_LOGSERVICE']._serialized_end=2495
+  _globals['_APPENDREQUEST']._serialized_end=282
+  _globals['_STOREDRUN']._serialized_start=284
+  _globals['_STOREDRUN']._serialized_end=364
+  _globals['_APPENDRESPONSE']._serialized_start=367
+  _globals['_APPENDRESPONSE']._serialized_end=551
+  _globals['_PRODUCERREQUEST']._serialized_start=553
+  _globals['_PRODUCERREQUEST']._serialized_end=603
+  _globals['_PRODUCERRESPONSE']._serialized_start=605
+  _globals['_PRODUCERRESPONSE']._serialized_end=682
+  _globals['_ENTRY']._serialized_start=684
+  _globals['_ENTRY']._serialized_end=804
+  _globals['_READREQUEST']._serialized_start=806
+  _globals['_READREQUEST']._serialized_end=925
+  _globals['_READRESPONSE']._serialized_start=928
+  _globals['_READRESPONSE']._serialized_end=1079
+  _globals['_FOLLOWREQUEST']._serialized_start=1081
+  _globals['_FOLLOWREQUEST']._serialized_end=1168
+  _globals['_METADATAREQUEST']._serialized_start=1170
+  _globals['_METADATAREQUEST']._serialized_end=1202
+  _globals['_MEMBERINFO']._serialized_start=1204
+  _globals['_MEMBERINFO']._serialized_end=1274
+  _globals['_PEERPROGRESS']._serialized_start=1277
+  _globals['_PEERPROGRESS']._serialized_end=1423
+  _globals['_METADATARESPONSE']._serialized_start=1426
+  _globals['_METADATARESPONSE']._serialized_end=1915
+  _globals['_WATCHROLEREQUEST']._serialized_start=1917
+  _globals['_WATCHROLEREQUEST']._serialized_end=1950
+  _globals['_ROLECHANGE']._serialized_start=1952
+  _globals['_ROLECHANGE']._serialized_end=2052
+  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_start=2054
+  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=2112
+  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=2114
+  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=2211
+  _globals['_LOGSERVICE']._serialized_start=2270
+  _globals['_LOGSERVICE']._serialized_end=2858
 # @@protoc_insertion_point(module_scope)

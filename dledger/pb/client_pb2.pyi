@@ -33,32 +33,66 @@ class Status(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., outcome_unknown: _Optional[bool] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
-    __slots__ = ("group", "bodies", "request_id", "ordered")
+    __slots__ = ("group", "bodies", "request_id", "ordered", "producer", "sequence")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     BODIES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ORDERED_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     group: str
     bodies: _containers.RepeatedScalarFieldContainer[bytes]
     request_id: int
     ordered: bool
-    def __init__(self, group: _Optional[str] = ..., bodies: _Optional[_Iterable[bytes]] = ..., request_id: _Optional[int] = ..., ordered: _Optional[bool] = ...) -> None: ...
+    producer: str
+    sequence: int
+    def __init__(self, group: _Optional[str] = ..., bodies: _Optional[_Iterable[bytes]] = ..., request_id: _Optional[int] = ..., ordered: _Optional[bool] = ..., producer: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class StoredRun(_message.Message):
+    __slots__ = ("first_index", "count", "term", "positions")
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    first_index: int
+    count: int
+    term: int
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_index: _Optional[int] = ..., count: _Optional[int] = ..., term: _Optional[int] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
-    __slots__ = ("status", "request_id", "term", "first_index", "count", "positions")
+    __slots__ = ("status", "request_id", "term", "first_index", "count", "positions", "duplicates")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     request_id: int
     term: int
     first_index: int
     count: int
     positions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., request_id: _Optional[int] = ..., term: _Optional[int] = ..., first_index: _Optional[int] = ..., count: _Optional[int] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
+    duplicates: _containers.RepeatedCompositeFieldContainer[StoredRun]
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., request_id: _Optional[int] = ..., term: _Optional[int] = ..., first_index: _Optional[int] = ..., count: _Optional[int] = ..., positions: _Optional[_Iterable[int]] = ..., duplicates: _Optional[_Iterable[_Union[StoredRun, _Mapping]]] = ...) -> None: ...
+
+class ProducerRequest(_message.Message):
+    __slots__ = ("group", "producer")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    producer: str
+    def __init__(self, group: _Optional[str] = ..., producer: _Optional[str] = ...) -> None: ...
+
+class ProducerResponse(_message.Message):
+    __slots__ = ("status", "next_sequence")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    next_sequence: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., next_sequence: _Optional[int] = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("index", "term", "position", "magic", "body", "body_crc", "chain_crc")

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, Role, Term
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, Term
 
 
 class Receiver(Protocol):
@@ -121,8 +121,19 @@ class LogNode(Protocol):
     Every ``done`` is called exactly once, possibly before ``submit_*`` returns, on any thread, and must not block.
     """
 
-    def submit_append(self, bodies: Sequence[bytes], done: Callable[[AppendedBatch | DLedgerError], None]) -> None:
-        """Append a batch, all or nothing; done when a quorum has it (flushed, unless the node runs async flush)."""
+    def submit_append(
+        self,
+        bodies: Sequence[bytes],
+        done: Callable[[AppendedBatch | DLedgerError], None],
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        """Append a batch, all or nothing; done when a quorum has it (flushed, unless the node runs async flush).
+
+        With ``producer``, what the log holds already is not appended again; done when a quorum has that, too.
+        """
+
+    def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
+        """The number of the next entry of a producer, 0 for an unknown one, once all that it counts is committed."""
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """Confirm leadership (ReadIndex) and give the index up to which a linearizable read must see."""

@@ -393,7 +393,7 @@ class _Put:
         self.positions: Sequence[int] = ()
         """Of the entries; empty as long as nothing was written."""
 
-    def bodies(self, term: Term) -> Sequence[Body] | DLedgerError:
+    def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:  # noqa: ARG002  # no producer yet
         """See ``PreparedAppend.bodies``."""
         return self._log.give_out(self, term) or self.records
 

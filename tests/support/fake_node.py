@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import DLedgerError, IndexBeforeBeginError, LeaderHint, NotLeaderError
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, Role, Term
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, Term
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 
@@ -44,7 +44,12 @@ class FakeNode:
     listeners: list[Callable[[NodeEvent], None]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def submit_append(self, bodies: Sequence[bytes], done: AppendDone) -> None:
+    def submit_append(
+        self,
+        bodies: Sequence[bytes],
+        done: AppendDone,
+        producer: ProducerBatch | None = None,
+    ) -> None:
         with self.lock:
             error = self._refusal()
             if error is None:
@@ -58,6 +63,9 @@ class FakeNode:
             return
         done(batch)
         self.tell(CommitEvent(LogIndex(self.committed)))
+
+    def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
+        done(self._not_leader() or 0)
 
     def release(self, count: int | None = None, error: DLedgerError | None = None) -> None:
         """Complete held appends, all of them by default."""

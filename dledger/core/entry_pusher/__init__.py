@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from dledger.core.entry_pusher.dispatcher import DispatcherState, EntryDispatcher
 from dledger.core.entry_pusher.handler import EntryHandler
-from dledger.core.entry_pusher.quorum_ack import AppendDone, QuorumAckChecker
+from dledger.core.entry_pusher.quorum_ack import AppendDone, QuorumAckChecker, SequenceDone
 
-__all__ = ["AppendDone", "DispatcherState", "EntryDispatcher", "EntryHandler", "QuorumAckChecker"]
+__all__ = ["AppendDone", "DispatcherState", "EntryDispatcher", "EntryHandler", "QuorumAckChecker", "SequenceDone"]

@@ -25,9 +25,10 @@ from dledger.errors import (
     QuorumAckTimeoutError,
     TermChangedError,
 )
-from dledger.types import AppendedBatch, Body
+from dledger.types import AppendedBatch, Body, ProducerBatch
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
+SequenceDone = Callable[[int | DLedgerError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class QuorumAckChecker:
         self.pending_entries = 0
         self.pending_bytes = 0
 
-    def append(self, bodies: Sequence[Body], now_ms: int, done: AppendDone) -> AppendedBatch | None:
+    def append(
+        self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
+    ) -> AppendedBatch | None:
         """Append a batch as leader; ``done`` hears of a quorum, a refusal (nothing applied) or an unknown outcome.
 
         Gives the batch where it was written, None after a refusal.
         """
-        refusal = self._refuse(bodies)
+        refusal = self._refuse(bodies) if producer is None else InvalidRequestError("producers are not served yet")
         if refusal is None:
             try:
                 batch = self._state.log.append_as_leader(self._state.term, bodies)
@@ -71,11 +74,16 @@ class QuorumAckChecker:
             self._state.outbox.wake |= Wake.QUORUM_ACK  # the worker learns the first deadline
         return batch
 
-    def append_prepared(self, prepared: PreparedAppend, now_ms: int, done: AppendDone) -> None:
+    def append_prepared(
+        self, prepared: PreparedAppend, now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
+    ) -> None:
         """Ask ``prepared`` for a batch, only as leader, and append it."""
         state = self._state
         if not isinstance(state.role, Leader):
             self.append((), now_ms, done)
+            return
+        if producer is not None:
+            self._finish(done, InvalidRequestError("producers are not served yet"))
             return
         bodies = prepared.bodies(state.term)
         if isinstance(bodies, DLedgerError):
@@ -86,6 +94,10 @@ class QuorumAckChecker:
             batch = self.append(bodies, now_ms, done)
         finally:
             prepared.placed(batch)
+
+    def producer_sequence(self, name: str, now_ms: int, done: SequenceDone) -> None:  # noqa: ARG002  # not served yet
+        """The number of the next entry of producer ``name``, once all that it counts is committed."""
+        self._state.outbox.completions.append(lambda: done(InvalidRequestError("producers are not served yet")))
 
     def _refuse(self, bodies: Sequence[Body]) -> DLedgerError | None:
         state = self._state

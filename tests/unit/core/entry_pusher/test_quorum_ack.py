@@ -202,7 +202,7 @@ class _Numbered:
         self._refusal = refusal
         self.calls: list[object] = []
 
-    def bodies(self, term: Term) -> list[bytes] | DLedgerError:
+    def bodies(self, term: Term, stored: int = 0) -> list[bytes] | DLedgerError:
         self.calls.append(term)
         return self._refusal or [b"%d" % (self._solo.log.last.index + 1)]
 
