@@ -1,1 +1,5 @@
-"""Spark looks into modules of this kind of name for data sources, so that ``format("dledger")`` needs no registration."""
+"""Makes Spark find the format ``dledger``: it looks into top-level modules whose names begin with ``pyspark_``."""
+
+from pipeline.source.datasource import DLedgerDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,56 @@
+"""A stretch of log as batches of a good size: what readers of files and of running nodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from dledger.config import MIB
+from pipeline.decode.context import DecodeContext
+from pipeline.decode.decoder import decode_columns
+from pipeline.decode.layout import Bytes, Ints
+from pipeline.decode.walk import WalkEnd, walk
+from pipeline.errors import BrokenRecordError
+from pipeline.schema import BIG_COLUMNS, Column
+
+BATCH_BYTES: Final = 4 * MIB
+"""How much log a batch with bodies covers: what the caches hold."""
+SLIM_BATCH_BYTES: Final = 32 * MIB
+"""The same without bodies, whose rows are small."""
+
+
+def batch_bytes_for(columns: Sequence[Column]) -> int:
+    """How much log one batch of these columns should cover."""
+    return BATCH_BYTES if any(one.name in BIG_COLUMNS for one in columns) else SLIM_BATCH_BYTES
+
+
+def batches(
+    window: Bytes, starts: Ints, columns: Sequence[Column], context: DecodeContext, batch_bytes: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """The records at ``starts`` in batches; batches without rows are left out. Raises ``BrokenRecordError``."""
+    step = batch_bytes or batch_bytes_for(columns)
+    first = 0
+    while first < len(starts):
+        following = max(first + 1, int(np.searchsorted(starts, int(starts[first]) + step)))
+        batch = decode_columns(window, starts[first:following], columns, context)
+        if batch.num_rows:
+            yield batch
+        first = following
+
+
+def decode_stretch(
+    data: bytes | memoryview, columns: Sequence[Column], context: DecodeContext
+) -> Iterator[pa.RecordBatch]:
+    """All records of ``data``, which begins and ends between records; a blank may follow them.
+
+    Raises ``BrokenRecordError``.
+    """
+    found = walk(data, context.framing)
+    yield from batches(np.frombuffer(data, np.uint8), found.starts, columns, context)
+    if found.kind not in (WalkEnd.LIMIT, WalkEnd.BLANK):
+        raise BrokenRecordError(
+            f"position {context.base + found.end} of the log: {found.reason or 'the bytes end within a record'}"
+        )

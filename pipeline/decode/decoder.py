@@ -1,0 +1,120 @@
+"""Bytes of the log in, a batch of rows out. No loop per record, unless checksums are asked for.
+
+Only the columns asked for are computed, and only what they need of each record is looked at and checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.decode import checksums
+from pipeline.decode.columns import TAIL, Shared, array_of, computed_by
+from pipeline.decode.context import DecodeContext
+from pipeline.decode.layout import ENTRY, Bytes, Ints, Mask, gather
+from pipeline.decode.records import Records, rows_of
+from pipeline.decode.slices import with_nulls
+from pipeline.errors import BrokenRecordError, SchemaError
+from pipeline.schema import Column, arrow_schema, columns_of
+
+_ADVICE: Final = "verifyCrc=skip leaves such records out, verifyCrc=column marks them in crcOk"
+_NOT_IN_BROKEN: Final = frozenset(("position", "segment", "crcOk"))
+
+
+def named_columns(names: Sequence[str], context: DecodeContext) -> tuple[Column, ...]:
+    """The columns with these names. Raises ``SchemaError``."""
+    known = {one.name: one for one in columns_of(context.schema_style, context.properties_format)}
+    if missing := [name for name in names if name not in known]:
+        raise SchemaError(f"there is no column {', '.join(missing)}; there are {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+def decode(
+    data: bytes | memoryview | Bytes, starts: Ints, columns: Sequence[str], context: DecodeContext
+) -> pa.RecordBatch:
+    """The rows of the records that begin at ``starts`` in ``data``, which ``context`` tells the place of.
+
+    Starts ascend. NOOPs are no rows. Raises ``BrokenRecordError`` for a record that is not whole, unless
+    ``context.verify_crc`` says what else to do about it; and ``SchemaError``.
+    """
+    return decode_columns(data, starts, named_columns(columns, context), context)
+
+
+def decode_columns(
+    data: bytes | memoryview | Bytes, starts: Ints, columns: Sequence[Column], context: DecodeContext
+) -> pa.RecordBatch:
+    """As ``decode``, for columns already looked up."""
+    window = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    records = rows_of(window, starts, context)
+    names = {computed_by(one) for one in columns} | {one for some in context.filters for one in some.columns}
+    crc_ok: Mask | None = None
+    if context.verify_crc != "false" or "crcOk" in names:
+        crc_ok = _crc_ok(records, starts)
+    broken = records.broken | records.broken_tail if crc_ok is not None or names & TAIL else records.broken
+    if context.verify_crc == "skip" and crc_ok is not None:
+        records, crc_ok, broken = _selected(records, crc_ok, broken, crc_ok)
+    elif context.verify_crc == "fail" and crc_ok is not None and not crc_ok.all():
+        raise _refusal(records, int(np.argmin(crc_ok)), broken)
+    elif context.verify_crc == "false" and "crcOk" not in names and broken.any():
+        raise _refusal(records, int(np.argmax(broken)), broken)
+    if context.filters:
+        records, crc_ok, broken = _filtered(records, crc_ok, broken)
+    return _batch(records, columns, crc_ok, broken)
+
+
+def _selected(records: Records, crc_ok: Mask | None, broken: Mask, wanted: Mask) -> tuple[Records, Mask | None, Mask]:
+    return records.select(wanted), None if crc_ok is None else crc_ok[wanted], broken[wanted]
+
+
+def _filtered(records: Records, crc_ok: Mask | None, broken: Mask) -> tuple[Records, Mask | None, Mask]:
+    for one in records.context.filters:
+        batch = _batch(records, named_columns(one.columns, _plain_names(records.context)), crc_ok, broken)
+        wanted = one.keeps(batch)
+        if one.keeps_broken:
+            wanted = wanted | broken
+        records, crc_ok, broken = _selected(records, crc_ok, broken, wanted)
+    return records, crc_ok, broken
+
+
+def _plain_names(context: DecodeContext) -> DecodeContext:
+    """Filters speak of our names, whatever the rows are called."""
+    return DecodeContext(context.framing, context.content)
+
+
+def _batch(records: Records, columns: Sequence[Column], crc_ok: Mask | None, broken: Mask) -> pa.RecordBatch:
+    schema = arrow_schema(columns)
+    if not broken.any():
+        shared = Shared(records, None if crc_ok is None else pa.array(crc_ok))
+        return pa.RecordBatch.from_arrays([array_of(one, shared) for one in columns], schema=schema)
+    everything = Shared(records, None if crc_ok is None else pa.array(crc_ok))
+    whole = Shared(records.select(~broken), None)
+    arrays = [
+        array_of(one, everything) if one.name in _NOT_IN_BROKEN else with_nulls(array_of(one, whole), ~broken)
+        for one in columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _crc_ok(records: Records, starts: Ints) -> Mask:
+    good = checksums.intact(records)
+    if records.context.framing == "entry" and len(starts):
+        heads = gather(records.window, starts, ENTRY)
+        chains = heads["chainCrc"].astype(np.int64)
+        in_row = np.array_equal(heads["index"].astype(np.int64), int(heads["index"][0]) + np.arange(len(starts)))
+        if in_row and chains.any():
+            chained = checksums.headers_intact(records.window, starts, chains)
+            good &= chained[np.searchsorted(starts, records.starts)]
+    return good
+
+
+def _refusal(records: Records, row: int, broken: Mask) -> BrokenRecordError:
+    context = records.context
+    offset = int(records.positions[row]) - context.segment_base
+    problem = records.problem(row) if broken[row] else "its checksum does not match its bytes"
+    where = f"segment {context.segment}" if context.segment else "the log"
+    if context.framing == "entry" and not broken[row]:
+        problem += f" (entry {int(records.field('index')[row])})"
+    return BrokenRecordError(f"{where}, offset {offset}: the record there is damaged: {problem}. {_ADVICE}")

@@ -1,0 +1,185 @@
+"""Making a Spark session that suits the log. Whatever the user has set stays as it is.
+
+Defaults are set on the builder only where neither the user's arguments nor an environment variable, nor Spark's own
+files (``spark-defaults.conf``, ``spark-submit --conf``) say anything else. Under ``spark-submit`` there may be a
+session already: then only what may change while it runs, and is unset, is set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.errors import JavaMissingError, PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_VERSION_MIN: Final = 17
+_JAVA_TIMEOUT_S: Final = 30
+_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_INSTALL: Final = (
+    "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "Fedora: dnf install java-17-openjdk-headless; "
+    "macOS: brew install openjdk@17) or let JAVA_HOME name it"
+)
+
+RUNTIME_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
+"""What may be set at any time."""
+START_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""What counts only before the JVM starts."""
+LOCAL_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""What suits a session in one process on one machine."""
+_LOG4J: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def spark_session(master: str | None = None, app_name: str = "dledger", **conf: object) -> SparkSession:
+    """The running session, or a new one.
+
+    ``master``: as Spark's (``local[*]`` if nothing says otherwise); ``sc://…`` connects to a Spark Connect server.
+    ``conf``: Spark's settings, with ``_`` for ``.`` where the name is no Python word, as
+    ``spark_session(**{"spark.driver.memory": "4g"})``. Raises ``JavaMissingError``, ``PipelineError``.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise PipelineError(f"Spark is not installed ({error}): pip install 'dledger[spark]'") from error
+    settings = {_setting_name(name): _setting_text(value) for name, value in conf.items()}
+    builder: Any = SparkSession.builder.appName(app_name)  # Any: the builder of classic Spark and of Connect
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    remote = master if master is not None and master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
+    if remote:
+        session: SparkSession = (builder.remote(remote) if master is not None else builder).getOrCreate()
+        _set_unset(session, settings)
+        return session
+    running = SparkSession.getActiveSession()
+    if running is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has started a JVM already
+        _prepare_environment(os.environ, master or settings.get("spark.master"))
+        java_version(os.environ)
+    for name, value in start_settings(master, settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    _set_unset(session, settings)
+    return session
+
+
+def start_settings(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
+    """What to tell the builder before the JVM starts, beyond what the user said."""
+    from pyspark import SparkConf
+
+    known = _files_settings() | dict(SparkConf(loadDefaults=True).getAll()) | dict(settings)
+    chosen_master = master or known.get("spark.master") or "local[*]"
+    defaults = dict(START_DEFAULTS)
+    if chosen_master.startswith("local"):
+        defaults |= LOCAL_DEFAULTS
+    chosen = {name: value for name, value in defaults.items() if name not in known}
+    if master is not None or "spark.master" not in known:
+        chosen["spark.master"] = chosen_master
+    return chosen
+
+
+def _files_settings() -> dict[str, str]:
+    """What ``spark-defaults.conf`` says: the JVM reads it, but only after the builder's settings have won."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    directory = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME') or _find_spark_home()}/conf"
+    path = Path(directory) / "spark-defaults.conf"
+    if not path.is_file():
+        return {}
+    pairs = (re.split(r"[\s=:]+", line.strip(), maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and not pair[0].startswith("#")}
+
+
+def _set_unset(session: SparkSession, settings: Mapping[str, str]) -> None:
+    """Set what may be set while a session runs, where nobody has."""
+    said = _files_settings()
+    context = None if _is_remote(session) else session.sparkContext.getConf()
+    for name, value in RUNTIME_DEFAULTS.items():
+        if name in settings or name in said or (context is not None and context.contains(name)):
+            continue
+        if _is_remote(session) or session.conf.get(name, None) != value:
+            session.conf.set(name, value)
+
+
+def _is_remote(session: SparkSession) -> bool:
+    return "connect" in type(session).__module__
+
+
+def _prepare_environment(environment: MutableMapping[str, str], master: str | None) -> None:
+    """What Spark reads from the environment when it starts: the interpreter of workers, loopback, quiet logs."""
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master is None or master.startswith("local"):
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if "SPARK_CONF_DIR" not in environment and not _has_conf_directory(environment):
+        environment["SPARK_CONF_DIR"] = str(_quiet_conf_directory())
+
+
+def _has_conf_directory(environment: Mapping[str, str]) -> bool:
+    home = environment.get("SPARK_HOME")
+    return home is not None and (Path(home) / "conf").is_dir()
+
+
+def _quiet_conf_directory() -> Path:
+    """A directory whose ``log4j2.properties`` lets errors through; the same one for all of a user's sessions."""
+    directory = Path(tempfile.gettempdir()) / f"dledger-spark-conf-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise PipelineError(f"{directory} is another user's: set SPARK_CONF_DIR to a directory of your own")
+    path = directory / "log4j2.properties"
+    temporary = directory / f"log4j2.{os.getpid()}.tmp"
+    temporary.write_text(_LOG4J, encoding="ascii")
+    temporary.replace(path)
+    return directory
+
+
+def java_version(environment: Mapping[str, str]) -> int:
+    """The major version of the Java that Spark will start. Raises ``JavaMissingError``."""
+    home = environment.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
+    if java is None or not os.access(java, os.X_OK):
+        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java in PATH"
+        raise JavaMissingError(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {where}: {_INSTALL}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False)
+    match = _VERSION.search(said.stderr + said.stdout)
+    if match is None:
+        raise JavaMissingError(f"{java} -version does not tell its version ({said.stderr.strip()[:200]}): {_INSTALL}")
+    version = int(match[2] or 0) if match[1] == "1" else int(match[1])  # Java 8 calls itself 1.8
+    if version < JAVA_VERSION_MIN:
+        raise JavaMissingError(f"Spark needs Java {JAVA_VERSION_MIN} or newer; {java} is Java {version}: {_INSTALL}")
+    return version
+
+
+def _setting_name(name: str) -> str:
+    return name if "." in name else name.replace("_", ".")
+
+
+def _setting_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
