@@ -170,7 +170,8 @@ class RecordAppender:
         """Give up the rest of the last file for a blank, once there is a next one.
 
         A file is begun only when the last but one is durable: recovery takes records so far behind a bad one as a sign
-        of damage. Raises ``DiskError``, ``DiskFullError``.
+        of damage. One without a buffer is begun only when all before it has left the buffers: a process that is killed
+        would leave a gap in the log otherwise. Raises ``DiskError``, ``DiskFullError``.
         """
         queue = self._queue
         file = queue.last_file(create=False)
@@ -181,6 +182,8 @@ class RecordAppender:
             commit_all(queue)
             flush_all(queue)
         queue.append_to(file, BLANK.pack(file.size - file.wrote, BLANK_MAGIC), fill=True)
+        if file.buffered and not queue.next_is_buffered:
+            commit_all(queue)
 
 
 def _fitting(records: list[bytearray], first: int, room: int) -> int:

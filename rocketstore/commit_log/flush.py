@@ -366,8 +366,8 @@ class CommitLogFlusher:
     def flush(self) -> int:
         """Commit and flush everything now; gives the durable end. Raises ``DiskError``."""
         with self._lock:
-            commit_all(self._queue)
-            moved = flush_all(self._queue)
+            moved = commit_all(self._queue)
+            moved = flush_all(self._queue) or moved  # what was committed here, the flushing thread may flush
         if moved and not self.readable_at_once:
             self.on_readable()
         return self._queue.flushed_where
@@ -389,4 +389,5 @@ class CommitLogFlusher:
         return moved
 
     def _commit_waits(self) -> bool:
-        return not self._queue.poison and self._queue.max_offset < self._queue.max_wrote
+        # Also what went straight into a file, because no buffer was free: nobody else says that it may be read.
+        return not self._queue.poison and self._queue.committed_where < self._queue.max_wrote

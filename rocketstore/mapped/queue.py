@@ -88,8 +88,10 @@ class MappedFileQueue:
 
     @property
     def max_offset(self) -> int:
-        """The end of what is readable; 0 if there is no file."""
+        """The end of what is readable without a gap; 0 if there is no file."""
         files = self._files
+        if len(files) > 1 and files[-2].buffered:  # a file is begun while at most the one before it is not committed
+            return files[-2].base + files[-2].readable
         return files[-1].base + files[-1].readable if files else 0
 
     @property
@@ -246,6 +248,11 @@ class MappedFileQueue:
         """
         if self._files and self._reserved is None:
             self._reserved = self._create(self._files[-1].base + self.file_bytes)
+
+    @property
+    def next_is_buffered(self) -> bool:
+        """Whether the file reserved by ``reserve_next`` has a buffer of the transient pool. Appending thread only."""
+        return self._reserved is not None and self._reserved.buffered
 
     def base_of(self, offset: int) -> int:
         """Where the file begins that ``offset`` lies in."""

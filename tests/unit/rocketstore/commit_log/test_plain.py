@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dledger.clock import SystemClock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.store.format import segment_name
 from dledger.store.fs import DiskUsage
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
+from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     SYS_FLAG_BORN_HOST_V6,
@@ -28,6 +30,7 @@ from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.support.waiting import ManualClock, wait_until
 from tests.unit.rocketstore.commit_log.support import (
     FILE_BYTES,
+    abandon,
     heads_of,
     message,
     open_log,
@@ -414,6 +417,88 @@ def test_with_the_pool_everything_is_committed_and_flushed_in_time(tmp_path: Pat
 
     wait_until(lambda: log.remaining_to_flush() == 0, "commit and flush")
     assert len(heads_of(log)) == 60
+    log.shutdown()
+
+
+def pooled_config(directory: Path, buffers: int, interval_ms: int) -> MessageStoreConfig:
+    """A transient pool, committed and flushed every so often."""
+    return small_config(
+        directory,
+        transient_store_pool_enable=True,
+        transient_store_pool_size=buffers,
+        commit_interval_commit_log=interval_ms,
+        flush_interval_commit_log=interval_ms,
+        commit_commit_log_thorough_interval=interval_ms,
+        flush_commit_log_thorough_interval=interval_ms,
+    )
+
+
+def everything_is_told_readable_and_flushed(log: PlainCommitLog, told: list[int]) -> bool:
+    """Whether nothing waits, and whoever follows the log was told of its end."""
+    return log.remaining_to_flush() == 0 and bool(told) and told[-1] == log.max_offset
+
+
+def test_with_the_pool_a_file_without_a_buffer_is_told_readable_and_flushed_too(tmp_path: Path) -> None:
+    """Also when all threads were asleep before the put: nobody but the committing thread says so."""
+    told: list[int] = []
+    log = PlainCommitLog(pooled_config(tmp_path, 1, 1), clock=SystemClock(), fs=FailingFs())
+    log.listen(lambda: told.append(log.max_offset))
+    log.load(clean_stop=True)
+    log.start()
+    put(log, message(b"x" * 800))
+    put(log, message(b"x" * 500))  # the next file, while the only buffer is in use
+
+    for _ in range(3):
+        wait_until(lambda: everything_is_told_readable_and_flushed(log, told), "commit and flush")
+        wait_until(lambda: all(service._sleeping for service in log._flusher._paced), "the threads to sleep")
+        put(log, message(b"x"))
+
+    wait_until(lambda: everything_is_told_readable_and_flushed(log, told), "commit and flush")
+    assert not log._queue.files()[-1].buffered
+    log.shutdown()
+
+
+def test_with_the_pool_what_follows_a_restart_is_told_readable_and_flushed(tmp_path: Path) -> None:
+    """The last file of before has no buffer."""
+    log = open_log(pooled_config(tmp_path, 2, 1))
+    put(log, message())
+    log.shutdown()
+    told: list[int] = []
+    again = PlainCommitLog(pooled_config(tmp_path, 2, 1), clock=SystemClock(), fs=FailingFs())
+    again.listen(lambda: told.append(again.max_offset))
+    again.load(clean_stop=True)
+    again.start()
+
+    put(again, message())
+
+    wait_until(lambda: everything_is_told_readable_and_flushed(again, told), "commit and flush")
+    assert again.flushed_offset == 2 * RECORD_BYTES
+    again.shutdown()
+
+
+def test_with_the_pool_a_kill_leaves_no_gap_before_a_file_without_a_buffer(tmp_path: Path) -> None:
+    """What is in a buffer goes into its file before anything is written behind it."""
+    log = open_log(pooled_config(tmp_path, 1, 3_600_000))
+    put(log, message(b"x" * 800))
+    put(log, message(b"y" * 800))
+    abandon(log)
+
+    again = open_log(small_config(tmp_path), clean_stop=False)
+
+    assert [head.offset for head in heads_of(again)] == [0, FILE_BYTES]
+    again.shutdown()
+
+
+def test_with_the_pool_the_log_ends_where_the_first_thing_is_not_committed(tmp_path: Path) -> None:
+    """Not at the begin of the last file while the one before it is still in its buffer."""
+    log = open_log(pooled_config(tmp_path, 2, 3_600_000))
+    put(log, message(b"x" * 800))
+    put(log, message(b"y" * 800))
+    assert (log.max_offset, log.remaining_to_flush()) == (0, FILE_BYTES + 892)
+
+    log.flush()
+
+    assert (log.max_offset, log.remaining_to_flush()) == (FILE_BYTES + 892, 0)
     log.shutdown()
 
 

@@ -24,13 +24,14 @@ from tests.unit.rocketstore.commit_log.support import abandon, heads_of, message
 class Recorder:
     """Drives a log and keeps what was put and where flushes were acknowledged."""
 
-    def __init__(self, directory: Path, flush: FlushDiskType, *, pooled: bool = False) -> None:
+    def __init__(self, directory: Path, flush: FlushDiskType, *, buffers: int = 0) -> None:
         self.directory = directory
         self.fs = RecordingFs()
         config = small_config(
             directory,
             flush_disk_type=flush,
-            transient_store_pool_enable=pooled,
+            transient_store_pool_enable=buffers > 0,
+            transient_store_pool_size=buffers or 1,
             flush_interval_commit_log=3_600_000,  # only when the test says so
             commit_interval_commit_log=3_600_000,
         )
@@ -114,20 +115,21 @@ def _bodies(log: PlainCommitLog) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scenario", "flush", "pooled"),
+    ("scenario", "flush", "buffers"),
     [
-        (_synchronous, FlushDiskType.SYNC_FLUSH, False),
-        (_asynchronous, FlushDiskType.ASYNC_FLUSH, False),
-        (_asynchronous, FlushDiskType.ASYNC_FLUSH, True),
-        (_asynchronous_over_many_files, FlushDiskType.ASYNC_FLUSH, False),
+        (_synchronous, FlushDiskType.SYNC_FLUSH, 0),
+        (_asynchronous, FlushDiskType.ASYNC_FLUSH, 0),
+        (_asynchronous, FlushDiskType.ASYNC_FLUSH, 5),
+        (_asynchronous, FlushDiskType.ASYNC_FLUSH, 1),
+        (_asynchronous_over_many_files, FlushDiskType.ASYNC_FLUSH, 0),
     ],
 )
 def test_every_crash_leaves_what_was_acknowledged(
-    tmp_path: Path, scenario: Callable[[Recorder], None], flush: FlushDiskType, pooled: bool
+    tmp_path: Path, scenario: Callable[[Recorder], None], flush: FlushDiskType, buffers: int
 ) -> None:
     """Whether the durable mark is up to date or old."""
     source, target = tmp_path / "source", tmp_path / "target"
-    run = Recorder(source, flush, pooled=pooled)
+    run = Recorder(source, flush, buffers=buffers)
     scenario(run)
     abandon(run.log)
 
