@@ -6,7 +6,8 @@ state, so the next master goes on where this one was.
 
 **At least once.** Progress is written after the messages it covers, about once a second. A master that fails between
 the two has its last messages delivered again by its successor, and so has a put of unknown outcome, which is repeated.
-Nothing is ever taken as delivered that is not stored.
+A stop waits for the puts under way before it writes progress, so that a clean one repeats nothing. Nothing is ever
+taken as delivered that is not stored.
 
 Differences from RocketMQ, on purpose: the stored copy loses ``DELAY`` (there it keeps it, because the property string
 is made before it is cleared), and with it ``REAL_TOPIC``, ``REAL_QID`` and ``WAIT``; a thread sleeps until the next
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -85,11 +87,12 @@ class DelayState(Protocol):
 
 @dataclass(slots=True)
 class _Put:
-    """Messages of one level that were submitted; ``results`` is set by the log's thread."""
+    """Messages of one level that were submitted; ``results``, then ``answered``, are set by the log's thread."""
 
     offsets: list[int]
     end: int
     results: Sequence[PutResult] | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
@@ -256,10 +259,11 @@ class _Run:
         self._worker.start()
 
     def stop(self) -> None:
-        """Put nothing more; write progress if this is still a master; end the thread."""
+        """Put nothing more; if this is still a master, wait for what was put and write progress; end the thread."""
         with self._stepping:
-            self._stopped = True
+            self._stopped = True  # from here on the levels are this thread's
         if self._store.role is not BrokerRole.SLAVE:
+            self._land_all()
             self._flush_progress()
         if self._worker is not None:
             self._worker.stop(STOP_TIMEOUT_S)
@@ -382,6 +386,7 @@ class _Run:
 
         def done(results: Sequence[PutResult]) -> None:
             put.results = results
+            put.answered.set()
             self._wake()
 
         self._store.submit(found.messages, done)
@@ -435,13 +440,32 @@ class _Run:
         self._state.commit_delay_offsets(changed, done)
         return [self._progress_due_ms]
 
+    def _land_all(self) -> None:
+        """Wait for the answers to all puts under way, so that progress covers what is stored."""
+        deadline_s = time.monotonic() + FLUSH_TIMEOUT_S
+        for level in self._levels.values():
+            put = level.put
+            if put is None:
+                continue
+            if put.answered.wait(max(0.0, deadline_s - time.monotonic())):
+                self._land(level, put, self._clock.monotonic_ms())
+            else:
+                _log.warning("delay level %d: a put was not answered in time; up to %d messages may be delivered again",
+                             level.number, len(put.offsets))  # fmt: skip
+
     def _flush_progress(self) -> None:
         changed = {level.number: level.offset for level in self._levels.values() if level.offset != level.noted}
         if not changed:
             return
         answered = threading.Event()
-        self._state.commit_delay_offsets(changed, lambda _result: answered.set())
-        if not answered.wait(FLUSH_TIMEOUT_S):
+        outcomes: list[str] = []
+
+        def done(result: PutResult) -> None:
+            outcomes.append(result.outcome)
+            answered.set()
+
+        self._state.commit_delay_offsets(changed, done)
+        if not answered.wait(FLUSH_TIMEOUT_S) or outcomes != ["stored"]:
             _log.warning("delayed messages: progress was not stored in time; some may be delivered again")
 
     def _wake(self) -> None:

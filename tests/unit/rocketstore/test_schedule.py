@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -247,6 +248,70 @@ def test_stop_writes_progress_and_start_goes_on_there(broker: Broker) -> None:
     assert broker.bodies() == [b"0", b"1", b"2", b"3"]
 
 
+def test_stop_waits_for_the_answer_to_what_is_under_way(broker: Broker) -> None:
+    """A clean stop repeats nothing, however late the store answers (here: once it is waited for)."""
+    broker.send(1)
+    broker.schedule.start()
+    broker.store.hold_results = True
+    broker.advance(LEVEL_1_MS)
+    stopping = threading.Thread(target=broker.schedule.stop)
+    stopping.start()
+    wait_until(lambda: broker.schedule.step() is None, "the stop to begin")
+    assert broker.state.offsets == {}
+
+    broker.store.release_results()
+    stopping.join(10)
+    broker.schedule.start()
+    broker.advance(LEVEL_1_MS)
+
+    assert broker.state.offsets == {1: 1}
+    assert broker.bodies() == [b""]
+
+
+def test_stop_lands_an_answer_that_no_step_has_seen(broker: Broker) -> None:
+    """The answer is there, and the thread has not come to it."""
+    broker.send(1)
+    broker.schedule.start()
+    broker.store.hold_results = True
+    broker.advance(LEVEL_1_MS)
+    broker.store.release_results()
+
+    broker.schedule.stop()
+
+    assert broker.state.offsets == {1: 1}
+
+
+def test_stop_goes_on_without_an_answer_that_never_comes(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message may come again then, which is said."""
+    monkeypatch.setattr("rocketstore.schedule.FLUSH_TIMEOUT_S", 0.01)
+    broker.send(1)
+    broker.schedule.start()
+    broker.store.hold_results = True
+    broker.advance(LEVEL_1_MS)
+
+    broker.schedule.stop()
+
+    assert broker.state.offsets == {}
+    assert "may be delivered again" in caplog.text
+
+
+def test_stop_counts_only_what_the_store_took(broker: Broker) -> None:
+    """What was refused late is delivered by the next run."""
+    broker.send(1)
+    broker.schedule.start()
+    broker.store.refusals = [BUSY]
+    broker.advance(LEVEL_1_MS)
+    broker.schedule.stop()
+    assert broker.state.offsets == {}
+
+    broker.schedule.start()
+    broker.advance(LEVEL_1_MS)
+
+    assert broker.bodies() == [b""]
+
+
 def test_nothing_is_delivered_after_stop(broker: Broker) -> None:
     broker.send(1)
     broker.schedule.start()
@@ -410,6 +475,7 @@ def test_the_next_master_goes_on_where_this_one_was(tmp_path: Path) -> None:
     second.put(Message("T", b"3", 0, {"DELAY": "1"}))
     clock.now_ms += LEVEL_1_MS
     wait_until(lambda: successor.step() is not None and second.max_offset("T", 0) == 4, "delivery")
+    second.role = BrokerRole.SLAVE  # nobody steps its state, which would store progress
     successor.stop()
 
     assert [decode_record(record).body for record in second.get("T", 0, 0, max_count=9).records] == [
