@@ -1,0 +1,293 @@
+"""Job ``audit``: the replicas of a group against each other, byte for byte, by checksums of blocks.
+
+Every task digests a stretch of one replica; Spark brings the digests of a block together. Only what all replicas know
+to be committed is compared, and where a block differs the bytes are read again, so that the report can say which entry
+and which field, and whose copy is damaged. It takes the place of ``md5sum``, which says "different" and of files only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import click
+
+from dledger.errors import ConfigError
+from pipeline.audit.blocks import (
+    BLOCK_BYTES,
+    SPLIT_BYTES,
+    BlockDigest,
+    Coverage,
+    block_bounds,
+    coverage,
+    plan,
+)
+from pipeline.audit.difference import Kind
+from pipeline.audit.examine import Directories, Finding, examine, outvoted
+from pipeline.audit.replica import CommonEnd, Replica, common_end, open_replicas
+from pipeline.jobs.command import job_command, run_standalone
+from pipeline.jobs.errors import JobError
+from pipeline.jobs.report import Column, Fact, Report, Table
+from pipeline.jobs.units import Unit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DIFFERING_MAX: Final = 10_000
+"""Blocks that differ and are looked at; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """What to compare. ``directories``: nodes' directories, or brokers' around them; at least two."""
+
+    directories: tuple[Path, ...]
+    block_bytes: int = BLOCK_BYTES
+    split_bytes: int = SPLIT_BYTES
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < 1 or self.split_bytes < 1:
+            raise ConfigError(["the sizes of blocks and splits must be greater than 0"])
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What the digests say: blocks that differ, in order of position, how many there are, bytes read."""
+
+    blocks: tuple[tuple[int, tuple[BlockDigest, ...]], ...]
+    count: int
+    digested_bytes: int
+
+
+def run(spark: SparkSession, options: AuditOptions) -> Report:
+    """Compare. The report has a problem for everything that is wrong.
+
+    Raises ``ConfigError``: these are no replicas of one log; ``JobError``: nothing can be compared.
+    """
+    replicas = open_replicas(options.directories)
+    end = common_end(replicas)
+    if end is None:
+        raise JobError(
+            "there is nothing that all these replicas know to be committed: "
+            + "; ".join(f"{one.name} knows up to entry {one.committed}" for one in replicas)
+        )
+    segment_bytes = replicas[0].segment_bytes
+    covered = coverage([(one.name, int(one.begin.position)) for one in replicas], end.position, segment_bytes)
+    began_s = time.monotonic()
+    stretches = plan(covered, replicas, options.block_bytes, options.split_bytes)
+    rows = _digests(spark, [list(one) for one in stretches], options.block_bytes)
+    found = differences(rows)
+    took_s = time.monotonic() - began_s
+    bounded = [
+        (position, _end_of(position, covered, options.block_bytes), digests) for position, digests in found.blocks
+    ]
+    findings = _of_checkpoints(replicas) + examine(
+        bounded, Directories({one.name: one for one in replicas}, end.position), segment_bytes
+    )
+    return _report(replicas, end, covered, found, findings, took_s)
+
+
+def _digests(spark: SparkSession, stretches: list[list[object]], block_bytes: int) -> DataFrame:
+    from pipeline.source.blocks import NAME, BlocksDataSource
+
+    spark.dataSource.register(BlocksDataSource)
+    return spark.read.format(NAME).option("plan", json.dumps(stretches)).option("blockBytes", block_bytes).load()
+
+
+def differences(rows: DataFrame) -> Differences:
+    """Bring the digests of each block together; all that agree are only counted."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sf
+
+    seen = Observation("digested")
+    counted = rows.observe(seen, sf.count(sf.lit(1)).alias("blocks"), sf.sum("bytes").alias("bytes"))
+    blocks = counted.groupBy("position").agg(
+        sf.min("crc32c").alias("low"),
+        sf.max("crc32c").alias("high"),
+        sf.min("bytes").alias("least"),
+        sf.max("bytes").alias("most"),
+        sf.count("error").alias("errors"),
+        sf.collect_list(sf.struct("replica", "bytes", "crc32c", "error")).alias("digests"),
+    )
+    differing = blocks.where("low <> high or least <> most or errors > 0").select("position", "digests")
+    found = [
+        (
+            row["position"],
+            tuple(
+                sorted(
+                    BlockDigest(one["replica"], row["position"], one["bytes"], one["crc32c"], one["error"] or "")
+                    for one in row["digests"]
+                )
+            ),
+        )
+        for row in differing.orderBy("position").limit(DIFFERING_MAX + 1).collect()
+    ]
+    return Differences(tuple(found), len(found), int(seen.get["bytes"] or 0))
+
+
+def _end_of(position: int, covered: Coverage, block_bytes: int) -> int:
+    held = next(one for one in covered.ranges if one.start <= position < one.stop)
+    return next(end for _, end in block_bounds(position, held.stop, block_bytes))
+
+
+def _of_checkpoints(replicas: Sequence[Replica]) -> list[Finding]:
+    return [
+        Finding(Kind.CHECKPOINT, (one.name,), "", -1, -1, -1, -1, "", {}, one.problem)
+        for one in replicas
+        if one.problem
+    ]
+
+
+def _report(
+    replicas: Sequence[Replica],
+    end: CommonEnd,
+    covered: Coverage,
+    found: Differences,
+    findings: Sequence[Finding],
+    took_s: float,
+) -> Report:
+    equal = not findings and not found.count
+    problems = tuple(one.sentence() for one in findings)
+    if found.count and not problems:
+        problems = (
+            "blocks differed when they were digested, and no longer: is a node still writing below its commit?",
+        )
+    facts = (
+        Fact("verdict", "equal" if equal else "different"),
+        Fact("replicas", len(replicas), Unit.COUNT),
+        Fact("compared", covered.compared_bytes, Unit.BYTES),
+        Fact("up to entry", end.index, Unit.COUNT),
+        Fact("up to position", end.position, Unit.COUNT),
+        Fact("chain crc", f"{end.chain_crc:#010x}"),
+        Fact("bounded by", end.bounded_by),
+        Fact("blocks that differ", found.count, Unit.COUNT),
+        Fact("held by one only", covered.alone_bytes, Unit.BYTES),
+        Fact("digested", found.digested_bytes, Unit.BYTES),
+        Fact("time", took_s, Unit.SECONDS),
+        Fact("rate", found.digested_bytes / took_s if took_s else None, Unit.BYTES_PER_SECOND),
+    )
+    notes = [
+        f"{one.name} knows entries up to {one.committed} to be committed; what lies behind entry {end.index} was not "
+        "compared"
+        for one in replicas
+        if one.committed is not None and one.committed > end.index
+    ]
+    if found.count > DIFFERING_MAX:
+        notes.append(f"more than {DIFFERING_MAX:,} blocks differ: only the first were looked at")
+    title = "all replicas are equal" if equal else "the replicas differ"
+    return Report(
+        "audit",
+        f"Audit of {', '.join(one.name for one in replicas)}: {title}",
+        facts,
+        (_replica_table(replicas, found), *_finding_tables(findings)),
+        problems=problems,
+        notes=tuple(notes),
+    )
+
+
+def _replica_table(replicas: Sequence[Replica], found: Differences) -> Table:
+    counts = {one.name: 0 for one in replicas}
+    for _, digests in found.blocks:
+        for name in outvoted(digests):
+            counts[name] += 1
+    return Table(
+        "replicas",
+        (
+            Column("replica"),
+            Column("directory"),
+            Column("segments", Unit.COUNT),
+            Column("begins at entry", Unit.COUNT),
+            Column("committed up to", Unit.COUNT),
+            Column("blocks in question", Unit.COUNT),
+        ),
+        tuple(
+            (
+                one.name,
+                str(one.directory),
+                len(one.segments),
+                one.begin.index + 1,
+                one.committed,
+                counts[one.name],
+            )
+            for one in replicas
+        ),
+    )
+
+
+def _finding_tables(findings: Sequence[Finding]) -> Iterator[Table]:
+    if findings:
+        yield Table(
+            "findings",
+            (
+                Column("kind"),
+                Column("damaged"),
+                Column("segment"),
+                Column("block", Unit.COUNT),
+                Column("position", Unit.COUNT),
+                Column("index", Unit.COUNT),
+                Column("term", Unit.COUNT),
+                Column("field"),
+                Column("values"),
+                Column("evidence"),
+            ),
+            tuple(
+                (
+                    str(one.kind),
+                    ", ".join(one.replicas) or "unknown",
+                    one.segment or None,
+                    *(number if number >= 0 else None for number in (one.block, one.position, one.index, one.term)),
+                    one.field or None,
+                    ", ".join(f"{name}: {value}" for name, value in one.values.items()) or None,
+                    one.detail,
+                )
+                for one in findings
+            ),
+        )
+
+
+@job_command(
+    run,
+    name="audit",
+    short_help="Compare the replicas of a group; name the first difference.",
+    epilog="""\b
+Exit code 0: equal; 1: they differ, or something could not be read; 2: these are no replicas of one log.
+
+\b
+Examples:
+  dledger pipeline audit /data/dledger-n0 /backup/dledger-n1 /mnt/c/dledger-n2
+  dledger pipeline audit --json broker-a broker-b broker-c""",
+)
+@click.argument(
+    "directories",
+    nargs=-1,
+    required=True,
+    metavar="DIR...",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@click.option(
+    "--block-bytes",
+    type=click.IntRange(min=512),
+    default=BLOCK_BYTES,
+    show_default=True,
+    help="What one checksum covers.",
+)
+def command(directories: tuple[Path, ...], block_bytes: int) -> AuditOptions:
+    """Compare the committed logs of two or more replicas, byte for byte.
+
+    DIR is a node's directory (dledger-n0), or a broker's that has one in it. Nodes may run meanwhile. What is compared
+    ends where the replica that knows least knows entries to be committed, and begins for each pair where both do.
+    """
+    return AuditOptions(directories, block_bytes)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """For ``python -m pipeline.jobs.audit`` and ``spark-submit``."""
+    run_standalone(command, argv)
+
+
+if __name__ == "__main__":
+    main()

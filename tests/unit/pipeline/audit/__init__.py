@@ -1,0 +1,1 @@
+"""Replicas against each other."""
