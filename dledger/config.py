@@ -365,6 +365,29 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkReadConfig:
+    """What readers of large ranges (Spark jobs, audits) may take up of a node."""
+
+    bulk_streams_max: int = 8
+    """Large reads of the log (raw chunks, block digests) at once; more are refused, and tried again elsewhere."""
+    bulk_stream_ms_max: int = 600_000
+    """Longest such read; clients go on where it ended. One chunk may take ``call_ms_max`` until the client takes it."""
+    digest_rate_bytes_max: int = 1024 * MIB
+    """Bytes of log per second of which digests are computed, for all who ask together; 0: no limit."""
+
+    def problems(self) -> list[str]:
+        """Everything wrong with these values, as sentences."""
+        return _out_of_bounds(
+            self,
+            {
+                "bulk_streams_max": (1, 10_000),
+                "bulk_stream_ms_max": (1_000, 86_400_000),
+                "digest_rate_bytes_max": (0, 1 << 50),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything one node needs to run. Build it, then ``check()`` it before anything is opened."""
 
@@ -393,6 +416,7 @@ class ServerConfig:
     access: AccessConfig = field(default_factory=AccessConfig)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    bulk: BulkReadConfig = field(default_factory=BulkReadConfig)
     client_streams_max: int = 1024
     """Streams (append, follow, watch) that clients may have open on this node."""
     client_appends: bool = True
@@ -458,7 +482,7 @@ class ServerConfig:
         if not 0 <= self.metrics_port <= 65535:
             found.append(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         found += self.election.problems() + self.replication.problems() + self.store.problems()
-        found += self.access.problems() + self.limits.problems()
+        found += self.access.problems() + self.limits.problems() + self.bulk.problems()
         found += self.security.problems([*addresses, *filter(None, (self.bind_host, self.client_host))])
         return found
 

@@ -212,6 +212,12 @@ class AppendsNotServedError(InvalidRequestError):
     code = ResponseCode.UNSUPPORTED
 
 
+class UntimedLogError(InvalidRequestError):
+    """Raised when a log whose entries have no time is asked for one by its time: ask for an index or a position."""
+
+    code = ResponseCode.UNSUPPORTED
+
+
 class EntryTooLargeError(InvalidRequestError):
     """Raised when an entry is larger than the configured maximum."""
 

@@ -56,6 +56,7 @@ from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store import cleaner
+from dledger.store.bulk_reader import BulkReader
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
 from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
@@ -381,6 +382,11 @@ class DLedgerServer:
         """See ``LogNode.read``."""
         return self.log.read_range(first_index, last_index, max_bytes)
 
+    @property
+    def bulk(self) -> BulkReader:
+        """See ``LogNode.bulk``."""
+        return self.log.bulk
+
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         """See ``LogNode.subscribe``."""
         with self._listeners_lock:
@@ -468,6 +474,8 @@ class DLedgerServer:
             pending_entries=node.quorum_ack.pending_entries,
             peers=self._peer_statuses(node),
             version=_version(),
+            committed_position=log.committed_position,
+            is_broker=not config.client_appends and config.replication.noop_compatible,
         )
 
     def _peer_statuses(self, node: Node) -> tuple[PeerStatus, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Final, get_type_hints
 from dledger import setting_sources
 from dledger.config import (
     AccessConfig,
+    BulkReadConfig,
     ClientAuth,
     ConnectionLimits,
     ElectionConfig,
@@ -139,6 +140,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "access": AccessConfig,
     "limits": ConnectionLimits,
     "security": SecurityConfig,
+    "bulk": BulkReadConfig,
 }
 
 

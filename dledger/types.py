@@ -157,6 +157,61 @@ class LogBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Committed entries as they are stored: whole records of one segment, headers included, without blanks.
+
+    ``data`` holds ``count`` records from the one of ``first_index`` on; its first byte is at ``position`` of the log,
+    and at ``position - segment_base`` of its segment file. ``committed_index`` and ``begin_index`` (the first kept
+    entry) are what the node that gave it knew then. Nothing is verified but where the first and last record are.
+    """
+
+    first_index: LogIndex
+    count: int
+    position: Position
+    segment_base: Position
+    data: bytes
+    committed_index: LogIndex
+    begin_index: LogIndex
+
+    @property
+    def end_index(self) -> LogIndex:
+        """Where to go on."""
+        return LogIndex(self.first_index + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """An entry's index, and where its record begins in the log; the committed log's end for one that is not there."""
+
+    index: LogIndex
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """The committed entries that a node has: from ``begin`` up to before ``end``."""
+
+    begin: LogPlace
+    end: LogPlace
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDigest:
+    """A checksum of ``size`` stored bytes of the committed log from ``position`` on, blanks included.
+
+    Entries ``first_index`` to ``last_index`` begin in it (``first_index == last_index + 1``: none does). ``chain_crc``
+    is that of entry ``last_index``: it vouches for all headers, and so all bodies' checksums, up to there.
+    """
+
+    position: Position
+    size: int
+    crc32c: int
+    first_index: LogIndex
+    last_index: LogIndex
+    chain_crc: int
+
+
+@dataclass(frozen=True, slots=True)
 class EntryRun:
     """Contiguous raw log bytes holding whole entries, as one push carries them.
 

@@ -86,6 +86,11 @@ _GROUPS: Final = (
         ("ReplicationConfig",),
     ),
     _Group(
+        "Large reads",
+        "What Spark jobs and audits may take up of a node, which must not disturb its appends.",
+        ("BulkReadConfig",),
+    ),
+    _Group(
         "Retention and full disks",
         "When old segments go, and what happens when there is no room. Applied by `dledger serve` and to the log of a "
         "replicated broker, where they follow from RocketMQ's settings.",

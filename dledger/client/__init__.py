@@ -2,6 +2,7 @@
 
 from dledger.client.aio import AsyncAppender, AsyncDLedgerClient
 from dledger.client.appender import Appender, AppendFuture
+from dledger.client.bulk import ReadFrom
 from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client.shared import AppendResult
 from dledger.client.sync import DLedgerClient
@@ -15,6 +16,7 @@ __all__ = [
     "AsyncDLedgerClient",
     "ClientSecurity",
     "DLedgerClient",
+    "ReadFrom",
     "ReadMode",
     "TlsFiles",
 ]

@@ -13,6 +13,7 @@ import grpc
 import tenacity
 
 from dledger.client.appender import Appender, AppenderOptions
+from dledger.client.bulk import BulkReads, ReadFrom, Target, Ways
 from dledger.client.pipe import AppendPipe
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
@@ -39,9 +40,10 @@ from dledger.config import MIB
 from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
+from dledger.rpc.bulk_codec import BlockDigests, FetchLog, Locate, Located
 from dledger.rpc.client_codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId
+from dledger.types import AppendedBatch, BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position
 
 _T = TypeVar("_T")
 _UNARY_METHODS: Final = ("Read", "Metadata", "TransferLeadership")
@@ -77,6 +79,9 @@ class DLedgerClient:
         self._pipes: dict[str, AppendPipe] = {}
         self._opening: dict[str, threading.Lock] = {}  # one at a time opens a pipe to an address
         self._closing = threading.Event()
+        self._bulk = BulkReads(
+            Ways(group, self._directory, self._closing, self._channel, self._leader, self._ask_all, self._call)
+        )
 
     def __enter__(self) -> DLedgerClient:
         return self
@@ -256,6 +261,84 @@ class DLedgerClient:
                     raise
                 failure = error
         raise failure or UnavailableError("no node is known")
+
+    # --- large reads --------------------------------------------------------------------------------------------------
+
+    def fetch_log(
+        self,
+        first_index: int,
+        end_index: int | None = None,
+        *,
+        max_bytes: int = 0,
+        chunk_bytes: int = 0,
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[LogChunk]:
+        """Committed entries as they are stored, from ``first_index`` to before ``end_index`` (None: all there are now).
+
+        In order, each once, in chunks of about ``chunk_bytes`` (0: 1 MiB; one entry may be larger); with ``max_bytes``
+        it ends with the chunk that brings more than that. Goes on at another member when one is lost or behind, and
+        raises when nothing new comes for ``timeout_s``. ``address`` picks one node and no other.
+
+        Raises ``IndexBeforeBeginError`` (retention has removed some of it), ``IndexOutOfRangeError`` (it begins beyond
+        the committed end), ``CorruptLogError`` and ``DiskError`` (naming file and offset), ``PendingFullError`` (too
+        many readers).
+        """
+        end = LogIndex(0 if end_index is None else end_index)
+        if end_index is not None and end_index <= first_index:
+            return iter(())
+        request = FetchLog(self.group, LogIndex(first_index), end, max_bytes, chunk_bytes)
+        return self._bulk.fetch(request, self._target(read_from, address, timeout_s))
+
+    def block_digests(
+        self,
+        from_position: int = 0,
+        end_position: int | None = None,
+        *,
+        block_bytes: int = 0,
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[BlockDigest]:
+        """Checksums of the blocks of a member's committed log up to ``end_position`` (None: all there is now).
+
+        ``block_bytes`` 0: 4 MiB. The member computes them, at most ``digest_rate_bytes_max`` per second. Begins where
+        its log begins if ``from_position`` is below that. Raises as ``fetch_log`` does.
+        """
+        end = Position(0 if end_position is None else end_position)
+        if end_position is not None and end_position <= from_position:
+            return iter(())
+        request = BlockDigests(self.group, Position(from_position), end, block_bytes)
+        return self._bulk.digests(request, self._target(read_from, address, timeout_s))
+
+    def locate(
+        self,
+        *,
+        indexes: Sequence[int] = (),
+        positions: Sequence[int] = (),
+        store_times_ms: Sequence[int] = (),
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Located:
+        """Where these entries begin, which entries begin at or after these positions, and which were stored then.
+
+        One place per question: first for ``indexes``, then ``positions``, then ``store_times_ms`` (brokers' logs only,
+        ``UntimedLogError`` otherwise); and what the member has. The committed log's end stands for what is beyond it.
+        """
+        request = Locate(self.group, indexes, positions, store_times_ms)
+        return self._bulk.locate(request, self._target(read_from, address, timeout_s))
+
+    def index_by_time(
+        self, store_time_ms: int, *, read_from: ReadFrom = ReadFrom.LEADER, address: str | None = None
+    ) -> LogIndex:
+        """The first committed message stored at ``store_time_ms`` (since 1970) or later; the log's end if none was."""
+        located = self.locate(store_times_ms=(store_time_ms,), read_from=read_from, address=address)
+        return located.places[0].index
+
+    def _target(self, read_from: ReadFrom, address: str | None, timeout_s: float | None) -> Target:
+        return Target(ReadFrom(read_from), address, self.timeout_s if timeout_s is None else timeout_s)
 
     # --- the group --------------------------------------------------------------------------------------------------
 

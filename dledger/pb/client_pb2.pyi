@@ -17,20 +17,34 @@ LINEARIZABLE: ReadMode
 LOCAL: ReadMode
 
 class Status(_message.Message):
-    __slots__ = ("code", "message", "outcome_unknown", "leader_id", "leader_address", "error")
+    __slots__ = ("code", "message", "outcome_unknown", "leader_id", "leader_address", "error", "damage")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     LEADER_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     code: int
     message: str
     outcome_unknown: bool
     leader_id: str
     leader_address: str
     error: str
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., outcome_unknown: _Optional[bool] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    damage: Damage
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., outcome_unknown: _Optional[bool] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., error: _Optional[str] = ..., damage: _Optional[_Union[Damage, _Mapping]] = ...) -> None: ...
+
+class Damage(_message.Message):
+    __slots__ = ("path", "offset", "reason", "advice")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    offset: int
+    reason: str
+    advice: str
+    def __init__(self, path: _Optional[str] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ("group", "bodies", "request_id", "ordered", "producer", "sequence")
@@ -185,7 +199,7 @@ class PeerProgress(_message.Message):
     def __init__(self, id: _Optional[str] = ..., match_index: _Optional[int] = ..., next_index: _Optional[int] = ..., state: _Optional[str] = ..., lag_entries: _Optional[int] = ..., inflight: _Optional[int] = ..., last_contact_ms: _Optional[int] = ...) -> None: ...
 
 class MetadataResponse(_message.Message):
-    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version")
+    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version", "committed_position", "is_broker")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +221,8 @@ class MetadataResponse(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     VOTER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_POSITION_FIELD_NUMBER: _ClassVar[int]
+    IS_BROKER_FIELD_NUMBER: _ClassVar[int]
     status: Status
     group: str
     node_id: str
@@ -228,7 +244,9 @@ class MetadataResponse(_message.Message):
     cluster_id: str
     voter: bool
     version: str
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
+    committed_position: int
+    is_broker: bool
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ..., committed_position: _Optional[int] = ..., is_broker: _Optional[bool] = ...) -> None: ...
 
 class WatchRoleRequest(_message.Message):
     __slots__ = ("group",)
@@ -267,3 +285,115 @@ class TransferLeadershipResponse(_message.Message):
     leader_id: str
     term: int
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class FetchLogRequest(_message.Message):
+    __slots__ = ("group", "first_index", "end_index", "max_bytes", "chunk_bytes")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    first_index: int
+    end_index: int
+    max_bytes: int
+    chunk_bytes: int
+    def __init__(self, group: _Optional[str] = ..., first_index: _Optional[int] = ..., end_index: _Optional[int] = ..., max_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+
+class FetchLogResponse(_message.Message):
+    __slots__ = ("status", "first_index", "count", "position", "committed_index", "begin_index", "segment_base", "data")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BASE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    first_index: int
+    count: int
+    position: int
+    committed_index: int
+    begin_index: int
+    segment_base: int
+    data: bytes
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., first_index: _Optional[int] = ..., count: _Optional[int] = ..., position: _Optional[int] = ..., committed_index: _Optional[int] = ..., begin_index: _Optional[int] = ..., segment_base: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class LocateRequest(_message.Message):
+    __slots__ = ("group", "indexes", "positions", "store_times_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    STORE_TIMES_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    indexes: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    store_times_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., indexes: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., store_times_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("index", "position")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    position: int
+    def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class LocateResponse(_message.Message):
+    __slots__ = ("status", "places", "begin_index", "begin_position", "committed_index", "committed_position")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_POSITION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_POSITION_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    begin_index: int
+    begin_position: int
+    committed_index: int
+    committed_position: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., begin_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., committed_index: _Optional[int] = ..., committed_position: _Optional[int] = ...) -> None: ...
+
+class BlockDigestsRequest(_message.Message):
+    __slots__ = ("group", "from_position", "end_position", "block_bytes")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
+    END_POSITION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    from_position: int
+    end_position: int
+    block_bytes: int
+    def __init__(self, group: _Optional[str] = ..., from_position: _Optional[int] = ..., end_position: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+
+class BlockDigest(_message.Message):
+    __slots__ = ("position", "bytes", "crc32c", "first_index", "last_index", "chain_crc")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    bytes: int
+    crc32c: int
+    first_index: int
+    last_index: int
+    chain_crc: int
+    def __init__(self, position: _Optional[int] = ..., bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
+
+class BlockDigestsResponse(_message.Message):
+    __slots__ = ("status", "blocks", "begin_position", "committed_position", "committed_index")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_POSITION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_POSITION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockDigest]
+    begin_position: int
+    committed_position: int
+    committed_index: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockDigest, _Mapping]]] = ..., begin_position: _Optional[int] = ..., committed_position: _Optional[int] = ..., committed_index: _Optional[int] = ...) -> None: ...

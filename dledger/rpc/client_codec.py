@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Final
 
 from dledger import errors
-from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.codec import index, name, parse
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
@@ -146,9 +147,9 @@ def decode_transfer(data: bytes) -> tuple[str, NodeId | None]:
 def encode_appended(request_id: int, outcome: AppendedBatch | DLedgerError) -> bytes:
     """The answer to an append."""
     if isinstance(outcome, DLedgerError):
-        return pb.AppendResponse(status=_status(outcome), request_id=request_id).SerializeToString()
+        return pb.AppendResponse(status=status_of(outcome), request_id=request_id).SerializeToString()
     return pb.AppendResponse(
-        status=_SUCCESS,
+        status=SUCCESS,
         request_id=request_id,
         term=outcome.term,
         first_index=outcome.first_index,
@@ -171,9 +172,9 @@ def decode_appended(data: bytes) -> tuple[int, AppendedBatch | DLedgerError]:
 def encode_read_answer(outcome: ReadAnswer | DLedgerError) -> bytes:
     """The answer to a read, or one message of a follow."""
     if isinstance(outcome, DLedgerError):
-        return pb.ReadResponse(status=_status(outcome)).SerializeToString()
+        return pb.ReadResponse(status=status_of(outcome)).SerializeToString()
     response = pb.ReadResponse(
-        status=_SUCCESS,
+        status=SUCCESS,
         committed_index=outcome.committed_index,
         begin_index=outcome.begin_index,
         end_index=outcome.end_index,
@@ -194,7 +195,7 @@ def encode_read_answer(outcome: ReadAnswer | DLedgerError) -> bytes:
 def decode_read_answer(data: bytes) -> ReadAnswer:
     """Raises the error that the node answered, as the decoders below do."""
     wire = parse(pb.ReadResponse, data)
-    _raise_failure(wire.status)
+    raise_failure(wire.status)
     return ReadAnswer(
         [_entry(entry) for entry in wire.entries],
         LogIndex(wire.committed_index),
@@ -206,10 +207,10 @@ def decode_read_answer(data: bytes) -> ReadAnswer:
 def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
     """What a node tells about itself."""
     if isinstance(outcome, DLedgerError):
-        return pb.MetadataResponse(status=_status(outcome)).SerializeToString()
+        return pb.MetadataResponse(status=status_of(outcome)).SerializeToString()
     leader_id, leader_address = _hint(outcome.leader)
     return pb.MetadataResponse(
-        status=_SUCCESS,
+        status=SUCCESS,
         group=outcome.group,
         node_id=outcome.node_id,
         role=outcome.role,
@@ -244,13 +245,15 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
         cluster_id=outcome.cluster_id,
         voter=outcome.voter,
         version=outcome.version,
+        committed_position=outcome.committed_position,
+        is_broker=outcome.is_broker,
     ).SerializeToString()
 
 
 def decode_metadata(data: bytes) -> NodeStatus:
     """What a node tells about itself."""
     wire = parse(pb.MetadataResponse, data)
-    _raise_failure(wire.status)
+    raise_failure(wire.status)
     return NodeStatus(
         cluster_id=wire.cluster_id,
         group=wire.group,
@@ -282,6 +285,8 @@ def decode_metadata(data: bytes) -> NodeStatus:
             for one in wire.peers
         ),
         version=wire.version,
+        committed_position=Position(wire.committed_position),
+        is_broker=wire.is_broker,
     )
 
 
@@ -304,7 +309,7 @@ def decode_role_event(data: bytes) -> RoleEvent:
 def encode_transferred(outcome: LeaderHint | DLedgerError, term: Term) -> bytes:
     """The answer to a transfer: who leads now."""
     if isinstance(outcome, DLedgerError):
-        return pb.TransferLeadershipResponse(status=_status(outcome)).SerializeToString()
+        return pb.TransferLeadershipResponse(status=status_of(outcome)).SerializeToString()
     status = pb.Status(code=ResponseCode.SUCCESS, leader_id=outcome.node_id, leader_address=outcome.address)
     return pb.TransferLeadershipResponse(status=status, leader_id=outcome.node_id, term=term).SerializeToString()
 
@@ -312,16 +317,17 @@ def encode_transferred(outcome: LeaderHint | DLedgerError, term: Term) -> bytes:
 def decode_transferred(data: bytes) -> LeaderHint:
     """Who leads now."""
     wire = parse(pb.TransferLeadershipResponse, data)
-    _raise_failure(wire.status)
+    raise_failure(wire.status)
     return LeaderHint(NodeId(wire.leader_id), wire.status.leader_address)
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
 
-_SUCCESS: Final = pb.Status(code=ResponseCode.SUCCESS)
+SUCCESS: Final = pb.Status(code=ResponseCode.SUCCESS)
 
 
-def _status(error: DLedgerError) -> pb.Status:
+def status_of(error: DLedgerError) -> pb.Status:
+    """An error as every answer carries it."""
     leader_id, leader_address = _hint(error.leader)
     return pb.Status(
         code=error.code,
@@ -330,12 +336,22 @@ def _status(error: DLedgerError) -> pb.Status:
         leader_id=leader_id,
         leader_address=leader_address,
         error=type(error).__name__,
+        damage=_damage(error),
     )
+
+
+def _damage(error: DLedgerError) -> pb.Damage | None:
+    if not isinstance(error, CorruptLogError):
+        return None
+    return pb.Damage(path=str(error.path), offset=error.offset, reason=error.reason, advice=error.advice)
 
 
 def _failure(status: pb.Status) -> DLedgerError | None:
     if status.code == ResponseCode.SUCCESS:
         return None
+    if status.HasField("damage"):
+        damage = status.damage
+        return CorruptLogError(Path(damage.path), damage.offset, damage.reason, damage.advice)
     kind = _BY_NAME.get(status.error) or _BY_CODE.get(status.code, DLedgerError)
     message = status.message or f"the node answered {status.code} without a message"
     error = kind(message, leader=_leader(status.leader_id, status.leader_address))
@@ -344,7 +360,8 @@ def _failure(status: pb.Status) -> DLedgerError | None:
     return error
 
 
-def _raise_failure(status: pb.Status) -> None:
+def raise_failure(status: pb.Status) -> None:
+    """Raise the error that an answer carries, if it does."""
     failure = _failure(status)
     if failure is not None:
         raise failure
@@ -375,9 +392,9 @@ _KINDS: Final[tuple[type[DLedgerError], ...]] = (
     errors.RequestTimeoutError,
 )
 _BY_CODE: Final[dict[int, type[DLedgerError]]] = {int(kind.code): kind for kind in _KINDS}
-# Errors that share a code with one above; CorruptLogError and ConfigError are rebuilt as what their code says.
+# Errors that share a code with one above; ConfigError is rebuilt as what its code says.
 _BY_NAME: Final[dict[str, type[DLedgerError]]] = {
-    kind.__name__: kind for kind in (*_KINDS, errors.EntryTooLargeError, errors.InvariantError)
+    kind.__name__: kind for kind in (*_KINDS, errors.EntryTooLargeError, errors.UntimedLogError, errors.InvariantError)
 }
 
 

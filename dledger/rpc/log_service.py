@@ -34,6 +34,7 @@ from dledger.rpc import access_gate, options
 from dledger.rpc import client_codec as codec
 from dledger.rpc.append_stream import AppendOutcome, AppendStream
 from dledger.rpc.bridge import EventHub, LoopBridge, Outcome
+from dledger.rpc.bulk_service import BulkService, TooManyBulkReadsError
 from dledger.rpc.client_codec import ReadMode
 from dledger.rpc.ports import LogNode, RoleEvent
 from dledger.types import Entry, LogIndex
@@ -55,6 +56,9 @@ _NEEDED: Final = {
     "AppendStream": Permission.PUB,
     "Read": Permission.SUB,
     "Follow": Permission.SUB,
+    "FetchLog": Permission.SUB,
+    "Locate": Permission.SUB,
+    "BlockDigests": Permission.SUB,
 }
 """On the topic that is called like the group; other methods need an account, no permission."""
 _TRANSFER: Final = "TransferLeadership"
@@ -81,6 +85,7 @@ class LogService:
         self._hub = EventHub(node, self._bridge)
         self._readers = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
         self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
+        self._bulk = BulkService(config, node.bulk)
         self._streams = 0
         self._waiting: set[asyncio.Task[Any]] = set()  # handlers that a stopping server cancels
 
@@ -88,6 +93,7 @@ class LogService:
         """Stop listening to the node and join the read threads."""
         self._hub.close()
         self._readers.shutdown(wait=True)
+        self._bulk.close()
 
     async def drain(self) -> None:
         """Wait for the handlers that the stopped server is cancelling: a loop that ends under them logs errors."""
@@ -108,6 +114,9 @@ class LogService:
                 "Metadata": unary(answers("Metadata", self._metadata)),
                 "WatchRole": stream(streams("WatchRole", self._watch_role)),
                 _TRANSFER: unary(answers(_TRANSFER, self._transfer)),
+                "FetchLog": stream(self._bulk_streaming("FetchLog", self._bulk.fetch)),
+                "Locate": unary(answers("Locate", self._locate)),
+                "BlockDigests": stream(self._bulk_streaming("BlockDigests", self._bulk.digests)),
             },
         )
 
@@ -257,6 +266,9 @@ class LogService:
         except DLedgerError as error:
             return codec.encode_transferred(error, self._node.status().term)
 
+    async def _locate(self, data: bytes, _caller: Caller | None) -> bytes:
+        return await self._bulk.locate(data)
+
     def _check_group(self, group: str) -> None:
         if group != self._config.group:
             raise IdentityError(f"this node serves group {self._config.group!r}, not {group!r}")
@@ -367,6 +379,37 @@ class LogService:
 
         return stream
 
+    def _bulk_streaming(
+        self, name: str, handler: Callable[[bytes], AsyncGenerator[bytes, None]]
+    ) -> Callable[[bytes, Context], Awaitable[None]]:
+        """As ``_streaming``, for as long as the client takes what it asked for, and not for ever."""
+        limits, stream_ms_max = self._config.limits, self._config.bulk.bulk_stream_ms_max
+
+        async def stream(data: bytes, context: Context) -> None:
+            now = asyncio.get_running_loop().time
+            ends_at = now() + stream_ms_max / 1000
+            limit = asyncio.timeout(min(self._call_s, stream_ms_max / 1000))
+            try:
+                caller = self._admit(name, context, data)
+                with self._stream_of(name, caller), self._long_lived():
+                    async with limit, aclosing(handler(data)) as answers:
+                        async for answer in answers:
+                            await context.write(answer)
+                            limit.reschedule(min(now() + self._call_s, ends_at))
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                why = (
+                    f"the stream took longer than {stream_ms_max} ms, the most that is allowed (bulk_stream_ms_max)"
+                    if now() >= ends_at
+                    else f"nothing was read, or taken by the client, for {limits.call_ms_max} ms (call_ms_max)"
+                )
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+            except _GRPC_ERRORS as error:
+                await self._abort(context, error)
+
+        return stream
+
     async def _abort(self, context: Context, error: Exception) -> None:
         if isinstance(error, InvalidRequestError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -376,5 +419,5 @@ class LogService:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
-_GRPC_ERRORS: Final = (InvalidRequestError, TooManyStreamsError, *access_gate.REFUSALS)
+_GRPC_ERRORS: Final = (InvalidRequestError, TooManyStreamsError, TooManyBulkReadsError, *access_gate.REFUSALS)
 """What a call may end with instead of an answer."""

@@ -12,7 +12,20 @@ from typing import Protocol
 
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, Term
+from dledger.types import (
+    AppendedBatch,
+    BlockDigest,
+    Entry,
+    LogChunk,
+    LogIndex,
+    LogPlace,
+    LogRange,
+    NodeId,
+    Position,
+    ProducerBatch,
+    Role,
+    Term,
+)
 
 
 class Receiver(Protocol):
@@ -93,6 +106,10 @@ class NodeStatus:
     pending_entries: int
     peers: tuple[PeerStatus, ...] = ()
     version: str = ""
+    committed_position: Position = Position(0)  # noqa: RUF009  # a NewType is no call
+    """The end of the last committed entry's record."""
+    is_broker: bool = False
+    """The log is a broker's: the bodies of its entries are RocketMQ records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +132,41 @@ class CommitEvent:
 NodeEvent = RoleEvent | CommitEvent
 
 
+class BulkLog(Protocol):
+    """The committed log for those who read a lot of it. Thread-safe; everything may wait for the disk.
+
+    Raises ``IndexBeforeBeginError`` (saying what is lost), ``IndexOutOfRangeError``, ``CorruptLogError`` and
+    ``DiskError`` (naming file and offset).
+    """
+
+    def committed_range(self) -> LogRange:
+        """What there is."""
+
+    def read_chunk(self, first_index: LogIndex, end_index: LogIndex, max_bytes: int) -> LogChunk:
+        """Entries from ``first_index`` to before ``end_index``, at least one, of one segment, within ``max_bytes``."""
+
+    def place_of_index(self, index: LogIndex) -> LogPlace:
+        """Where an entry begins; the committed log's end for the one after the last."""
+
+    def place_at_position(self, position: int) -> LogPlace:
+        """The first committed entry that begins at or after ``position``."""
+
+    def place_at_time(self, store_time_ms: int) -> LogPlace:
+        """The first committed message that was stored then or later. Raises ``UntimedLogError`` for other logs."""
+
+    def digest(self, position: int, end_position: int, block_bytes: int) -> BlockDigest | None:
+        """The checksum of the block that ``position`` lies in, before ``end_position``; None if nothing is there."""
+
+
 class LogNode(Protocol):
     """The node as the client service sees it. Thread-safe; ``submit_*`` never block for a quorum or a disk.
 
     Every ``done`` is called exactly once, possibly before ``submit_*`` returns, on any thread, and must not block.
     """
+
+    @property
+    def bulk(self) -> BulkLog:
+        """Its committed log, for large reads."""
 
     def submit_append(
         self,

@@ -35,6 +35,7 @@ from dledger.errors import (
 from dledger.instruments import SILENT, Instruments
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
+from dledger.store.bulk_reader import BulkReader
 from dledger.store.checkpoint import Mark
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.store.hard_state import FileHardState
@@ -88,6 +89,8 @@ class FileStore:
         """Told of every batch written and of every flush."""
         self.disk_used_ratio = -1.0
         """How full the fuller of the disks was when ``measure_room`` last looked; -1 before."""
+        self.bulk = BulkReader(opened.files, self._state, unchecked=config.import_unchecked)
+        """The committed log, for those who read a lot of it."""
         reader = self._reader
         self.end_of, self.last_index_before = reader.end_of, reader.last_index_before
         self.term_at, self.chain_crc_at = reader.term_at, reader.chain_crc_at

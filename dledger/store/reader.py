@@ -149,7 +149,9 @@ class LogReader:
     def committed_position(self) -> Position:
         """The end of the last committed entry's record, or the log's begin. It only grows while the store is open."""
         index, position = self._committed_end
-        if index != self._state.committed:  # what is committed stays where it is, so the pair stays true
+        if (
+            index != self._state.committed and not self._state.closed
+        ):  # what is committed stays where it is, so the pair stays true
             index, position = self._stable(self._locate_committed_end)
             self._committed_end = (index, position)
         return position

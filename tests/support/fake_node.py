@@ -10,6 +10,7 @@ from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import DLedgerError, IndexBeforeBeginError, LeaderHint, NotLeaderError
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, RoleEvent
 from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, Term
+from tests.support.fake_bulk import FakeBulkLog
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 
@@ -43,6 +44,10 @@ class FakeNode:
     read_index_error: DLedgerError | None = None
     listeners: list[Callable[[NodeEvent], None]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    bulk: FakeBulkLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bulk = FakeBulkLog(self)
 
     def submit_append(
         self,
@@ -114,6 +119,7 @@ class FakeNode:
             voter=True,
             pending_entries=len(self.held),
             version="test",
+            committed_position=self.bulk.committed_range().end.position,
         )
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import pytest
 from dledger import settings
 from dledger.config import (
     AccessConfig,
+    BulkReadConfig,
     ClientAuth,
     ConnectionLimits,
     ElectionConfig,
@@ -191,9 +192,10 @@ def test_every_field_can_be_set_in_every_source() -> None:
             AccessConfig,
             ConnectionLimits,
             SecurityConfig,
+            BulkReadConfig,
         )
         for field in fields(record)
-    } - {"election", "replication", "store", "access", "limits", "security"}
+    } - {"election", "replication", "store", "access", "limits", "security", "bulk"}
 
     for name in names:
         text = "%%%"  # Good for a text, no number: either way the name was known.

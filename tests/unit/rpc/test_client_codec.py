@@ -65,14 +65,27 @@ def test_the_node_decides_the_outcome() -> None:
     assert arrived.outcome == "not_applied"
 
 
-def test_an_error_with_its_own_constructor_arrives_as_what_its_code_says() -> None:
-    """``CorruptLogError`` knows a path of the node, which the client has no use for."""
+def test_damage_arrives_with_its_place() -> None:
+    """``CorruptLogError`` names the file of the node and the offset in it: that is what a person repairs."""
     error = errors.CorruptLogError(Path("/log"), 8, "bodyCrc differs", "restore it")
 
-    with pytest.raises(errors.DiskError, match="damaged at offset 8") as caught:
+    with pytest.raises(errors.CorruptLogError, match="damaged at offset 8") as caught:
         codec.decode_read_answer(codec.encode_read_answer(error))
 
-    assert caught.value.outcome == "unknown"
+    arrived = caught.value
+    assert (arrived.path, arrived.offset, arrived.reason, arrived.advice) == (
+        Path("/log"),
+        8,
+        "bodyCrc differs",
+        "restore it",
+    )
+    assert arrived.outcome == "unknown"
+
+
+def test_an_error_with_its_own_constructor_arrives_as_what_its_code_says() -> None:
+    """``ConfigError`` lists problems; what arrives says them as one sentence."""
+    with pytest.raises(errors.InvalidRequestError, match="a; b"):
+        codec.decode_read_answer(codec.encode_read_answer(errors.ConfigError(["a", "b"])))
 
 
 @pytest.mark.parametrize("code", [ResponseCode.INSTALL_SNAPSHOT_ERROR, 9999])

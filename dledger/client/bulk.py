@@ -1,0 +1,204 @@
+"""Reading a lot of a group's log: raw chunks, digests of blocks, where entries are. Any member can answer.
+
+What is lost on the way is asked for again, where it broke off, at the same or another member: committed entries are the
+same everywhere. So an iterator gives every entry once and in order, whatever happens to single nodes, or raises.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import grpc
+
+from dledger.client.shared import (
+    DISCOVERY_TIMEOUT_S,
+    RETRY_WAIT_S_MAX,
+    RETRY_WAIT_S_MIN,
+    Deadline,
+    Directory,
+    is_retried_read,
+    rpc_failure,
+)
+from dledger.errors import DLedgerError, IndexOutOfRangeError, UnavailableError
+from dledger.rpc import bulk_codec as codec
+from dledger.rpc import options
+from dledger.rpc.ports import NodeStatus
+from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role
+
+if TYPE_CHECKING:  # a name that is not generic at run time
+    _Stream = grpc.UnaryStreamMultiCallable[bytes, bytes]
+
+STREAM_TIMEOUT_S: Final = 600.0
+"""After which a stream that is still open is opened anew."""
+
+_T = TypeVar("_T")
+
+
+class ReadFrom(StrEnum):
+    """Which member answers a large read."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    """One of the followers, to spare the leader; the leader if there is no other."""
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask: a kind of member, or the one at ``address``. ``timeout_s`` is for every step that brings nothing."""
+
+    read_from: ReadFrom
+    address: str | None
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a client lends to its large reads."""
+
+    group: str
+    directory: Directory
+    closing: threading.Event
+    channel: Callable[[str], grpc.Channel]
+    leader: Callable[[Deadline], str]
+    ask_all: Callable[[Sequence[str], Deadline], Iterator[tuple[str, NodeStatus | DLedgerError]]]
+    call: Callable[[str, str, bytes, Deadline], bytes]
+
+
+class BulkReads:
+    """One client's large reads. Thread-safe; an iterator is for one thread at a time."""
+
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
+        self._random = random.Random()  # spreads load
+
+    def fetch(self, request: codec.FetchLog, target: Target) -> Iterator[LogChunk]:
+        """See ``DLedgerClient.fetch_log``."""
+        next_index, end, left = request.first_index, request.end_index, request.max_bytes
+        patience = _Patience(self._ways.closing, target.timeout_s)
+        while True:
+            wanted = codec.FetchLog(request.group, next_index, end, left, request.chunk_bytes)
+            node = self._choose(target, patience)
+            try:
+                with closing(self._stream("FetchLog", node, codec.encode_fetch(wanted))) as answers:
+                    for chunk in map(codec.decode_chunk, answers):
+                        end = end or LogIndex(chunk.committed_index + 1)
+                        if chunk.count:
+                            yield chunk
+                            patience = _Patience(self._ways.closing, target.timeout_s)
+                        next_index = chunk.end_index
+                        left -= len(chunk.data)
+                        if next_index >= end or (request.max_bytes and left <= 0):
+                            return
+                raise UnavailableError(f"{node} does not know entries {next_index} to {end - 1} to be committed yet")
+            except DLedgerError as error:
+                late = isinstance(error, IndexOutOfRangeError) and request.end_index > request.first_index
+                self._ways.directory.note_failure(node, error)
+                patience.wait_after(error, retried=late or is_retried_read(error))
+
+    def digests(self, request: codec.BlockDigests, target: Target) -> Iterator[BlockDigest]:
+        """See ``DLedgerClient.block_digests``."""
+        position, end = request.from_position, request.end_position
+        block_bytes = request.block_bytes or codec.BLOCK_BYTES_DEFAULT
+        patience = _Patience(self._ways.closing, target.timeout_s)
+        while True:
+            wanted = codec.BlockDigests(request.group, position, end, block_bytes)
+            node = self._choose(target, patience)
+            try:
+                with closing(self._stream("BlockDigests", node, codec.encode_digests_request(wanted))) as answers:
+                    for some in map(codec.decode_digests, answers):
+                        end = end or some.committed_position
+                        for block in some.blocks:
+                            past = Position(block.position + block.size)
+                            if past < end and past % block_bytes:  # the member is behind: not the whole block
+                                break
+                            yield block
+                            position = past
+                            patience = _Patience(self._ways.closing, target.timeout_s)
+                        if position >= end or end <= some.begin_position:
+                            return
+                raise UnavailableError(f"{node} does not know positions {position} to {end} to be committed yet")
+            except DLedgerError as error:
+                self._ways.directory.note_failure(node, error)
+                patience.wait_after(error, retried=is_retried_read(error))
+
+    def locate(self, request: codec.Locate, target: Target) -> codec.Located:
+        """See ``DLedgerClient.locate``."""
+        patience = _Patience(self._ways.closing, target.timeout_s)
+        while True:
+            node = self._choose(target, patience)
+            try:
+                data = self._ways.call("Locate", node, codec.encode_locate(request), patience.deadline)
+                return codec.decode_located(data)
+            except DLedgerError as error:
+                self._ways.directory.note_failure(node, error)
+                patience.wait_after(error, retried=is_retried_read(error))
+
+    def _choose(self, target: Target, patience: _Patience) -> str:
+        """The address of a member to ask now. Raises ``UnavailableError`` and whatever makes asking hopeless."""
+        while True:
+            try:
+                return self._find(target, patience.deadline)
+            except DLedgerError as error:
+                patience.wait_after(error, retried=is_retried_read(error))
+
+    def _find(self, target: Target, deadline: Deadline) -> str:
+        if target.address is not None:
+            return target.address
+        if target.read_from is ReadFrom.LEADER:
+            return self._ways.leader(deadline)
+        answers = self._survey(Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s)))
+        found = [(address, one) for address, one in answers if isinstance(one, NodeStatus)]
+        if not found:
+            raise next(one for _, one in answers if isinstance(one, DLedgerError))
+        followers = [address for address, one in found if one.role is not Role.LEADER]
+        if target.read_from is ReadFrom.FOLLOWER and followers:
+            return self._random.choice(followers)
+        return self._random.choice([address for address, _ in found])
+
+    def _survey(self, deadline: Deadline) -> list[tuple[str, NodeStatus | DLedgerError]]:
+        """What every member says of itself, those included that others tell of."""
+        directory, answers, asked = self._ways.directory, list[tuple[str, NodeStatus | DLedgerError]](), set[str]()
+        while addresses := [one for one in directory.addresses if one not in asked]:
+            asked.update(addresses)
+            for address, answer in self._ways.ask_all(addresses, deadline):
+                answers.append((address, answer))
+                if isinstance(answer, DLedgerError):
+                    directory.note_tried(address)
+                else:
+                    directory.learn(address, answer)
+        return answers
+
+    def _stream(self, name: str, address: str, request: bytes) -> Generator[bytes, None, None]:
+        stream: _Stream = self._ways.channel(address).unary_stream(
+            options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
+        )
+        call = stream(request, timeout=STREAM_TIMEOUT_S)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise rpc_failure(error, address, sent=False) from error
+        finally:
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+
+class _Patience:
+    """How long to go on without anything new."""
+
+    def __init__(self, closing: threading.Event, timeout_s: float) -> None:
+        self.deadline = Deadline(timeout_s)
+        self._closing = closing
+        self._backoff_s = RETRY_WAIT_S_MIN
+
+    def wait_after(self, error: DLedgerError, *, retried: bool) -> None:
+        """Pause before the next attempt; raises ``error`` if there is to be none."""
+        if self._closing.is_set() or self.deadline.expired or not retried:
+            raise error
+        self._closing.wait(min(self._backoff_s, self.deadline.remaining_s))
+        self._backoff_s = min(2 * self._backoff_s, RETRY_WAIT_S_MAX)

@@ -1,0 +1,227 @@
+"""Reading a lot of the committed log at once: raw chunks, checksums of blocks, where entries are. Without a lock.
+
+Everything is read with ``pread``, never through the mapping: copying a megabyte out of a mapping holds the
+interpreter's lock, and so delays appends and heartbeats; ``pread`` and CRC32C let it go. One call does one bounded
+piece of work.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from crc32c import crc32c
+
+from dledger.config import MIB
+from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError, UntimedLogError
+from dledger.store.format import HEADER, Header, Unit, magic_of
+from dledger.store.log_files import LogFiles
+from dledger.store.log_state import LogState
+from dledger.store.reader import LogReader
+from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, LogRange, Magic, Position
+
+_COLD: Final = sys.maxsize
+"""Whatever begins below is read with ``pread``."""
+_DIGEST_STEP_BYTES: Final = MIB
+_HEAD_BYTES: Final = 256
+"""As much of a body as ``StoreTime`` gets to see."""
+
+StoreTime = Callable[[bytes], int]
+"""When the record that a body begins with was stored, in milliseconds since 1970."""
+
+
+class BulkReader(LogReader):
+    """What a node does for those who read large parts of its log. Safe from any thread."""
+
+    def __init__(self, files: LogFiles, state: LogState, *, unchecked: bool) -> None:
+        super().__init__(files, state, unchecked=unchecked)
+        self.store_time: StoreTime | None = None
+        """Set by a broker, whose bodies are records; None: entries have no time."""
+
+    def committed_range(self) -> LogRange:
+        """What there is."""
+        return self._stable(self._committed_range)
+
+    def _committed_range(self) -> LogRange:
+        state = self._state
+        begin, committed = state.begin, max(state.committed, state.begin.index)
+        first = LogIndex(begin.index + 1)
+        start = self._position_of(first, committed)
+        return LogRange(LogPlace(first, start), LogPlace(LogIndex(committed + 1), self._end_of(committed)))
+
+    def _end_of(self, index: int) -> Position:
+        begin = self._state.begin
+        if index <= begin.index:
+            return begin.position
+        unit = self._files.unit(index)
+        return Position(unit.position + unit.size)
+
+    def _position_of(self, index: int, committed: int) -> Position:
+        return Position(self._files.unit(index).position) if index <= committed else self._end_of(committed)
+
+    # --- chunks -----------------------------------------------------------------------------------------------------
+
+    def read_chunk(self, first_index: LogIndex, end_index: LogIndex, max_bytes: int) -> LogChunk:
+        """Entries from ``first_index`` to before ``end_index``, at least one, of one segment, within ``max_bytes``.
+
+        Raises ``IndexBeforeBeginError`` naming what is lost, ``IndexOutOfRangeError`` if ``first_index`` is not
+        committed, ``CorruptLogError`` and ``DiskError`` naming file and offset.
+        """
+        return self._stable(lambda: self._read_chunk(first_index, end_index, max_bytes))
+
+    def _read_chunk(self, first: LogIndex, end: LogIndex, max_bytes: int) -> LogChunk:
+        state, files = self._state, self._files
+        begin, committed = state.begin, state.committed
+        self._check_kept(first, end)
+        if first > committed:
+            raise IndexOutOfRangeError(f"entry {first} is not committed here: the last one that is, is {committed}")
+        last = files.slice_end(first, min(end - 1, committed), max_bytes)
+        start, stop = files.unit(first), files.unit(last)
+        length = stop.position + stop.size - start.position
+        data = files.read(start.position, length, _COLD)
+        self._check_record(data, 0, start)
+        self._check_record(data, stop.position - start.position, stop)
+        return LogChunk(
+            first_index=first,
+            count=last - first + 1,
+            position=Position(start.position),
+            segment_base=Position(files.data.base_of(start.position)),
+            data=data,
+            committed_index=LogIndex(committed),
+            begin_index=LogIndex(begin.index + 1),
+        )
+
+    def _check_kept(self, first: int, end: int) -> None:
+        self._state.check_index(self._state.last.index)  # whether the store is open
+        begin = self._state.begin
+        if first <= begin.index:
+            lost = min(max(end - 1, first), begin.index)
+            what = f"entry {first} is" if lost == first else f"entries {first} to {lost} are"
+            raise IndexBeforeBeginError(
+                f"{what} no longer kept here: retention has removed everything before entry {begin.index + 1}, at "
+                f"position {begin.position}. Read from there on, or from a copy that has them; keep the log longer "
+                "(retention_hours) if readers come this late"
+            )
+
+    def _check_record(self, data: bytes, offset: int, unit: Unit) -> None:
+        """That the log's file and its index speak of the same record: damage is told where it is, not passed on."""
+        found = Header(*HEADER.unpack_from(data, offset)) if len(data) >= offset + HEADER.size else None
+        if found is None or len(data) < offset + unit.size:
+            raise self._corrupt(unit.position, f"the file ends inside entry {unit.index}")
+        if (found.index, found.position, found.size) != (unit.index, unit.position, unit.size):
+            raise self._corrupt(
+                unit.position,
+                f"the record of entry {unit.index} ({unit.size} bytes) should begin here; its header says "
+                f"index {found.index}, position {found.position}, {found.size} bytes",
+            )
+
+    # --- places -----------------------------------------------------------------------------------------------------
+
+    def place_of_index(self, index: LogIndex) -> LogPlace:
+        """Where an entry begins; the committed log's end for the next one. Raises as ``read_chunk`` does."""
+
+        def find() -> LogPlace:
+            committed = max(self._state.committed, self._state.begin.index)
+            self._check_kept(index, index + 1)
+            if index > committed + 1:
+                raise IndexOutOfRangeError(f"entry {index} is not committed here: the last one that is, is {committed}")
+            return LogPlace(index, self._position_of(index, committed))
+
+        return self._stable(find)
+
+    def place_at_position(self, position: int) -> LogPlace:
+        """The first committed entry that begins at or after ``position``: the first kept one for all before it."""
+
+        def find() -> LogPlace:
+            state = self._state
+            committed = max(state.committed, state.begin.index)
+            return self._place(self._files.first_index_at(position, state.begin.index + 1, committed), committed)
+
+        return self._stable(find)
+
+    def place_at_time(self, store_time_ms: int) -> LogPlace:
+        """The first committed message that was stored at ``store_time_ms`` or later. A broker's log only.
+
+        Messages are stored in the order of their times. Raises ``UntimedLogError`` for any other log.
+        """
+        store_time = self.store_time
+        if store_time is None:
+            raise UntimedLogError(
+                "this log's entries have no time: only a broker's messages do. Start from an index or position"
+            )
+        return self._stable(lambda: self._place_at_time(store_time_ms, store_time))
+
+    def _place_at_time(self, store_time_ms: int, store_time: StoreTime) -> LogPlace:
+        """Binary search; an entry without a time (a NOOP) counts with the first message after it."""
+        committed = max(self._state.committed, self._state.begin.index)
+        low, high = self._state.begin.index + 1, committed + 1
+        while low < high:
+            middle = (low + high) // 2
+            probe = middle
+            while probe < high and (stored := self._store_time(probe, store_time)) is None:
+                probe += 1
+            if probe == high:
+                high = middle
+            elif stored is not None and stored < store_time_ms:
+                low = probe + 1
+            else:
+                high = middle
+        while low <= committed and self._store_time(low, store_time) is None:
+            low += 1
+        return self._place(low, committed)
+
+    def _store_time(self, index: int, store_time: StoreTime) -> int | None:
+        unit = self._files.unit(index)
+        head = self._files.read(unit.position, min(unit.size, HEADER.size + _HEAD_BYTES), _COLD)
+        header = Header(*HEADER.unpack_from(head)) if len(head) >= HEADER.size else None
+        if header is None or header.index != index:
+            raise self._corrupt(unit.position, f"the record of entry {index} should begin here")
+        if magic_of(header.magic, header.channel) is not Magic.NORMAL:
+            return None
+        return store_time(head[HEADER.size :])
+
+    def _place(self, index: int, committed: int) -> LogPlace:
+        return LogPlace(LogIndex(index), self._position_of(index, committed))
+
+    # --- digests ----------------------------------------------------------------------------------------------------
+
+    def digest(self, position: int, end_position: int, block_bytes: int) -> BlockDigest | None:
+        """The checksum of the block that ``position`` lies in, as far as it is kept, committed and before the end.
+
+        None if nothing from ``position`` on is. A position below the log's begin means the begin. Raises as
+        ``read_chunk`` does.
+        """
+        if block_bytes <= 0:
+            raise InvalidRequestError(f"block_bytes={block_bytes} must be positive")
+        return self._stable(lambda: self._digest(position, end_position, block_bytes))
+
+    def _digest(self, position: int, end_position: int, block_bytes: int) -> BlockDigest | None:
+        self._state.check_index(self._state.last.index)  # whether the store is open
+        begin, committed = self._state.begin, max(self._state.committed, self._state.begin.index)
+        position = max(position, begin.position)
+        start = max(position - position % block_bytes, begin.position)
+        stop = min(position - position % block_bytes + block_bytes, end_position, self._end_of(committed))
+        if position >= stop:
+            return None
+        first = self._files.first_index_at(start, begin.index + 1, committed)
+        last = self._files.first_index_at(stop, first, committed) - 1
+        return BlockDigest(
+            position=Position(start),
+            size=stop - start,
+            crc32c=self._crc(start, stop),
+            first_index=LogIndex(first),
+            last_index=LogIndex(last),
+            chain_crc=self._chain_crc_at(LogIndex(last)),
+        )
+
+    def _crc(self, start: int, stop: int) -> int:
+        crc, segment_bytes = 0, self._files.segment_bytes
+        while start < stop:
+            length = min(stop - start, _DIGEST_STEP_BYTES, segment_bytes - start % segment_bytes)
+            data = self._files.read(start, length, _COLD)
+            if len(data) < length:
+                raise self._corrupt(start, f"the file ends {len(data)} bytes after this")
+            crc = crc32c(data, crc)
+            start += length
+        return int(crc)
