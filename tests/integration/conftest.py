@@ -45,8 +45,11 @@ class Adopt(Protocol):
 
 
 @pytest.fixture
-def adopt(request: pytest.FixtureRequest) -> Iterator[Adopt]:
-    """Whatever is adopted is killed after the test; its nodes must not have failed unless they were allowed to."""
+def adopt(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Adopt]:
+    """Whatever is adopted is killed after the test; its nodes must not have failed unless they were allowed to.
+
+    Before ``tmp_path`` is removed, where it mostly is.
+    """
     groups: list[WatchedGroup] = []
 
     def take(group: AnyGroup) -> AnyGroup:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,6 +14,7 @@ from rocketstore.message.message import SYS_FLAG_PREPARED, Message
 from rocketstore.message.record import decode_record
 from rocketstore.message_store import MessageStore
 from rocketstore.types import FlushDiskType, GetMessageStatus
+from tests.support.memory_disk import new_directory
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, make_store, small_config
 
 TOPICS = ("A", "B")
@@ -29,7 +28,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base = Path(tempfile.mkdtemp())
+        self.base = new_directory("message-store")
         self.lives = 0
         self.root = self.base / "0"
         self.model: dict[Place, list[bytes]] = {(topic, queue): [] for topic in TOPICS for queue in QUEUES}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from dledger.store.inspect import problems
 from dledger.store.memory_store import MemoryStore
 from dledger.types import Boundary, LogIndex, Magic, Position, Term
 from tests.store.support import FakeClock, abandon, copy_log, open_store, same, small_config
+from tests.support.memory_disk import new_directory
 
 _SIZES = st.one_of(st.integers(0, 200), st.sampled_from([407, 408, 450, 455, 456]))
 
@@ -24,7 +23,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="dledger-store-"))
+        self.directory = new_directory("store")
         self.config = small_config(
             self.directory,
             segment_bytes=512,

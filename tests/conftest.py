@@ -1,0 +1,43 @@
+"""Where tests keep their files: those of the code itself in memory, if there is room (see ``memory_disk``)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import memory_disk
+
+IN_MEMORY = frozenset({"contract", "paper", "scenarios", "store", "unit"})
+"""Directories of tests that need nothing of a real disk."""
+HERE = Path(__file__).parent
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let the fixture below know that the test failed."""
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
+def _kept_in_memory(request: pytest.FixtureRequest) -> bool:
+    path = request.path
+    return HERE in path.parents and path.relative_to(HERE).parts[0] in IN_MEMORY and not memory_disk.why_not()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """As pytest's own, but in memory where that is all the same; removed unless the test failed."""
+    if not _kept_in_memory(request):
+        yield request.getfixturevalue("tmp_path")
+        return
+    path = memory_disk.new_directory(re.sub(r"\W", "_", request.node.name))
+    yield path
+    if not request.node.stash.get(_failed, False):
+        shutil.rmtree(path, ignore_errors=True)
