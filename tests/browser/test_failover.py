@@ -201,5 +201,5 @@ def test_a_console_that_goes_is_noticed_and_one_that_returns_is_joined(page: Pag
 
     with open_console(log_group, port=port):
         page.wait(lambda: page.text("live-text") == "live", "it is live again")
-    refused = [one for one in page.complaints() if "ERR_CONNECTION_REFUSED" not in one and "ERR_INCOMPLETE" not in one]
-    assert refused == []
+        page.leave()  # else it complains of this one's end, too, sooner or later
+    page.found = [one for one in page.found if "ERR_CONNECTION_REFUSED" not in one and "ERR_INCOMPLETE" not in one]

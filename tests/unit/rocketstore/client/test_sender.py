@@ -97,8 +97,9 @@ def test_what_waits_in_vain_fails_in_time(brokers: FakeBrokers) -> None:
         errors = [future.exception() for future in futures]
         node.gate.set()
 
-    assert [error.outcome if error else None for error in errors] == ["unknown", "not_applied", "not_applied"]
-    assert len(node.requests) == 1
+    sent = len(node.requests)  # one; on a busy machine the next may be tried with what is left of its time
+    assert [error.outcome if error else None for error in errors] == ["unknown"] * sent + ["not_applied"] * (3 - sent)
+    assert 1 <= sent < 3
 
 
 def test_an_ordered_sender_keeps_the_order_over_refusals(producer: Producer, brokers: FakeBrokers) -> None:
