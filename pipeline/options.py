@@ -62,6 +62,10 @@ SPLIT_BYTES_MAX: Final = 1024 * MIB
 BATCH_BYTES_DEFAULT: Final = MIB
 _BATCH_BYTES_MAX: Final = 16 * MIB
 _NEAREST: Final = 3
+NOTHING_NAMED: Final = (
+    'nothing to read is named: load("/a/log/directory"), or option bootstrap.servers. (Spark does not hand a table\'s '
+    "OPTIONS to sources in Python: SELECT … FROM t WITH (path = '…'), or CREATE TEMPORARY VIEW … USING … OPTIONS)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class ReadOptions:
                 "path and bootstrap.servers are both given: a directory (path) or a running group, one of the two"
             )
         elif not values.get("path") and not values.get("servers"):
-            problems.append('nothing to read is named: load("/a/log/directory"), or option bootstrap.servers')
+            problems.append(NOTHING_NAMED)
         if values.get("topics") and values.get("topic_pattern"):
             problems.append("subscribe and subscribePattern are both given: one of the two")
         for one, other in (("starting", "starting_ms"), ("ending", "ending_ms")):

@@ -48,11 +48,14 @@ def decode_columns(
 ) -> pa.RecordBatch:
     """As ``decode``, for columns already looked up."""
     window = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    records = rows_of(window, starts, context)
     names = {computed_by(one) for one in columns} | {one for some in context.filters for one in some.columns}
     crc_ok: Mask | None = None
-    if context.verify_crc != "false" or "crcOk" in names:
-        crc_ok = _crc_ok(records, starts)
+    if context.verify_crc == "false" and "crcOk" not in names:
+        records = rows_of(window, starts, context)
+    else:
+        chained = _chained(window, starts, context)
+        records = rows_of(window, starts, context, ~chained)  # a damaged header may pass for a NOOP's
+        crc_ok = checksums.intact(records) & chained[np.searchsorted(starts, records.starts)]
     broken = records.broken | records.broken_tail if crc_ok is not None or names & TAIL else records.broken
     if context.verify_crc == "skip" and crc_ok is not None:
         records, crc_ok, broken = _selected(records, crc_ok, broken, crc_ok)
@@ -98,16 +101,15 @@ def _batch(records: Records, columns: Sequence[Column], crc_ok: Mask | None, bro
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _crc_ok(records: Records, starts: Ints) -> Mask:
-    good = checksums.intact(records)
-    if records.context.framing == "entry" and len(starts):
-        heads = gather(records.window, starts, ENTRY)
+def _chained(window: Bytes, starts: Ints, context: DecodeContext) -> Mask:
+    """Which headers continue the chain of checksums, as far as that can be told: all starts must be there."""
+    if context.framing == "entry" and len(starts) > 1:
+        heads = gather(window, starts, ENTRY)
         chains = heads["chainCrc"].astype(np.int64)
-        in_row = np.array_equal(heads["index"].astype(np.int64), int(heads["index"][0]) + np.arange(len(starts)))
+        in_row = np.array_equal(starts[1:], (starts + heads["size"].astype(np.int64))[:-1])
         if in_row and chains.any():
-            chained = checksums.headers_intact(records.window, starts, chains)
-            good &= chained[np.searchsorted(starts, records.starts)]
-    return good
+            return checksums.headers_intact(window, starts, chains)
+    return np.ones(len(starts), np.bool_)
 
 
 def _refusal(records: Records, row: int, broken: Mask) -> BrokenRecordError:

@@ -179,7 +179,8 @@ class Records:
             broken |= self.sizes != self.field("entryBodyLength") + ENTRY_HEADER_BYTES
             broken |= self.field("position") != self.positions
             if self.context.content == "entry":
-                return broken | (self.sizes < ENTRY_HEADER_BYTES)
+                broken |= self.sizes < ENTRY_HEADER_BYTES
+                return broken
             broken |= self.field("messageSize") != self.field("entryBodyLength")
         magic = self.field("messageMagic")
         broken |= (magic != MESSAGE_MAGIC) & (magic != MESSAGE_MAGIC_V2)
@@ -219,14 +220,16 @@ class Records:
         return "the lengths and places in the message do not add up"
 
 
-def rows_of(window: Bytes, starts: Ints, context: DecodeContext) -> Records:
-    """The records at ``starts`` without NOOPs, which are no rows whatever they hold."""
+def rows_of(window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask | None = None) -> Records:
+    """The records at ``starts`` without NOOPs, which are no rows whatever they hold; ``suspect`` ones are kept."""
     if context.framing == "plain":
         return Records(window, starts, context, gather(window, starts, MESSAGE[0]))
     head = gather(window, starts, ENTRY if context.content == "entry" else ENTRY_MESSAGE[0])
     magic = head["magic"].astype(np.int64)
     noop = (magic == Magic.NOOP) | (magic == Magic.CONFIG_CHANGE)
     noop |= (magic == _NORMAL) & (head["channel"].astype(np.int64) == NOOP_CHANNEL)
+    if suspect is not None:
+        noop &= ~suspect
     if noop.any():
         starts, head = starts[~noop], head[~noop]
     return Records(window, starts, context, head)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from mmap import mmap
 from struct import Struct
 from typing import Final
 
@@ -17,9 +18,10 @@ from dledger.config import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
 from dledger.store.format import BLANK_MAGIC as ENTRY_BLANK_MAGIC
 from dledger.types import Magic
 from pipeline.decode.context import Framing
-from pipeline.decode.layout import UNIT, Ints
+from pipeline.decode.layout import Ints
 from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD
 
+Readable = bytes | memoryview | mmap
 _PAIR: Final = Struct(">ii")
 _ENTRY_MAGICS: Final = frozenset(int(one) for one in Magic)
 _MESSAGE_MAGICS: Final = frozenset((MESSAGE_MAGIC, MESSAGE_MAGIC_V2))
@@ -51,7 +53,7 @@ class Walk:
     reason: str = ""
 
 
-def walk(data: bytes | memoryview, framing: Framing, start: int = 0, stop: int | None = None) -> Walk:
+def walk(data: Readable, framing: Framing, start: int = 0, stop: int | None = None) -> Walk:
     """Walk the records of ``data[start:stop]``; the first one begins at ``start``."""
     end = len(data) if stop is None else stop
     if framing == "entry":
@@ -59,7 +61,7 @@ def walk(data: bytes | memoryview, framing: Framing, start: int = 0, stop: int |
     return _walk_messages(data, start, end)
 
 
-def _walk_entries(data: bytes | memoryview, start: int, end: int) -> Walk:
+def _walk_entries(data: Readable, start: int, end: int) -> Walk:
     unpack, magics = _PAIR.unpack_from, _ENTRY_MAGICS
     starts: list[int] = []
     add = starts.append
@@ -75,7 +77,7 @@ def _walk_entries(data: bytes | memoryview, start: int, end: int) -> Walk:
     return _ended(data, starts, at, end, "entry")
 
 
-def _walk_messages(data: bytes | memoryview, start: int, end: int) -> Walk:
+def _walk_messages(data: Readable, start: int, end: int) -> Walk:
     unpack, magics = _PAIR.unpack_from, _MESSAGE_MAGICS
     starts: list[int] = []
     add = starts.append
@@ -91,7 +93,7 @@ def _walk_messages(data: bytes | memoryview, start: int, end: int) -> Walk:
     return _ended(data, starts, at, end, "plain")
 
 
-def _ended(data: bytes | memoryview, starts: list[int], at: int, end: int, framing: Framing) -> Walk:
+def _ended(data: Readable, starts: list[int], at: int, end: int, framing: Framing) -> Walk:
     """Say why there is no whole record at ``at``."""
     found = np.array(starts, np.int64)
     if at == end:
@@ -111,22 +113,22 @@ def _ended(data: bytes | memoryview, starts: list[int], at: int, end: int, frami
     return Walk(found, at, WalkEnd.BAD, reason=f"no {kind} begins here (magic {magic & 0xFFFFFFFF:#x}, size {size})")
 
 
-def positions_of(units: NDArray[np.void], first_index: int, position: int, end_position: int) -> Ints | None:
-    """Where the entries begin that index units tell of; None unless they continue one another without a gap.
+def positions_of(units: NDArray[np.void], first_index: int, position: int) -> Ints | None:
+    """Where the entries begin that index units tell of, and at last where they end.
 
-    They must begin with entry ``first_index`` at ``position`` and end at ``end_position``.
+    None unless they begin with entry ``first_index`` at ``position`` and continue one another without a gap.
     """
-    if len(units) == 0 or units.dtype != UNIT:
-        return None
-    positions = units["position"].astype(np.int64)
-    ends = positions + units["size"]
+    positions = np.empty(len(units) + 1, np.int64)
+    positions[:-1] = units["position"]
+    np.add(positions[:-1], units["size"], out=positions[1:])
     indexes = units["index"].astype(np.int64)
     if (
-        int(positions[0]) != position
-        or int(ends[-1]) != end_position
-        or int(indexes[0]) != first_index
-        or not np.array_equal(positions[1:], ends[:-1])
-        or not np.array_equal(np.diff(indexes), np.ones(len(units) - 1, np.int64))
+        not len(units)
+        or int(units["position"][0]) != position
+        or not np.array_equal(positions[1:-1], units["position"][1:])
+        or not np.array_equal(indexes, np.arange(first_index, first_index + len(units)))
+        or int(units["size"].min()) < ENTRY_HEADER_BYTES
     ):
         return None
+    positions[0] = position
     return positions

@@ -1,1 +1,0 @@
-"""The pipeline without Spark: options, decoding, reports."""
