@@ -344,6 +344,13 @@ class MessageStore:
         """The offset of the message stored nearest to a time; 0 if the queue is unknown."""
         return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
 
+    def offset_by_position(self, topic: str, queue_id: int, position: int) -> int:
+        """The offset of the first message whose record begins at or after physical ``position``; the queue's end if
+        none does, 0 if the queue is unknown. Raises ``DiskError``.
+        """
+        queue = self._queues.find(topic, queue_id)
+        return queue.offset_by_position(position) if queue is not None else 0
+
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """When a message was stored; -1 if it is not there."""
         return self._reader.store_time(topic, queue_id, queue_offset)

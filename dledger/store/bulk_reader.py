@@ -27,8 +27,8 @@ _DIGEST_STEP_BYTES: Final = MIB
 _HEAD_BYTES: Final = 256
 """As much of a body as ``StoreTime`` gets to see."""
 
-StoreTime = Callable[[bytes], int]
-"""When the record that a body begins with was stored, in milliseconds since 1970."""
+StoreTime = Callable[[bytes], int | None]
+"""When the record that a body begins with was stored, in milliseconds since 1970; None if it is no record."""
 
 
 class BulkReader(LogReader):

@@ -35,6 +35,7 @@ class BrokerAccess:
             "QueueRange": self._queue_range,
             "OffsetByTime": self._offset_by_time,
             "CommitOffsets": self._commit_offsets,
+            "CommitPosition": self._commit_position,
             "FetchOffsets": self._fetch_offsets,
             "PutTopic": self._put_topic,
             "DeleteTopic": self._delete_topic,
@@ -106,6 +107,14 @@ class BrokerAccess:
             self._may_read(caller, action, topic)
         if wire.reset:
             self.guard.note(caller, action, f"group:{wire.group}")
+
+    def _commit_position(self, caller: Caller, data: bytes) -> None:
+        wire = parse(pb.CommitPositionRequest, data)
+        self.guard.require(caller, "CommitPosition", Kind.GROUP, wire.group, SUB)
+        if not wire.topics:
+            self.guard.require_admin(caller, "CommitPosition", f"group:{wire.group}", changes=False)
+        for topic in set(wire.topics):
+            self._may_read(caller, "CommitPosition", topic)
 
     def _fetch_offsets(self, caller: Caller, data: bytes) -> None:
         self.guard.require(caller, "FetchOffsets", Kind.GROUP, parse(pb.FetchOffsetsRequest, data).group, SUB)

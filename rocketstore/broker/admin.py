@@ -10,6 +10,7 @@ from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, Outcome
 from rocketstore.broker.codec import parse
 from rocketstore.broker.ports import StateDone, Store
+from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.pull import RunRead
 from rocketstore.broker.refusals import NotFoundError, NotStoredError
 from rocketstore.broker.topics import TopicAccess
@@ -66,6 +67,7 @@ class AdminService:
         self._run = run
         self._bridge = bridge
         self._clock = clock
+        self.positions = LogPositions(store, topics)
         self.leader_address: Callable[[], str] = str
 
     def handlers(self) -> dict[str, Callable[[bytes], Awaitable[bytes]]]:
@@ -76,6 +78,7 @@ class AdminService:
             "QueueRange": self._queue_range,
             "OffsetByTime": self._offset_by_time,
             "CommitOffsets": self._commit_offsets,
+            "CommitPosition": self._commit_position,
             "FetchOffsets": self._fetch_offsets,
             "PutTopic": self._put_topic,
             "DeleteTopic": self._delete_topic,
@@ -141,6 +144,24 @@ class AdminService:
         offsets = [(one.topic, one.queue_id, one.offset) for one in wire.offsets]
         await self._change(lambda done: self._state.commit_offsets(wire.group, offsets, wire.reset, done))
         return pb.CommitOffsetsResponse().SerializeToString()
+
+    async def _commit_position(self, data: bytes) -> bytes:
+        wire = parse(pb.CommitPositionRequest, data)
+        self._check_master()
+        match wire.WhichOneof("before"):
+            case "index":
+                reached = await self._run(self.positions.of_index, wire.index, wire.topics)
+            case "position":
+                reached = await self._run(self.positions.of_position, wire.position, wire.topics)
+            case _:
+                raise InvalidRequestError("give the index or the position of the first entry that is not consumed")
+        noted = {(one.topic, one.queue_id): one.offset for one in self._state.offsets(wire.group)}
+        news = [one for one in reached.offsets if one.offset > noted.get((one.topic, one.queue_id), -1)]
+        for start in range(0, len(news), COMMITTED_AT_ONCE):
+            some = news[start : start + COMMITTED_AT_ONCE]
+            await self._change(lambda done, some=some: self._state.commit_offsets(wire.group, some, False, done))  # type: ignore[misc]
+        offsets = [pb.ConsumerOffset(topic=topic, queue_id=queue, offset=at) for topic, queue, at in reached.offsets]
+        return pb.CommitPositionResponse(position=reached.position, offsets=offsets).SerializeToString()
 
     async def _fetch_offsets(self, data: bytes) -> bytes:
         wire = parse(pb.FetchOffsetsRequest, data)

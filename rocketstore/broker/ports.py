@@ -57,6 +57,19 @@ class Store(Protocol):
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """The queue offset nearest to a store time."""
 
+    def offset_by_position(self, topic: str, queue_id: int, position: int) -> int:
+        """The queue offset of the first message whose record begins at or after a place of the log."""
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Every queue that ever had a message."""
+
+    @property
+    def dispatch_position(self) -> int:
+        """Up to where the log is in the queues."""
+
+    def wait_dispatched(self, timeout: float) -> bool:
+        """Wait until all that the log holds now is in the queues; at most ``timeout`` seconds."""
+
     def store_time(self, topic: str, queue_id: int, offset: int, /) -> int:
         """When the message at a queue offset was stored; -1 if unknown."""
 

@@ -28,11 +28,13 @@ from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer
+from dledger.types import LogIndex
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
 from rocketstore.broker.ports import GroupView
+from rocketstore.broker.positions import no_indexes
 from rocketstore.broker.service import BrokerService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
@@ -264,9 +266,19 @@ class BrokerServer:
             store_host=resolve(_host_of(self.address), self._port),
             has_caught_up=self._has_caught_up,
             guard=guard,
+            position_of=self._position_of,
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         await server.start()
+
+    def _position_of(self, index: int) -> int:
+        """Where an entry begins; the log's begin or committed end for one that is no longer, or not yet, there."""
+        if self.node is None:
+            return no_indexes(index)
+        known = self.node.bulk.committed_range()
+        if index <= known.begin.index:
+            return int(known.begin.position)
+        return int(self.node.bulk.place_of_index(min(LogIndex(index), known.end.index)).position)
 
     async def _end_service(self, grace_s: float) -> None:
         if self._health is not None:

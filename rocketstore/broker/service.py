@@ -29,6 +29,7 @@ from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.ports import GroupView, Store, TopicLike
+from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, TooManyStreamsError, abort
 from rocketstore.broker.send import Sender, SendStream
@@ -68,7 +69,7 @@ class BrokerService:
     """Create it on the loop's thread; ``stop_waiting`` before the server stops, ``close`` after it.
 
     ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids; ``guard`` says
-    who may do what (None: everybody everything).
+    who may do what (None: everybody everything); ``position_of`` where the entry of an index of the log begins.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per part of the broker
@@ -83,6 +84,7 @@ class BrokerService:
         store_host: HostAddress,
         has_caught_up: Callable[[], bool] = lambda: True,
         guard: Guard | None = None,
+        position_of: Callable[[int], int] = no_indexes,
     ) -> None:
         self._config = config
         self._access = None if guard is None else BrokerAccess(guard)
@@ -105,6 +107,7 @@ class BrokerService:
         store.add_arrival_listener(self._waiting.arrived)
         topics = TopicAccess(state.topic, state.begin_offset, broker_permission=config.broker_permission)
         self._admin = AdminService(config, store, state, topics, self._run, bridge, clock)
+        self._admin.positions = LogPositions(store, topics, position_of)
         self._admin.leader_address = lambda: view().leader_address
         self._pulls = PullService(config, store, topics, self._waiting, self._run, clock)
         self._sender = Sender(

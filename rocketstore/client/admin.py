@@ -12,6 +12,7 @@ from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline
 from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.connection import (
     COMMIT_OFFSETS,
+    COMMIT_POSITION,
     DELETE_TOPIC,
     FETCH_OFFSETS,
     LIST_GROUPS,
@@ -239,6 +240,19 @@ class Admin:
                 place = committed.get((name, one.queue_id), -1)
                 rows.append(QueueProgress(name, one.queue_id, place, one.min_offset, one.max_offset))
         return rows
+
+    def commit_position(
+        self, group: str, *, index: int | None = None, position: int | None = None, topics: Sequence[str] = ()
+    ) -> dict[tuple[str, int], int]:
+        """Note that a group that reads the log itself has consumed everything before an entry, so that its lag shows.
+
+        ``index`` is that entry's (replicated brokers only), ``position`` where it begins: give one of them. Committed
+        are the queue offsets that it stands for, in ``topics`` (none given: in all); they are returned. What the queues
+        do not have yet is left for the next call; no offset goes back. Raises ``NotFoundError`` for an unknown topic.
+        """
+        request = pb.CommitPositionRequest(group=group, index=index, position=position, topics=topics)
+        answer = self._connection.ask_master(COMMIT_POSITION, request, self._connection.deadline())
+        return {(one.topic, one.queue_id): one.offset for one in answer.offsets}
 
     def offset_at(self, topic: str, queue_id: int, start: Literal["first", "last"] | int) -> int:
         """A queue's first offset, its end, or the offset of the first message stored at a time (ms) or later."""

@@ -60,6 +60,7 @@ from rocketstore.message.record import (
     STORE_TIMESTAMP_AT_V6,
     encode_record,
     encode_record_buffer,
+    stored_at,
 )
 from rocketstore.message.scan import scan_entries
 from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, ScannedRecords, Stored
@@ -135,6 +136,7 @@ class ReplicatedCommitLog:
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._earliest = (-1, -1)  # a begin position and the first message's time after it
         server.add_batch_hook(self._place_records)
+        server.bulk.store_time = stored_at
         server.subscribe(self._on_event)
 
     # -- life ----------------------------------------------------------------------------------------------------

@@ -278,6 +278,13 @@ class ConsumeQueue:
             return right if after >= 0 else 0
         return left if after < 0 or time_ms - before <= after - time_ms else right
 
+    def offset_by_position(self, physical: int) -> int:
+        """The offset of the first message whose record begins at or after ``physical``; ``max_offset`` if none does.
+
+        Raises ``DiskError``.
+        """
+        return self._search(self.min_offset, self.max_offset, lambda unit: unit.offset >= physical)
+
     def _stored_at(self, offset: int, store_time_of: Callable[[int, int], int]) -> int:
         unit = self.unit(offset)
         return -1 if unit is None else store_time_of(unit.offset, unit.size)

@@ -53,6 +53,7 @@ BLANK: Final = Struct(">ii")
 OFFSETS: Final = Struct(">qq")
 """Queue and physical offset, at ``QUEUE_OFFSET_AT``."""
 TIMESTAMP: Final = Struct(">q")
+_MAGIC: Final = Struct(">i")
 _IPV4_BYTES: Final = 4
 _IPV6_BYTES: Final = 16
 _FLAGS_BY_LENGTHS: Final = {(4, 4): 0, (16, 4): 0x10, (4, 16): 0x20, (16, 16): 0x30}
@@ -99,6 +100,17 @@ def body_crc(body: bytes) -> int:
 def store_timestamp_at(sys_flag: int) -> int:
     """Where a record with this system flag has its store timestamp."""
     return STORE_TIMESTAMP_AT_V6 if sys_flag & SYS_FLAG_BORN_HOST_V6 else STORE_TIMESTAMP_AT
+
+
+def stored_at(head: bytes) -> int | None:
+    """When a record was stored (ms since 1970), from its first 76 bytes or more; None if it is no record."""
+    if len(head) < STORE_TIMESTAMP_AT_V6 + TIMESTAMP.size or _MAGIC.unpack_from(head, 4)[0] not in (
+        MESSAGE_MAGIC,
+        MESSAGE_MAGIC_V2,
+    ):
+        return None
+    found: int = TIMESTAMP.unpack_from(head, store_timestamp_at(head[SYS_FLAG_AT + 3]))[0]
+    return found
 
 
 def body_at(sys_flag: int) -> int:

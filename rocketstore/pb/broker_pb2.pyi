@@ -215,6 +215,26 @@ class CommitOffsetsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CommitPositionRequest(_message.Message):
+    __slots__ = ("group", "index", "position", "topics")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    index: int
+    position: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., index: _Optional[int] = ..., position: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CommitPositionResponse(_message.Message):
+    __slots__ = ("position", "offsets")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    offsets: _containers.RepeatedCompositeFieldContainer[ConsumerOffset]
+    def __init__(self, position: _Optional[int] = ..., offsets: _Optional[_Iterable[_Union[ConsumerOffset, _Mapping]]] = ...) -> None: ...
+
 class FetchOffsetsRequest(_message.Message):
     __slots__ = ("group", "topic")
     GROUP_FIELD_NUMBER: _ClassVar[int]

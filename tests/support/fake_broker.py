@@ -206,6 +206,7 @@ class FakeBroker:
             "QueueRange": (pb.QueueRequest, self._queue_range),
             "OffsetByTime": (pb.OffsetByTimeRequest, self._offset_by_time),
             "CommitOffsets": (pb.CommitOffsetsRequest, self._commit_offsets),
+            "CommitPosition": (pb.CommitPositionRequest, self._commit_position),
             "FetchOffsets": (pb.FetchOffsetsRequest, self._fetch_offsets),
             "PutTopic": (pb.PutTopicRequest, self._put_topic),
             "DeleteTopic": (pb.DeleteTopicRequest, self._delete_topic),
@@ -383,6 +384,20 @@ class FakeBroker:
             present = -1 if request.reset else self.group.offsets.get(place, -1)
             self.group.offsets[place] = max(one.offset, present)
         return pb.CommitOffsetsResponse()
+
+    def _commit_position(
+        self, request: pb.CommitPositionRequest, context: grpc.ServicerContext
+    ) -> pb.CommitPositionResponse:
+        """Every queue's end, whatever place is asked for."""
+        self._needs_master(context)
+        offsets = [
+            pb.ConsumerOffset(topic=topic, queue_id=queue_id, offset=queue.end)
+            for (topic, queue_id), queue in self.group.queues.items()
+            if not request.topics or topic in request.topics
+        ]
+        for one in offsets:
+            self.group.offsets[request.group, one.topic, one.queue_id] = one.offset
+        return pb.CommitPositionResponse(position=request.position, offsets=offsets)
 
     def _fetch_offsets(self, request: pb.FetchOffsetsRequest, context: grpc.ServicerContext) -> pb.FetchOffsetsResponse:
         return pb.FetchOffsetsResponse(

@@ -169,6 +169,17 @@ class FakeStore:
             queue = self._queues.get((topic, queue_id))
             return queue.max_offset if queue else 0
 
+    def offset_by_position(self, topic: str, queue_id: int, position: int) -> int:
+        with self.log.lock:
+            queue = self._queues.get((topic, queue_id), FakeQueue())
+            return queue.min_offset + sum(one.head.offset < position for one in queue.records)
+
+    @property
+    def dispatch_position(self) -> int:
+        with self.log.lock:
+            rest = self.log.records[self._dispatched :]
+            return rest[0].head.offset if rest else self.log.end
+
     def queues(self) -> list[tuple[str, int]]:
         with self.log.lock:
             return list(self._queues)

@@ -91,6 +91,7 @@ class FakeState:
         self.table = {one.name: one for one in topics}
         self.committed: dict[tuple[str, str, int], int] = {}
         self.begins: dict[tuple[str, int], int] = {}
+        self.largest_commit = 0
         self.refusal: PutResult | None = None
         self.held: list[Callable[[], None]] | None = None
         """Not None: changes wait here until they are called."""
@@ -122,6 +123,7 @@ class FakeState:
 
     def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
         noted = {(group, topic, queue_id): offset for topic, queue_id, offset in offsets}
+        self.largest_commit = max(self.largest_commit, len(noted))
         if any(offset < 0 for offset in noted.values()):
             raise InvalidRequestError("negative")
         self._change(lambda: self.committed.update(noted), done)

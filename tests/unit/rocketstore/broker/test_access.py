@@ -71,6 +71,13 @@ FORBIDDEN: list[tuple[str, Wire, str]] = [
         "CommitOffsets needs SUB on topic hidden",
     ),
     ("CommitOffsets", pb.CommitOffsetsRequest(group="other", reset=True), "ResetOffsets needs SUB on group other"),
+    ("CommitPosition", pb.CommitPositionRequest(group="other", position=1), "CommitPosition needs SUB on group other"),
+    (
+        "CommitPosition",
+        pb.CommitPositionRequest(group="g", position=1, topics=["T", "hidden"]),
+        "CommitPosition needs SUB on topic hidden",
+    ),
+    ("CommitPosition", pb.CommitPositionRequest(group="g", position=1), "needs an account with admin: true"),
     ("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="T")), "PutTopic needs an account with admin: true"),
     ("DeleteTopic", pb.DeleteTopicRequest(name="T"), "DeleteTopic needs an account with admin: true"),
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.state.changes import TopicConfig
+from rocketstore.state.changes import OFFSETS_MAX, TopicConfig
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.unit.rocketstore.broker.harness import Harness, failing
 
@@ -153,3 +153,104 @@ def test_garbage_is_refused_everywhere(broker: Harness, method: str) -> None:
     """INVALID_ARGUMENT, and the broker goes on."""
     with failing(grpc.StatusCode.INVALID_ARGUMENT):
         broker.call_bytes(method, b"\xff\xff\xff")
+
+
+# --- a place of the log as offsets ----------------------------------------------------------------------------------
+
+
+def commit_position(broker: Harness, group: str = "g", **request: object) -> pb.CommitPositionResponse:
+    """Of group g."""
+    wanted = pb.CommitPositionRequest(group=group, **request)  # type: ignore[arg-type]  # by name
+    return broker.call("CommitPosition", wanted, pb.CommitPositionResponse)
+
+
+def test_a_place_of_the_log_is_committed_as_an_offset_of_every_queue(broker: Harness) -> None:
+    """In each queue, the messages whose records begin before that place are consumed; the broker's own are passed."""
+    broker.send(*(pb.Message(topic="T", body=b"%d" % number, queue_id=number % 3) for number in range(9)))
+    broker.store.put(Message(BROKER_STATE_TOPIC, b"hidden"))
+    heads = [one.head for one in broker.store.log.records]
+
+    answer = commit_position(broker, position=heads[5].offset)
+
+    assert {one.queue_id: one.offset for one in answer.offsets} == {0: 2, 1: 2, 2: 1}
+    assert broker.state.committed == {("g", "T", 0): 2, ("g", "T", 1): 2, ("g", "T", 2): 1}
+    assert answer.position == heads[5].offset
+
+
+def test_a_place_inside_a_record_counts_what_began_before_it(broker: Harness) -> None:
+    """So any position will do."""
+    broker.send(*(pb.Message(topic="T", body=b"%d" % number, queue_id=0) for number in range(3)))
+
+    answer = commit_position(broker, position=broker.store.log.records[1].head.offset + 1)
+
+    assert [one.offset for one in answer.offsets] == [2]
+
+
+def test_only_the_topics_named_are_committed(broker: Harness) -> None:
+    """An unknown one is refused, and nothing committed."""
+    broker.state.table["U"] = TopicConfig("U", 1, 1)
+    broker.send(pb.Message(topic="T", queue_id=0, body=b"1"), pb.Message(topic="U", queue_id=0, body=b"2"))
+
+    commit_position(broker, position=1 << 40, topics=["U"])
+
+    assert broker.state.committed == {("g", "U", 0): 1}
+    with failing(grpc.StatusCode.NOT_FOUND, "nowhere"):
+        commit_position(broker, position=1 << 40, topics=["T", "nowhere"])
+    assert broker.state.committed == {("g", "U", 0): 1}
+
+
+def test_what_is_not_in_the_queues_yet_is_left_for_later(broker: Harness) -> None:
+    """The place that was committed is told; an offset beyond a queue's end would be refused, or skip messages."""
+    broker.store.dispatched_to = 2
+    broker.send(*(pb.Message(topic="T", body=b"%d" % number, queue_id=0) for number in range(4)))
+
+    answer = commit_position(broker, position=1 << 40)
+
+    assert [one.offset for one in answer.offsets] == [2]
+    assert answer.position == broker.store.log.records[2].head.offset
+
+
+def test_only_what_went_forward_is_written(broker: Harness) -> None:
+    """Each change is an append to the log; a stream commits every few seconds."""
+    broker.send(pb.Message(topic="T", queue_id=0, body=b"1"), pb.Message(topic="T", queue_id=1, body=b"2"))
+    commit_position(broker, position=broker.store.log.records[1].head.offset)
+    assert broker.state.committed == {("g", "T", 0): 1, ("g", "T", 1): 0}
+    broker.state.refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="no")
+
+    commit_position(broker, position=0)
+    commit_position(broker, position=broker.store.log.records[1].head.offset)
+    with failing(grpc.StatusCode.UNAVAILABLE):
+        commit_position(broker, position=1 << 40)
+
+
+def test_many_queues_are_committed_in_parts(broker: Harness) -> None:
+    """One change of the state holds ``OFFSETS_MAX`` offsets at most."""
+    broker.state.table["T"] = TopicConfig("T", 1024, 1024)
+    broker.send(*(pb.Message(topic="T", queue_id=number, body=b"x") for number in range(1024)))
+
+    answer = commit_position(broker, position=1 << 40)
+
+    assert len(answer.offsets) == 1024
+    assert len(broker.state.committed) == 1024
+    assert broker.state.largest_commit <= OFFSETS_MAX
+
+
+def test_a_deleted_topics_messages_are_behind_the_new_ones_begin(broker: Harness) -> None:
+    """A topic that was made anew begins where the old one ended."""
+    broker.send(*(pb.Message(topic="T", body=b"%d" % number, queue_id=0) for number in range(3)))
+    broker.state.begins["T", 0] = 2
+
+    answer = commit_position(broker, position=0)
+
+    assert [one.offset for one in answer.offsets] == [2]
+
+
+def test_a_place_must_be_given_and_be_of_this_log(broker: Harness) -> None:
+    """A plain broker's log has no indexes; a slave commits nothing."""
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "index or the position"):
+        commit_position(broker)
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "plain"):
+        commit_position(broker, index=3)
+    broker.become(BrokerRole.SLAVE)
+    with failing(grpc.StatusCode.UNAVAILABLE, "not the master"):
+        commit_position(broker, position=3)

@@ -278,6 +278,17 @@ def test_a_search_by_time_passes_over_fillers_and_lost_records(tmp_path: Path) -
     assert opened(tmp_path / "T").offset_by_time(5, Times()) == 0
 
 
+@pytest.mark.parametrize(
+    ("position", "expected"), [(-1, 0), (0, 0), (1, 1), (100, 1), (250, 9), (900, 9), (901, 10), (1101, 12), (9999, 12)]
+)
+def test_a_place_of_the_log_is_an_offset_of_the_queue(tmp_path: Path, position: int, expected: int) -> None:
+    """That of the first message whose record begins there or later; fillers are none, the end is the end."""
+    queue = filled(tmp_path, 3)
+    queue.append(heads(9, 12))
+    assert queue.offset_by_position(position) == expected
+    assert opened(tmp_path / "T").offset_by_position(position) == 0
+
+
 def test_a_full_disk_is_an_error_that_goes_away(tmp_path: Path) -> None:
     fs = FailingFs()
     queue = opened(tmp_path, fs)
