@@ -1,0 +1,345 @@
+"""Job ``rebuild``: a broker's consume queues and key index out of its log, byte for byte as the broker writes them.
+
+Queues are derived split by split and brought together by queue; the index is a row of files whose entries are chained
+in log order, so its keys are derived in parallel and written by one task. ``--verify`` derives the same and compares it
+with what is there. A broker rebuilds by itself what is missing at its start, with one processor; this is for large
+stores, for checking, and for restoring a store from its log alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import click
+
+from dledger.errors import ConfigError
+from dledger.store.fs import RealFileSystem
+from pipeline.jobs.command import job_command, run_standalone
+from pipeline.jobs.report import Column, Fact, Report, Table
+from pipeline.jobs.units import Unit
+from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
+from rocketstore.config import MessageStoreConfig
+from rocketstore.deleted import DELETED_FILE
+from rocketstore.directory import ABORT_FILE, StoreDirectory
+from rocketstore.index.file import IndexShape
+from rocketstore.settings import load_broker_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pipeline.rebuild.compare import Bounds, Tally
+
+SPLIT_BYTES: Final = 256 * 1024 * 1024
+QUEUES: Final = "queues"
+INDEX: Final = "index"
+PARTS: Final = (QUEUES, INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildOptions:
+    """What to rebuild or to verify. ``root`` is a broker's ``storePathRootDir``, ``store`` its settings.
+
+    ``out``: put the result there instead of in the place of the broker's files; it must not hold any.
+    """
+
+    root: Path
+    store: MessageStoreConfig
+    out: Path | None = None
+    parts: tuple[str, ...] = PARTS
+    verify: bool = False
+    split_bytes: int = SPLIT_BYTES
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.verify and self.out is not None:
+            problems.append("--verify writes nothing: leave out --out")
+        if not self.parts or set(self.parts) - set(PARTS):
+            problems.append(f"parts are {' and '.join(PARTS)}")
+        target = self.target
+        problems += [
+            f"{target / name} exists: name a directory without queues and index"
+            for name in ("consumequeue", "index")
+            if self.out is not None and (target / name).exists()
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def target(self) -> Path:
+        """Below what the result goes."""
+        return self.out or self.root
+
+    @property
+    def shape(self) -> IndexShape:
+        """Of index files."""
+        return IndexShape(self.store.max_hash_slot_num, self.store.max_index_num)
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What Spark counted on the way."""
+
+    units: int = 0
+    keys: int = 0
+
+
+def run(spark: SparkSession, options: RebuildOptions) -> Report:
+    """Rebuild, or verify; a report with a problem for everything that differs.
+
+    Raises ``DirectoryLockedError`` if a broker runs there (not with ``verify``), ``PipelineError``, ``DiskError``.
+    """
+    began_s = time.monotonic()
+    report = _verify if options.verify else _rebuild
+    return report(spark, options, began_s)
+
+
+def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Report:
+    from pipeline.directory import open_directory
+    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR, exchange, keep_expired_queues, remove_left_overs
+
+    kept: list[str] = []
+    with _locked(options.target), _locked(options.root, already=options.out is None):
+        remove_left_overs(options.target)
+        begin = open_directory(options.root).begin
+        with _staging(options.target) as staging:
+            derived = _derive(spark, options, staging, keys_only=False)
+            if QUEUES in options.parts:
+                kept = keep_expired_queues(staging / QUEUES_DIR, options.root / QUEUES_DIR, begin)
+                exchange(options.target, staging, QUEUES_DIR)
+            if INDEX in options.parts:
+                exchange(options.target, staging, INDEX_DIR)
+    took_s = time.monotonic() - began_s
+    files = {name: _file_count(options.target / name) for name in (QUEUES_DIR, INDEX_DIR)}
+    notes = [f"{len(kept)} queues have no message in the log any more and were kept as they were"] if kept else []
+    facts = (
+        *_facts(options, derived, took_s),
+        Fact("queue files", files[QUEUES_DIR] if QUEUES in options.parts else None, Unit.COUNT),
+        Fact("index files", files[INDEX_DIR] if INDEX in options.parts else None, Unit.COUNT),
+    )
+    return Report("rebuild", f"Rebuilt {' and '.join(options.parts)} in {options.target}", facts, notes=tuple(notes))
+
+
+def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Report:
+    from pipeline.rebuild.compare import compare_index, compare_queues, read_keys
+    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR
+    from pipeline.source.derived import KEYS_FILE
+
+    bounds = _bounds(options)  # before the log is read: what is dispatched then is in the log, too
+    tallies: dict[str, Tally] = {}
+    with _staging(None) as staging:
+        derived = _derive(spark, options, staging, keys_only=True)
+        bounds = _with_log(options, bounds)
+        if QUEUES in options.parts:
+            tallies[QUEUES] = compare_queues(
+                staging / QUEUES_DIR, options.root / QUEUES_DIR, options.store.consume_queue_file_bytes, bounds
+            )
+        if INDEX in options.parts:
+            keys = read_keys(staging / INDEX_DIR / KEYS_FILE)
+            tallies[INDEX] = compare_index(keys, options.root / INDEX_DIR, options.shape, bounds)
+            del keys
+    took_s = time.monotonic() - began_s
+    differences = [one for tally in tallies.values() for one in tally.differences]
+    columns = ("equal", "expired", "newer", "pending", "deleted")
+    table = Table(
+        "compared",
+        (Column("part"), *(Column(name, Unit.COUNT) for name in columns), Column("different", Unit.COUNT)),
+        tuple(
+            (part, *(getattr(tally, name) for name in columns), len(tally.differences))
+            for part, tally in tallies.items()
+        ),
+    )
+    verdict = "are what the log makes them" if not differences else "are not what the log makes them"
+    return Report(
+        "rebuild",
+        f"Verified {options.root}: {' and '.join(options.parts)} {verdict}",
+        (Fact("verdict", "different" if differences else "equal"), *_facts(options, derived, took_s)),
+        (table,),
+        problems=tuple(one.sentence() for one in differences),
+    )
+
+
+def _facts(options: RebuildOptions, derived: Derived, took_s: float) -> tuple[Fact, ...]:
+    messages = derived.units if QUEUES in options.parts else None
+    return (
+        Fact("messages", messages, Unit.COUNT),
+        Fact("keys", derived.keys if INDEX in options.parts else None, Unit.COUNT),
+        Fact("time", took_s, Unit.SECONDS),
+        Fact("rate", (messages or derived.keys) / took_s if took_s else None, Unit.PER_SECOND),
+    )
+
+
+# -- deriving --------------------------------------------------------------------------------------------------------
+
+
+def _derive(spark: SparkSession, options: RebuildOptions, staging: Path, *, keys_only: bool) -> Derived:
+    """Write what the log makes to ``staging``."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sf
+
+    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR
+    from pipeline.source import derived as formats
+
+    spark.dataSource.register(formats.QueuesDataSource)
+    spark.dataSource.register(formats.IndexDataSource)
+    units, keys = Observation("units"), Observation("keys")
+    if QUEUES in options.parts:
+        rows = _read(spark, formats.QUEUES, options).observe(units, sf.sum(sf.length("units")).alias("bytes"))
+        by_queue = rows.repartition("topic", "queueId").sortWithinPartitions("topic", "queueId", "position")
+        _write(by_queue, formats.QUEUES, staging / QUEUES_DIR, fileBytes=options.store.consume_queue_file_bytes)
+    if INDEX in options.parts:
+        rows = _read(spark, formats.INDEX, options).observe(keys, sf.sum(sf.length("keys")).alias("bytes"))
+        in_order = rows.repartition(1).sortWithinPartitions("position")
+        layout = "keys" if keys_only else "files"
+        slots, entries = options.shape
+        _write(in_order, formats.INDEX, staging / INDEX_DIR, layout=layout, slots=slots, entries=entries)
+    return Derived(
+        int(units.get["bytes"] or 0) // 20 if QUEUES in options.parts else 0,
+        int(keys.get["bytes"] or 0) // 20 if INDEX in options.parts else 0,
+    )
+
+
+def _read(spark: SparkSession, kind: str, options: RebuildOptions) -> DataFrame:
+    return (
+        spark.read.format(kind)
+        .option("splitBytes", options.split_bytes)
+        .option("delayLevels", options.store.message_delay_level)
+        .load(str(options.root))
+    )
+
+
+def _write(rows: DataFrame, kind: str, path: Path, **options: int | str) -> None:
+    rows.write.format(kind).mode("append").options(**options).save(str(path))
+
+
+# -- the store's directory ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(directory: Path, *, already: bool = False) -> Iterator[None]:
+    """Keep brokers out. Raises ``DirectoryLockedError`` if one has it open."""
+    if already:
+        yield
+        return
+    lock = StoreDirectory(directory, RealFileSystem())
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _staging(beside: Path | None) -> Iterator[Path]:
+    """A directory to work in, on the file system of ``beside`` if given, removed at the end."""
+    from pipeline.rebuild.install import STAGING
+
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=beside))
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _bounds(options: RebuildOptions) -> Bounds:
+    """What the broker says it has dispatched: all of the log if it has stopped in order."""
+    from pipeline.rebuild.compare import Bounds, read_deleted
+
+    running = (options.root / ABORT_FILE).exists()
+    replay_from = CheckpointFile(RealFileSystem(), options.root / CHECKPOINT_FILE).read().replay_from
+    dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
+    return Bounds(0, 0, dispatched, read_deleted(options.store.config_dir / DELETED_FILE))
+
+
+def _with_log(options: RebuildOptions, bounds: Bounds) -> Bounds:
+    from dataclasses import replace
+
+    from pipeline.directory import open_directory
+
+    log = open_directory(options.root)
+    return replace(bounds, begin=log.begin, end=log.end)
+
+
+def _file_count(directory: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(directory))
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
+    """The store's settings: of the conf file, else RocketMQ's defaults, with the size that queue files there have.
+
+    Raises ``ConfigError``.
+    """
+    flags = {"storePathRootDir": str(root)}
+    if conf is not None:
+        return load_broker_settings(conf, {}, flags)[0].store
+    config = MessageStoreConfig(store_path_root_dir=root)
+    sizes = {one.stat().st_size for one in root.glob("consumequeue/*/*/*") if one.is_file()}
+    if sizes and sizes != {config.consume_queue_file_bytes}:
+        raise ConfigError(
+            [f"queue files in {root} have {max(sizes):,} bytes: name the broker's conf file with --conf-file"]
+        )
+    shape = IndexShape(config.max_hash_slot_num, config.max_index_num)
+    others = {one.stat().st_size for one in root.glob("index/*") if one.is_file()} - {shape.file_bytes}
+    if others:
+        raise ConfigError(
+            [f"index files in {root} have {max(others):,} bytes: name the broker's conf file with --conf-file"]
+        )
+    return config
+
+
+@job_command(
+    run,
+    name="rebuild",
+    short_help="Rebuild or verify a broker's consume queues and key index.",
+    epilog="""\b
+Exit code 0: rebuilt, or equal; 1: different, or the log is damaged, or a broker runs there; 2: usage.
+
+\b
+Examples:
+  dledger pipeline rebuild --verify /data/broker-a
+  dledger pipeline rebuild /data/broker-a --conf-file broker.conf
+  dledger pipeline rebuild /backup/broker-a --out /data/restored --part queues""",
+)
+@click.argument("root", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--verify", is_flag=True, help="Write nothing: compare, and name the first unit or entry that differs.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put the result into this directory instead of into DIR.",
+)
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this part; may be repeated. Default: both."
+)
+@click.option(
+    "-c",
+    "--conf-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The broker's conf file: sizes of queue and index files, delay levels. Default: RocketMQ's defaults.",
+)
+def command(
+    root: Path, verify: bool, out: Path | None, parts: tuple[str, ...], conf_file: Path | None
+) -> RebuildOptions:
+    """Derive consume queues and the key index anew from a broker's log.
+
+    DIR is the broker's storePathRootDir. The broker must not run, except for --verify. Only what is known to be
+    committed is taken; a broker that is started then builds the rest itself.
+    """
+    return RebuildOptions(root, settings_for(root, conf_file), out, parts or PARTS, verify)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """For ``python -m pipeline.jobs.rebuild`` and ``spark-submit``."""
+    run_standalone(command, argv)
+
+
+if __name__ == "__main__":
+    main()

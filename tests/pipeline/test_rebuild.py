@@ -1,0 +1,111 @@
+"""The job ``rebuild`` within Spark."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dledger.errors import DirectoryLockedError
+from pipeline.jobs.rebuild import RebuildOptions, run
+from rocketstore.config import MessageStoreConfig
+from tests.unit.pipeline.rebuild.stores import index_files, put_all, queue_files
+from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
+from tests.unit.rocketstore.test_message_store_replicated import master
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES = 200
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "replicated"])
+def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MessageStoreConfig:
+    """A stopped store with messages of every kind, and some that are easy to ask for."""
+    root = tmp_path_factory.mktemp("store") / "root"
+    config = small_config(root, enable_dledger_commit_log=request.param, max_index_num=120)
+    with master(config) if request.param else running(config) as store:
+        put_all(store, MESSAGES)
+        fill(store, 40)
+    return config
+
+
+@pytest.fixture
+def config(pristine: MessageStoreConfig, tmp_path: Path) -> MessageStoreConfig:
+    """A copy of it."""
+    shutil.copytree(pristine.store_path_root_dir, tmp_path / "root")
+    return replace(pristine, store_path_root_dir=tmp_path / "root")
+
+
+def options_for(config: MessageStoreConfig, *, verify: bool = False, out: Path | None = None) -> RebuildOptions:
+    return RebuildOptions(config.store_path_root_dir, config, out, verify=verify, split_bytes=8192)
+
+
+def test_a_broker_goes_on_with_a_rebuilt_store(spark: SparkSession, config: MessageStoreConfig) -> None:
+    """Queues and index lost: rebuilt they are the same bytes, and the store takes them for its own."""
+    root = config.store_path_root_dir
+    queues, index = queue_files(root / "consumequeue"), index_files(root / "index")
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+
+    report = run(spark, options_for(config))
+
+    assert queue_files(root / "consumequeue") == queues
+    assert index_files(root / "index") == index
+    assert report.exit_code == 0
+    assert int(report.fact("messages") or 0) > MESSAGES / 2
+    assert not list(root.glob(".*"))
+    with master(config) if config.enable_dledger_commit_log else running(config) as store:
+        assert bodies(store) == list(range(0, 40, 2))
+        assert with_key(store, 7) == [7]
+        fill(store, 2, first=40)
+        assert bodies(store)[-1] == 40
+
+
+def test_verify_names_the_first_unit_and_entry_that_differ(spark: SparkSession, config: MessageStoreConfig) -> None:
+    """Equal first; then one bit in a queue and one in the index, and nothing is written."""
+    root = config.store_path_root_dir
+    equal = run(spark, options_for(config, verify=True))
+    queue = root / "consumequeue" / "T" / "1" / f"{0:020d}"
+    with queue.open("r+b") as file:
+        file.seek(3 * 20 + 19)
+        file.write(b"\xee")
+    entry = min((root / "index").iterdir())
+    with entry.open("r+b") as file:
+        file.seek(40 + 4 * config.max_hash_slot_num + 5 * 20 + 3)
+        file.write(b"\xee")
+    before = queue_files(root)
+
+    found = run(spark, options_for(config, verify=True))
+
+    assert (equal.exit_code, equal.fact("verdict")) == (0, "equal")
+    assert (found.exit_code, len(found.problems)) == (1, 2)
+    assert f"{queue}, number 3: offset" in found.problems[0]
+    assert f"{entry}, number 5: hash" in found.problems[1]
+    assert queue_files(root) == before
+
+
+def test_a_running_broker_is_verified_but_never_rebuilt(spark: SparkSession, config: MessageStoreConfig) -> None:
+    """Its lock keeps a rebuild out, and what it has not dispatched yet is no difference."""
+    with master(config) if config.enable_dledger_commit_log else running(config):
+        with pytest.raises(DirectoryLockedError):
+            run(spark, options_for(config))
+        assert run(spark, options_for(config, verify=True)).problems == ()
+
+
+def test_a_store_is_rebuilt_elsewhere_from_its_log_alone(
+    spark: SparkSession, config: MessageStoreConfig, tmp_path: Path
+) -> None:
+    """Into another directory: the broker's own stay as they are."""
+    root, out = config.store_path_root_dir, tmp_path / "out"
+    before = queue_files(root)
+
+    run(spark, options_for(config, out=out))
+
+    assert queue_files(out / "consumequeue") == queue_files(root / "consumequeue")
+    assert {name: data for name, data in queue_files(root).items() if name != "lock"} == {
+        name: data for name, data in before.items() if name != "lock"
+    }

@@ -1,0 +1,1 @@
+"""Consume queues and the key index, derived again from the log."""
