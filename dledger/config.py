@@ -115,6 +115,12 @@ class ReplicationConfig:
     """Body of the entry with which a leader begins its term; a broker gives its own."""
     noop_compatible: bool = False
     """Write NOOPs that Java readers before 0.4 take for ordinary entries, as ``noop_body`` must be; a broker does."""
+    max_producers: int = 4096
+    """Producers whose repeated appends a leader knows; a further one takes the place of one idle for 10 minutes."""
+    producer_expiry_ms: int = 7 * 24 * 3_600_000
+    """How long an idle producer is remembered at least; then it must begin under a new name."""
+    producer_snapshot_entries: int = 16_384
+    """After so many entries (32 for each producer, if that is more) a leader writes down what it knows of producers."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -130,8 +136,10 @@ class ReplicationConfig:
                 "pending_entries_max",
                 "pending_bytes_max",
                 "ack_timeout_ms",
+                "producer_expiry_ms",
             ),
         )
+        found += _out_of_bounds(self, {"max_producers": (1, 65_536), "producer_snapshot_entries": (1, 131_072)})
         if self.noop_compatible and not self.noop_body:
             found.append("noop_compatible needs a noop_body that readers of the log can take for an ordinary entry's")
         if self.handler_queue_pushes_max < self.inflight_pushes_max:

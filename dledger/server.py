@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -32,8 +33,10 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.node import Node
+from dledger.core.noops import Wrap
 from dledger.core.outbox import RoleChange
 from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
+from dledger.core.producers import needed_from
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
@@ -57,6 +60,7 @@ from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
+from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
 from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
@@ -178,6 +182,10 @@ class DLedgerServer:
         """Run ``hook`` on every batch this node appends as leader; only before ``start``."""
         self.log.add_batch_hook(hook)
 
+    def wrap_noops(self, wrap: Wrap) -> None:
+        """Make the bodies of NOOPs by ``wrap``, from what they shall tell; only before ``start``."""
+        self._node.noops.wrap = wrap
+
     def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
         """Tell ``handler`` about role changes; only before ``start``."""
         self._roles.add_handler(handler)
@@ -285,10 +293,26 @@ class DLedgerServer:
 
     def _clean(self) -> int:
         room = self.log.measure_room()
-        if self._driver.call(lambda now_ms: self.log.retire(_protected_index(self._node, now_ms), room)):
+        if self._driver.call(lambda now_ms: self._retire(now_ms, room)):
             self.log.remove_retired()
         self._lines.disk(full=self.log.disk_full, used_ratio=room.ratio)
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
+
+    def _retire(self, now_ms: int, room: Room) -> tuple[Path, ...]:
+        """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
+        node, log = self._node, self.log
+        blocked = False
+
+        def may_go(last_index: LogIndex) -> LogIndex:
+            nonlocal blocked
+            needed = needed_from(log, self._config)
+            blocked = needed is not None and needed <= last_index
+            return last_index if needed is None else LogIndex(min(last_index, needed - 1))
+
+        retired = log.retire(_protected_index(node, now_ms), room, may_go)
+        if blocked:
+            node.quorum_ack.write_snapshot(now_ms)
+        return retired
 
     def _renew_tls(self, keeper: TlsKeeper) -> int:
         keeper.refresh()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
-from dledger.config import ReplicationConfig
+from dledger.config import ServerConfig
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -22,7 +22,10 @@ from dledger.core.messages import (
     VoteResponse,
     VoteResult,
 )
+from dledger.core.noops import Noops
 from dledger.core.outbox import RoleReason, Wake, hint
+from dledger.core.producer_payload import UnreadableProducersError
+from dledger.core.producers import rebuild
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
     DiskFullError,
@@ -34,7 +37,7 @@ from dledger.errors import (
     TransferFailedError,
     UnknownMemberError,
 )
-from dledger.types import NO_INDEX, NOOP_CHANNEL, Magic, NodeId, Term
+from dledger.types import NO_INDEX, NodeId, Term
 
 _PREFERENCE_PAUSE: Final = 10
 """How many check intervals pass after a failed hand-over before one is started unasked again."""
@@ -56,11 +59,13 @@ class _Transfer:
 class LeaderElector:
     """Decides who leads. Its thread calls ``step``; the transport's threads call ``on_...``; all under the lock."""
 
-    def __init__(self, state: MemberState, reads: ReadIndexQueue, config: ReplicationConfig) -> None:
+    def __init__(self, state: MemberState, reads: ReadIndexQueue, noops: Noops, config: ServerConfig) -> None:
         self._state = state
         self._reads = reads
-        self._noop_body = config.noop_body
-        self._noop_form = (Magic.NORMAL, NOOP_CHANNEL) if config.noop_compatible else (Magic.NOOP, 0)
+        self._noops = noops
+        self._config = config
+        self.unreadable_producers: str | None = None
+        """Why this member cannot lead: its log tells about producers what this program does not understand."""
         self._heartbeat_due_ms = 0
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
@@ -138,6 +143,9 @@ class LeaderElector:
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
+        if self.unreadable_producers is not None:
+            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
+            return
         self._bootstrap_if_all_new(now_ms)
         if not state.hard_state.voter:
             state.become_follower(state.term, None, now_ms, RoleReason.NO_VOTE_YET)
@@ -159,15 +167,24 @@ class LeaderElector:
             self._lead(now_ms)
 
     def _lead(self, now_ms: int) -> None:
-        """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then speak up at once."""
+        """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then speak up at once.
+
+        It tells what its log tells of producers, so that later leaders need not look further back.
+        """
         state = self._state
-        magic, channel = self._noop_form
+        log = state.log
         try:
-            batch = state.log.append_as_leader(state.term, [self._noop_body], magic, channel=channel)
+            producers = rebuild(log, self._config, log.last.index, now_ms).table
+            batch = self._noops.append(log, state.term, producers.snapshot(self._noops.room, now_ms))
         except DiskFullError:
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
-        state.become_leader(batch.first_index, now_ms)
+        except UnreadableProducersError as error:
+            self.unreadable_producers = str(error)
+            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
+            return
+        producers.written(batch.last_index, log.end_position, now_ms)
+        state.become_leader(batch.first_index, now_ms, producers)
         self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
         self._heartbeat(now_ms)
 
@@ -396,7 +413,7 @@ class LeaderElector:
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        able = state.hard_state.voter and not state.log.disk_full
+        able = state.hard_state.voter and not state.log.disk_full and self.unreadable_producers is None
         if message.term == state.term and follows and able:
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
 

@@ -13,6 +13,7 @@ from typing import assert_never
 from dledger.config import FlushMode, ServerConfig
 from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, Random
+from dledger.core.producers import ProducerTable
 from dledger.errors import invariant
 from dledger.types import GENESIS, NO_ENTRY, NO_INDEX, HardState, LogIndex, NodeId, Role, Term
 
@@ -44,6 +45,7 @@ class Leader:
     match: dict[NodeId, LogIndex]
     contact_ms: dict[NodeId, int]
     disk_full: dict[NodeId, bool]
+    producers: ProducerTable
     transferring: bool = False
     reads_waiting: bool = False
     """Whether linearizable reads wait for a round or for the commit index."""
@@ -70,6 +72,7 @@ class MemberState:
         self.quorum = (len(self.peers) + 1) // 2 + 1
         self.log = log
         self.election = config.election
+        self._replication = config.replication
         self.flush_mode = config.store.flush_mode
         self.boot_id = boot_id
         self.outbox = Outbox()
@@ -178,8 +181,11 @@ class MemberState:
         self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: True})
         self._announce(before, reason)
 
-    def become_leader(self, noop_index: LogIndex, now_ms: int) -> None:
-        """Lead the current term; only a candidate that voted for itself in it may."""
+    def become_leader(self, noop_index: LogIndex, now_ms: int, producers: ProducerTable | None = None) -> None:
+        """Lead the current term; only a candidate that voted for itself in it may.
+
+        ``producers``: as of the log's end, ``noop_index`` included; None: there are none.
+        """
         role = self.role
         invariant(isinstance(role, Candidate) and not role.pre_vote, "only a candidate becomes leader")
         invariant(self._hard_state.vote == self.node_id, "a leader voted for itself", vote=self._hard_state.vote)
@@ -190,6 +196,7 @@ class MemberState:
             match=dict.fromkeys(self.peers, NO_INDEX),
             contact_ms=dict.fromkeys(self.peers, now_ms),
             disk_full=dict.fromkeys(self.peers, False),
+            producers=ProducerTable(self._replication) if producers is None else producers,
         )
         self._announce(before, RoleReason.ELECTED)
         self.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS | Wake.FLUSH

@@ -11,7 +11,7 @@ from typing import assert_never
 from dledger.config import ServerConfig
 from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
 from dledger.core.leader_elector import LeaderElector, TransferDone
-from dledger.core.member_state import MemberState
+from dledger.core.member_state import Leader, MemberState
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -28,11 +28,13 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
+from dledger.core.noops import Noops
 from dledger.core.outbox import Wake
 from dledger.core.ports import Log, PreparedAppend, Random
+from dledger.core.producer_payload import check_name
 from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
-from dledger.types import Body, HardState, NodeId, ProducerBatch, Term
+from dledger.types import Body, HardState, LogIndex, NodeId, ProducerBatch, Term
 
 TERM_STEP_MAX = 10**6
 """How far ahead of its own a member believes a term; at one election per second, eleven days of elections."""
@@ -56,10 +58,12 @@ class Node:
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )
-        self.elector = LeaderElector(self.state, self.reads, replication)
+        self.noops = Noops(config)
+        """How it writes entries that are no application's; whoever has a form of its own for them sets ``wrap``."""
+        self.elector = LeaderElector(self.state, self.reads, self.noops, config)
         self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
         self.handler = EntryHandler(self.state, replication)
-        self.quorum_ack = QuorumAckChecker(self.state, replication)
+        self.quorum_ack = QuorumAckChecker(self.state, self.noops, replication)
 
     # -- what users ask ------------------------------------------------------------------------------------------
 
@@ -76,8 +80,23 @@ class Node:
         self.quorum_ack.append_prepared(prepared, now_ms, done, producer)
 
     def producer_sequence(self, name: str, now_ms: int, done: SequenceDone) -> None:
-        """See ``QuorumAckChecker.producer_sequence``."""
-        self.quorum_ack.producer_sequence(name, now_ms, done)
+        """Ask how far a producer is: ``done`` gets the number of its next entry, 0 if it is not known.
+
+        All that it counts is committed then, and this member certainly leads: nobody else has a later answer.
+        """
+        try:
+            check_name(name)
+        except InvalidRequestError as error:
+            refusal = error  # the handler's name ends with it
+            self.state.outbox.completions.append(lambda: done(refusal))
+            return
+        leader = self.state.role
+        sequence = leader.producers.next_sequence(name) if isinstance(leader, Leader) else 0
+
+        def confirmed(result: LogIndex | DLedgerError) -> None:
+            done(result if isinstance(result, DLedgerError) else sequence)
+
+        self.reads.submit(now_ms, confirmed, at_least=self.state.log.last.index)
 
     def read_index(self, now_ms: int, done: ReadDone) -> None:
         """See ``ReadIndexQueue.submit``."""

@@ -47,6 +47,8 @@ class RoleReason(StrEnum):
     """It led, and a quorum has not answered for an election timeout."""
     DISK_FULL = "disk_full"
     """It has no room for a new leader's first entry."""
+    UNREADABLE_PRODUCERS = "unreadable_producers"
+    """Its log tells about producers what this version does not understand: a later one wrote it."""
     NO_VOTE_YET = "no_vote_yet"
     """Its disk is new: it may neither vote nor lead before it has caught up."""
 

@@ -177,6 +177,16 @@ class Log(Protocol):
     def read_at(self, position: Position) -> Entry:
         """The entry whose record starts at ``position``. Raises ``IndexOutOfRangeError`` if none does."""
 
+    def positions(self, first_index: LogIndex, last_index: LogIndex) -> tuple[int, ...]:
+        """Where the records of a range of entries start. Raises the errors of ``term_at``."""
+
+    def channel_runs(self, first_index: LogIndex, last_index: LogIndex) -> list[tuple[int, int, int]]:
+        """The ``channel`` fields of a range of entries: (channel, first index, count) of each run of equal ones.
+
+        A NOOP's is ``NOOP_CHANNEL``, whatever its magic. Reads headers only, and verifies none; raises the errors of
+        ``term_at``.
+        """
+
     def close(self) -> None:
         """Flush, record a clean stop and release the directory. Idempotent."""
 

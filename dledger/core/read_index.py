@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.outbox import Wake, hint
 from dledger.errors import DLedgerError, NotLeaderError, PendingFullError, QuorumAckTimeoutError
-from dledger.types import LogIndex, NodeId, Term
+from dledger.types import NO_INDEX, LogIndex, NodeId, Term
 
 ReadDone = Callable[[LogIndex | DLedgerError], None]
 
@@ -43,8 +43,11 @@ class ReadIndexQueue:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def submit(self, now_ms: int, done: ReadDone) -> None:
-        """Queue a read; ``done`` gets the index a reader must see, or ``NotLeaderError`` and the like."""
+    def submit(self, now_ms: int, done: ReadDone, *, at_least: LogIndex = NO_INDEX) -> None:
+        """Queue a read; ``done`` gets the index a reader must see, or ``NotLeaderError`` and the like.
+
+        ``at_least``: an entry that must be committed, too.
+        """
         state = self._state
         leader = state.role
         if not isinstance(leader, Leader):
@@ -53,7 +56,7 @@ class ReadIndexQueue:
         if len(self._pending) >= self._pending_max:
             self._finish(done, PendingFullError(f"{self._pending_max} reads are waiting already; repeat shortly"))
             return
-        index = max(state.commit_index, leader.noop_index)
+        index = max(state.commit_index, leader.noop_index, at_least)
         self._pending.append(_PendingRead(state.term, self.round + 1, index, now_ms + self._timeout_ms, done))
         self._round_wanted = leader.reads_waiting = True
         state.outbox.wake |= Wake.ELECTOR

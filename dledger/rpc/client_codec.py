@@ -16,7 +16,18 @@ from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, L
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.codec import index, name, parse
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, Magic, NodeId, Position, Role, Term
+from dledger.types import (
+    AppendedBatch,
+    Entry,
+    LogIndex,
+    Magic,
+    NodeId,
+    Position,
+    ProducerBatch,
+    Role,
+    StoredRun,
+    Term,
+)
 
 
 class ReadMode(IntEnum):
@@ -38,6 +49,7 @@ class Append:
     bodies: Sequence[bytes]
     request_id: int = 0
     ordered: bool = False
+    producer: ProducerBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +78,37 @@ class ReadAnswer:
 
 def encode_append(request: Append) -> bytes:
     """One append request."""
+    producer = request.producer
+    if producer is None:
+        return pb.AppendRequest(
+            group=request.group, bodies=request.bodies, request_id=request.request_id, ordered=request.ordered
+        ).SerializeToString()
     return pb.AppendRequest(
-        group=request.group, bodies=request.bodies, request_id=request.request_id, ordered=request.ordered
+        group=request.group,
+        bodies=request.bodies,
+        request_id=request.request_id,
+        ordered=request.ordered,
+        producer=producer.producer,
+        sequence=producer.sequence,
     ).SerializeToString()
 
 
 def decode_append(data: bytes) -> Append:
     """Raises ``InvalidRequestError``, as every ``decode_*`` of requests does."""
     wire = parse(pb.AppendRequest, data)
-    return Append(wire.group, tuple(wire.bodies), wire.request_id, wire.ordered)
+    producer = ProducerBatch(wire.producer, wire.sequence, len(wire.bodies)) if wire.producer else None
+    return Append(wire.group, tuple(wire.bodies), wire.request_id, wire.ordered, producer)
+
+
+def encode_producer_request(group: str, producer: str) -> bytes:
+    """Ask how far a producer is."""
+    return pb.ProducerRequest(group=group, producer=producer).SerializeToString()
+
+
+def decode_producer_request(data: bytes) -> tuple[str, str]:
+    """The group and the producer; the node checks its name."""
+    wire = parse(pb.ProducerRequest, data)
+    return name(wire.group, "group"), wire.producer
 
 
 def encode_read(request: Read) -> bytes:
@@ -155,6 +189,10 @@ def encode_appended(request_id: int, outcome: AppendedBatch | DLedgerError) -> b
         first_index=outcome.first_index,
         count=outcome.last_index - outcome.first_index + 1,
         positions=outcome.positions,
+        duplicates=[
+            pb.StoredRun(first_index=run.first_index, count=run.count, term=run.term, positions=run.positions)
+            for run in outcome.duplicates
+        ],
     ).SerializeToString()
 
 
@@ -166,7 +204,24 @@ def decode_appended(data: bytes) -> tuple[int, AppendedBatch | DLedgerError]:
         return wire.request_id, failure
     first = LogIndex(wire.first_index)
     last = LogIndex(first + wire.count - 1)
-    return wire.request_id, AppendedBatch(Term(wire.term), first, last, tuple(wire.positions))
+    duplicates = tuple(
+        StoredRun(LogIndex(run.first_index), run.count, Term(run.term), tuple(run.positions)) for run in wire.duplicates
+    )
+    return wire.request_id, AppendedBatch(Term(wire.term), first, last, tuple(wire.positions), duplicates)
+
+
+def encode_producer_answer(outcome: int | DLedgerError) -> bytes:
+    """The number of a producer's next entry."""
+    if isinstance(outcome, DLedgerError):
+        return pb.ProducerResponse(status=_status(outcome)).SerializeToString()
+    return pb.ProducerResponse(status=_SUCCESS, next_sequence=outcome).SerializeToString()
+
+
+def decode_producer_answer(data: bytes) -> int:
+    """The number of a producer's next entry."""
+    wire = parse(pb.ProducerResponse, data)
+    _raise_failure(wire.status)
+    return wire.next_sequence
 
 
 def encode_read_answer(outcome: ReadAnswer | DLedgerError) -> bytes:
@@ -383,6 +438,9 @@ _KINDS: Final[tuple[type[DLedgerError], ...]] = (
     errors.AccessDeniedError,
     errors.EmptyBatchError,
     errors.EarlierRequestFailedError,
+    errors.OutOfOrderSequenceError,
+    errors.UnknownProducerError,
+    errors.TooManyProducersError,
     errors.IndexOutOfRangeError,
     errors.IndexBeforeBeginError,
     errors.TransferFailedError,

@@ -54,6 +54,7 @@ class TooManyStreamsError(Exception):
 _NEEDED: Final = {
     "Append": Permission.PUB,
     "AppendStream": Permission.PUB,
+    "Producer": Permission.PUB,
     "Read": Permission.SUB,
     "Follow": Permission.SUB,
     "FetchLog": Permission.SUB,
@@ -109,6 +110,7 @@ class LogService:
             {
                 "Append": unary(answers("Append", self._append)),
                 "AppendStream": grpc.stream_stream_rpc_method_handler(self._append_stream),
+                "Producer": unary(answers("Producer", self._producer)),
                 "Read": unary(answers("Read", self._read)),
                 "Follow": stream(streams("Follow", self._follow)),
                 "Metadata": unary(answers("Metadata", self._metadata)),
@@ -163,7 +165,17 @@ class LogService:
         except DLedgerError as error:
             done(error)
         else:
-            self._node.submit_append(request.bodies, done)
+            self._node.submit_append(request.bodies, done, request.producer)
+
+    async def _producer(self, data: bytes, _caller: Caller | None) -> bytes:
+        group, producer = codec.decode_producer_request(data)
+        try:
+            self._check_group(group)
+            outcome: Outcome[int | DLedgerError] = Outcome(self._bridge)
+            self._node.submit_producer(producer, outcome.done)
+            return codec.encode_producer_answer(await outcome.future)
+        except DLedgerError as error:
+            return codec.encode_producer_answer(error)
 
     async def _read(self, data: bytes, _caller: Caller | None) -> bytes:
         request = codec.decode_read(data)

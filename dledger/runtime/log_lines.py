@@ -10,7 +10,7 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dledger.core.outbox import RoleChange
+from dledger.core.outbox import RoleChange, RoleReason
 from dledger.types import NodeId
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class NodeLines:
         extra = {"event": "role_change", "role": change.role, "term": change.term, "leader": leader, "reason": reason}
         text = "%s is %s in term %d, leader %s: %s"
         _log.info(text, self._node_id, change.role, change.term, leader, reason, extra=extra)
+        if change.reason is RoleReason.UNREADABLE_PRODUCERS:
+            text = (
+                "%s cannot lead: a later version wrote into its log what it knows of producers. Run that version here"
+            )
+            _log.error(text, self._node_id, extra=extra)
 
     def disk(self, *, full: bool, used_ratio: float) -> None:
         """Say once when the disk becomes full, and once when it has room again."""

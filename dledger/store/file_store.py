@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -97,6 +97,7 @@ class FileStore:
         self.first_index_of_term, self.slice_run = reader.first_index_of_term, reader.slice_run
         self.read_run, self.read_range, self.read_at = reader.read_run, reader.read_range, reader.read_at
         self.read_committed, self.copy_committed = reader.read_committed, reader.copy_committed
+        self.positions, self.channel_runs = reader.positions, reader.channel_runs
 
     @classmethod
     def open(
@@ -439,11 +440,17 @@ class FileStore:
         self.disk_used_ratio = room.ratio
         return room
 
-    def retire(self, protected_index: LogIndex, room: cleaner.Room) -> tuple[Path, ...]:
+    def retire(
+        self,
+        protected_index: LogIndex,
+        room: cleaner.Room,
+        may_go: Callable[[LogIndex], LogIndex] = lambda last_index: last_index,
+    ) -> tuple[Path, ...]:
         """Apply retention in memory and note whether the disk is full; returns what ``remove_retired`` will remove.
 
         Under the node's lock: the log's begin must not move between two looks that the core takes at it.
-        ``protected_index``: what all live followers have (``cleaner.protected``). Raises ``DiskError``.
+        ``protected_index``: what all live followers have (``cleaner.protected``). ``may_go`` is asked only if something
+        is to be removed: given the last entry that would go, it says which is the last that may. Raises ``DiskError``.
         """
         with self._shape_lock:
             self._state.check_usable()
@@ -455,7 +462,11 @@ class FileStore:
             self._disk_full = decision.disk_full
             if not decision.remove:
                 return ()
-            newest = decision.remove[-1]
+            last_index = may_go(LogIndex(decision.remove[-1].last_index))
+            remove = [segment for segment in decision.remove if segment.last_index <= last_index]
+            if not remove:
+                return ()
+            newest = remove[-1]
             index = LogIndex(newest.last_index)
             begin = Boundary(index, self.term_at(index), Position(newest.end), self.chain_crc_at(index))
             self._state.raise_begin(begin)

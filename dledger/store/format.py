@@ -15,7 +15,8 @@ A blank is magic -1 and a length that counts its own 8 bytes; the rest is zero. 
 when ``size + 8`` exceeds what is left of a segment, a blank takes that rest and the entry starts the next segment. So a
 used segment always ends in a blank and at least 8 bytes always remain after an entry.
 
-A NOOP has magic 2, or magic 1 and the bytes NOOP as its channel, which is 0 otherwise (``magic_of``).
+A NOOP has magic 2, or magic 1 and the bytes NOOP as its channel (``magic_of``). The channel of any other entry is the
+slot of the producer that appended it, or 0 (``dledger.core.producers``).
 
 An index unit is 32 bytes at ``index * 32``: magic i32, pos i64, size i32, index i64, term i64. It is derived from data.
 """
@@ -56,6 +57,8 @@ UNIT: Final = Struct(">iqiqq")
 BLANK: Final = Struct(">ii")
 CHAIN_CRC: Final = Struct(">I")
 CHAIN_CRC_OFFSET: Final = 36
+CHANNEL_OFFSET: Final = 32
+_MAGIC_AND_CHANNEL: Final = Struct(">i28xi")
 BLANK_MAGIC: Final = -1
 NAME_DIGITS: Final = 20
 _VALID_MAGICS: Final = frozenset(int(magic) for magic in Magic)
@@ -400,6 +403,12 @@ def is_magic(magic: int) -> bool:
 def magic_of(magic: int, channel: int) -> Magic:
     """What an entry means, from two fields of its verified header."""
     return Magic.NOOP if (magic, channel) == (Magic.NORMAL, NOOP_CHANNEL) else Magic(magic)
+
+
+def channel_of(record: bytes) -> int:
+    """The channel field of an entry's record; ``NOOP_CHANNEL`` for every NOOP."""
+    magic, channel = _MAGIC_AND_CHANNEL.unpack_from(record)
+    return NOOP_CHANNEL if magic == Magic.NOOP else int(channel)
 
 
 def run_problem(checked: CheckedRun, from_index: int, last: EntryId, chain_crc: int) -> str:

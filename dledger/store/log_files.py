@@ -8,18 +8,28 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from dledger.config import INDEX_UNIT_BYTES
-from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.store.format import CHAIN_CRC, CHAIN_CRC_OFFSET, UNIT, Unit, blank_head
+from dledger.errors import CorruptLogError, IndexBeforeBeginError, invariant
+from dledger.store.format import CHAIN_CRC, CHAIN_CRC_OFFSET, CHANNEL_OFFSET, UNIT, Unit, blank_head
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import MappedFileList
-from dledger.types import LogIndex
+from dledger.types import NOOP_CHANNEL, LogIndex, Magic
 
 Write = tuple[int, bytes]
 """An absolute position and what goes there, inside one segment."""
 Touched = tuple[list[MappedFile], list[MappedFile]]
 """Data and index files."""
+
+_UNITS: Final = np.dtype(
+    [("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")], align=False
+)
+"""Index units as a table; the same fields as ``format.UNIT``."""
+invariant(_UNITS.itemsize == INDEX_UNIT_BYTES, "index unit", size=_UNITS.itemsize)
 
 
 class LogFiles:
@@ -57,6 +67,49 @@ class LogFiles:
             raise IndexBeforeBeginError(f"position {position} is no longer kept here")
         offset = position - file.base
         return file.read(offset, length) if position >= hot_from else file.read_cold(offset, length)
+
+    def units(self, first: int, last: int) -> npt.NDArray[np.void]:
+        """The index units of a range, as a table of their fields. Raises as ``unit`` does."""
+        parts: list[npt.NDArray[np.void]] = []
+        index = first
+        while index <= last:
+            position = index * INDEX_UNIT_BYTES
+            file = self.index.find(position)
+            if file is None:
+                raise IndexBeforeBeginError(f"entry {index} is no longer kept here")
+            offset = position - file.base
+            count = min(last + 1 - index, (file.size - offset) // INDEX_UNIT_BYTES)
+            parts.append(np.frombuffer(file.read(offset, count * INDEX_UNIT_BYTES), _UNITS))
+            index += count
+        table = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        wrong = np.flatnonzero(table["index"] != np.arange(first, last + 1))
+        if wrong.size:
+            self.unit(first + int(wrong[0]))  # names the file
+        return table
+
+    def channel_runs(self, first: int, last: int, hot_from: int) -> list[tuple[int, int, int]]:
+        """``Log.channel_runs``: headers that begin below ``hot_from`` are read one by one, not through the mapping."""
+        table = self.units(first, last)
+        positions = table["position"].astype(np.int64)
+        channels = np.empty(len(positions), np.int64)
+        bases = positions - positions % self.segment_bytes
+        for base in np.unique(bases).tolist():
+            chosen = np.flatnonzero(bases == base)
+            file = self.data.find(base)
+            if file is None:
+                raise IndexBeforeBeginError(f"position {base} is no longer kept here")
+            hot = positions[chosen] >= hot_from
+            offsets = positions[chosen[hot]] - base + CHANNEL_OFFSET
+            data = np.frombuffer(file.map, np.uint8)
+            words = data[offsets[:, None] + np.arange(4)]
+            channels[chosen[hot]] = words.view(">i4").ravel()
+            for cold in chosen[~hot].tolist():
+                data_bytes = file.read_cold(int(positions[cold]) - base + CHANNEL_OFFSET, 4)
+                channels[cold] = int.from_bytes(data_bytes, "big", signed=True)
+        channels[table["magic"] == int(Magic.NOOP)] = NOOP_CHANNEL
+        starts = np.flatnonzero(np.concatenate(([True], channels[1:] != channels[:-1])))
+        counts = np.diff(np.append(starts, len(channels)))
+        return list(zip(channels[starts].tolist(), (starts + first).tolist(), counts.tolist(), strict=True))
 
     def slice_end(self, first: int, last: int, max_bytes: int) -> int:
         """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import groupby
 
 from dledger.config import ENTRY_HEADER_BYTES, MIB, MIN_BLANK_BYTES
 from dledger.core.ports import AppendHook, BatchHook
@@ -292,6 +293,20 @@ class MemoryStore:
         if offset == len(self._positions) or self._positions[offset] != position:
             raise IndexOutOfRangeError(f"no entry starts at position {position}")
         return self.read(LogIndex(self._begin.index + 1 + offset))
+
+    def positions(self, first_index: LogIndex, last_index: LogIndex) -> tuple[int, ...]:
+        first, last = self._offset_of(first_index), self._offset_of(last_index)
+        return tuple(self._positions[first : last + 1])
+
+    def channel_runs(self, first_index: LogIndex, last_index: LogIndex) -> list[tuple[int, int, int]]:
+        first, last = self._offset_of(first_index), self._offset_of(last_index)
+        runs: list[tuple[int, int, int]] = []
+        index = int(first_index)
+        for channel, same in groupby(map(records.channel_of, self._records[first : last + 1])):
+            count = sum(1 for _ in same)
+            runs.append((channel, index, count))
+            index += count
+        return runs
 
     def crash(self, keep_unflushed: int = 0) -> None:
         """Lose what was not flushed, except the first ``keep_unflushed`` entries of it, and be open again.

@@ -232,6 +232,23 @@ class LogReader:
         except IndexBeforeBeginError:
             return None
 
+    def positions(self, first_index: LogIndex, last_index: LogIndex) -> tuple[int, ...]:
+        def locate() -> tuple[int, ...]:
+            self._check_entry(first_index)
+            self._check_entry(last_index)
+            found: list[int] = self._files.units(first_index, last_index)["position"].tolist()
+            return tuple(found)
+
+        return self._stable(locate)
+
+    def channel_runs(self, first_index: LogIndex, last_index: LogIndex) -> list[tuple[int, int, int]]:
+        def read() -> list[tuple[int, int, int]]:
+            self._check_entry(first_index)
+            self._check_entry(last_index)
+            return self._files.channel_runs(first_index, last_index, self._hot_from)
+
+        return self._stable(read)
+
     def read_at(self, position: Position) -> Entry:
         index = self._stable(lambda: self._index_at(position))
         return self._read_slice(index, index, 0)[0]

@@ -87,9 +87,13 @@ _STATUSES: Final = {
 
 def for_broker(config: ServerConfig) -> ServerConfig:
     """The node's configuration with what a log of messages needs: no other writer, and NOOPs that are records."""
-    message = Message(TERM_START_TOPIC, b"")
-    replication = replace(config.replication, noop_body=encode_record(message), noop_compatible=True)
+    replication = replace(config.replication, noop_body=noop_record(b""), noop_compatible=True)
     return replace(config, replication=replication, client_appends=False)
+
+
+def noop_record(payload: bytes) -> bytes:
+    """The record that a NOOP is in a log of messages: nobody subscribes to its topic. ``payload`` is the log's own."""
+    return encode_record(Message(TERM_START_TOPIC, payload))
 
 
 def status_of(error: DLedgerError) -> PutMessageStatus:
@@ -135,6 +139,7 @@ class ReplicatedCommitLog:
 
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._earliest = (-1, -1)  # a begin position and the first message's time after it
+        server.wrap_noops(noop_record)
         server.add_batch_hook(self._place_records)
         server.bulk.store_time = stored_at
         server.subscribe(self._on_event)

@@ -499,3 +499,35 @@ def test_close_is_idempotent_and_final(log: Log) -> None:
         log.read(LogIndex(0))
     with pytest.raises(ShutdownError):
         log.flush()
+
+
+def test_positions_and_channels_of_a_range(log: Log) -> None:
+    """Over several segments: runs of equal channels, and a NOOP's mark for both forms of a NOOP."""
+    log.append_as_leader(Term(1), [b""], Magic.NOOP)
+    first = log.append_as_leader(Term(1), [bytes(50)] * 20)
+    second = log.append_as_leader(Term(1), [b"x"] * 3, channel=7)
+    log.append_as_leader(Term(1), [b"noop"], channel=NOOP_CHANNEL)
+    third = log.append_as_leader(Term(1), [b"y"] * 2, channel=1 << 30)
+
+    assert log.channel_runs(LogIndex(0), log.last.index) == [
+        (NOOP_CHANNEL, 0, 1),
+        (0, 1, 20),
+        (7, 21, 3),
+        (NOOP_CHANNEL, 24, 1),
+        (1 << 30, 25, 2),
+    ]
+    assert log.channel_runs(LogIndex(22), LogIndex(24)) == [(7, 22, 2), (NOOP_CHANNEL, 24, 1)]
+    positions = log.positions(LogIndex(1), log.last.index)
+    assert positions[:23] == first.positions + second.positions
+    assert positions[24:] == third.positions
+
+
+def test_positions_and_channels_are_of_kept_entries_only(log: Log) -> None:
+    """The errors of ``term_at``."""
+    fill(log, 3)
+
+    for read in (log.positions, log.channel_runs):
+        with pytest.raises(IndexOutOfRangeError):
+            read(LogIndex(0), LogIndex(3))
+        with pytest.raises(IndexBeforeBeginError):
+            read(LogIndex(-1), LogIndex(2))

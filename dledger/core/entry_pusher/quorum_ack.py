@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dledger.config import ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
+from dledger.core.noops import Noops
 from dledger.core.outbox import Wake, hint
 from dledger.core.ports import PreparedAppend
+from dledger.core.producer_payload import encode_registration
+from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Plan, Producer, ProducerTable
 from dledger.errors import (
     DiskFullError,
     DLedgerError,
@@ -24,8 +27,9 @@ from dledger.errors import (
     PendingFullError,
     QuorumAckTimeoutError,
     TermChangedError,
+    TooManyProducersError,
 )
-from dledger.types import AppendedBatch, Body, ProducerBatch
+from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, ProducerBatch, StoredRun
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 SequenceDone = Callable[[int | DLedgerError], None]
@@ -34,6 +38,9 @@ SequenceDone = Callable[[int | DLedgerError], None]
 @dataclass(frozen=True, slots=True)
 class _PendingAppend:
     batch: AppendedBatch
+    needed_index: LogIndex
+    """What must be committed: the batch, and what was there of it before."""
+    entries: int
     size_bytes: int
     due_ms: int
     done: AppendDone
@@ -42,80 +49,183 @@ class _PendingAppend:
 class QuorumAckChecker:
     """Takes appends on the leader and completes each exactly once. ``step`` runs on the quorum-ack thread."""
 
-    def __init__(self, state: MemberState, config: ReplicationConfig) -> None:
+    def __init__(self, state: MemberState, noops: Noops, config: ReplicationConfig) -> None:
         self._state = state
+        self._noops = noops
         self._config = config
         self._pending: deque[_PendingAppend] = deque()
         self.pending_entries = 0
         self.pending_bytes = 0
+        self.duplicates = 0
+        """Entries that came a second time and were answered with the place of the first."""
+
+    # -- taking appends ------------------------------------------------------------------------------------------
 
     def append(
         self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
     ) -> AppendedBatch | None:
         """Append a batch as leader; ``done`` hears of a quorum, a refusal (nothing applied) or an unknown outcome.
 
-        Gives the batch where it was written, None after a refusal.
+        With ``producer``, what the log holds of it already is not appended again; success then means that a quorum
+        holds that, too. Gives the batch where it was written, None after a refusal and when there was nothing new.
         """
-        refusal = self._refuse(bodies) if producer is None else InvalidRequestError("producers are not served yet")
-        if refusal is None:
-            try:
-                batch = self._state.log.append_as_leader(self._state.term, bodies)
-            except (DiskFullError, EntryTooLargeError, InvalidRequestError) as error:
-                refusal = error
-        if refusal is not None:
-            self._finish(done, refusal)
+        if producer is None:
+            return self._append(bodies, now_ms, done)
+        plan = self._plan(producer, len(bodies), now_ms, done)
+        if plan is None:
             return None
-        size = sum(map(len, bodies))
-        self._pending.append(_PendingAppend(batch, size, now_ms + self._config.ack_timeout_ms, done))
-        self.pending_entries += len(bodies)
-        self.pending_bytes += size
-        self._state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
-        if self._state.quorum == 1 or len(self._pending) == 1:
-            self._state.outbox.wake |= Wake.QUORUM_ACK  # the worker learns the first deadline
-        return batch
+        return self._append(bodies[plan.stored :] if plan.stored else bodies, now_ms, done, producer.producer, plan)
 
     def append_prepared(
         self, prepared: PreparedAppend, now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
     ) -> None:
-        """Ask ``prepared`` for a batch, only as leader, and append it."""
+        """Ask ``prepared`` for a batch, only as leader, and append it.
+
+        With ``producer``, only for the entries that the log does not hold yet, and not at all if it holds them all.
+        """
         state = self._state
         if not isinstance(state.role, Leader):
-            self.append((), now_ms, done)
+            self._finish(done, self._not_leader())
             return
-        if producer is not None:
-            self._finish(done, InvalidRequestError("producers are not served yet"))
-            return
-        bodies = prepared.bodies(state.term)
+        if producer is None:
+            plan, name, bodies = None, "", prepared.bodies(state.term)
+        else:
+            plan, name = self._plan(producer, producer.count, now_ms, done), producer.producer
+            if plan is None:
+                return
+            bodies = prepared.bodies(state.term, plan.stored)
         if isinstance(bodies, DLedgerError):
             self._finish(done, bodies)
             return
         batch = None
         try:
-            batch = self.append(bodies, now_ms, done)
+            batch = self._append(bodies, now_ms, done, name, plan)
         finally:
             prepared.placed(batch)
 
-    def producer_sequence(self, name: str, now_ms: int, done: SequenceDone) -> None:  # noqa: ARG002  # not served yet
-        """The number of the next entry of producer ``name``, once all that it counts is committed."""
-        self._state.outbox.completions.append(lambda: done(InvalidRequestError("producers are not served yet")))
+    def _plan(self, producer: ProducerBatch, count: int, now_ms: int, done: AppendDone) -> Plan | None:
+        """What of a producer's batch is to be appended; None if nothing is, and ``done`` hears of it."""
+        refusal = self._refuse(count, 0)
+        leader = self._state.role
+        if refusal is None and isinstance(leader, Leader):
+            plan = leader.producers.plan(producer, count)
+            if isinstance(plan, DLedgerError):
+                refusal = plan
+            elif not 0 < count == plan.stored:
+                return plan
+            else:
+                self._wait_for_stored(plan, now_ms, done)
+                return None
+        if refusal is not None:
+            self._finish(done, refusal)
+        return None
 
-    def _refuse(self, bodies: Sequence[Body]) -> DLedgerError | None:
+    def _append(
+        self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: str = "", plan: Plan | None = None
+    ) -> AppendedBatch | None:
+        size = sum(map(len, bodies))
+        written = self._refuse(len(bodies), size) or self._write(bodies, now_ms, producer, plan)
+        if isinstance(written, DLedgerError):
+            self._finish(done, written)
+            return None
+        due_ms = now_ms + self._config.ack_timeout_ms
+        self._pending.append(_PendingAppend(written, written.last_index, len(bodies), size, due_ms, done))
+        self.pending_entries += len(bodies)
+        self.pending_bytes += size
         state = self._state
+        state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
+        if state.quorum == 1 or len(self._pending) == 1:
+            state.outbox.wake |= Wake.QUORUM_ACK  # the worker learns the first deadline
         leader = state.role
+        if isinstance(leader, Leader) and leader.producers.is_due(state.log.last.index, state.log.end_position, now_ms):
+            self.write_snapshot(now_ms)
+        return written
+
+    def _write(self, bodies: Sequence[Body], now_ms: int, name: str, plan: Plan | None) -> AppendedBatch | DLedgerError:
+        state, leader = self._state, self._state.role
+        try:
+            if plan is None or not isinstance(leader, Leader):
+                return state.log.append_as_leader(state.term, bodies)
+            producer = plan.producer or self._register(leader.producers, name, now_ms)
+            if isinstance(producer, DLedgerError):
+                return producer
+            batch = state.log.append_as_leader(state.term, bodies, channel=producer.slot)
+        except (DiskFullError, EntryTooLargeError, InvalidRequestError) as error:
+            return error
+        leader.producers.note(producer, batch.first_index, len(bodies), now_ms)
+        return replace(batch, duplicates=self._located(plan)) if plan.stored else batch
+
+    def _register(self, producers: ProducerTable, name: str, now_ms: int) -> Producer | TooManyProducersError:
+        log = self._state.log
+        registration = producers.registration(name, self._noops.room, now_ms)
+        if isinstance(registration, TooManyProducersError):
+            return registration
+        noop = self._noops.append(log, self._state.term, encode_registration(registration))
+        return producers.register(registration, noop.first_index, log.end_position, now_ms)
+
+    def _wait_for_stored(self, plan: Plan, now_ms: int, done: AppendDone) -> None:
+        """All is in the log; the answer is that of the first time, once a quorum has it under this leader."""
+        state = self._state
+        batch = AppendedBatch(state.term, LogIndex(0), NO_INDEX, (), self._located(plan))
+        due_ms = now_ms + self._config.ack_timeout_ms
+        self._pending.append(_PendingAppend(batch, plan.stored_index, plan.stored, 0, due_ms, done))
+        self.pending_entries += plan.stored
+        state.outbox.wake |= Wake.QUORUM_ACK
+
+    def _located(self, plan: Plan) -> tuple[StoredRun, ...]:
+        """Where the stored entries are, with what the log still says of them."""
+        self.duplicates += plan.stored
+        log = self._state.log
+        return tuple(
+            replace(
+                run,
+                term=log.term_at(run.first_index),
+                positions=log.positions(run.first_index, LogIndex(run.first_index + run.count - 1)),
+            )
+            if run.first_index > max(log.begin.index, 0)
+            else run
+            for run in plan.duplicates
+        )
+
+    def write_snapshot(self, now_ms: int) -> None:
+        """As leader, write down all that is known of producers; not if the disk is full, when nothing else is."""
+        state, leader = self._state, self._state.role
+        if not isinstance(leader, Leader) or state.log.disk_full:
+            return
+        payload = leader.producers.snapshot(self._noops.room, now_ms)
+        try:
+            noop = self._noops.append(state.log, state.term, payload)
+        except DiskFullError:
+            return
+        leader.producers.written(noop.last_index, state.log.end_position, now_ms)
+        state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
+
+    def _refuse(self, count: int, size: int) -> DLedgerError | None:
+        leader = self._state.role
         if not isinstance(leader, Leader):
-            return NotLeaderError("this node does not lead; append to the leader", leader=hint(state.leader_id))
+            return self._not_leader()
+        if count > BATCH_ENTRIES_MAX or (size > BATCH_BYTES_MAX and count > 1):
+            return InvalidRequestError(
+                f"a batch of {count} entries and {size} bytes is too large: at most {BATCH_ENTRIES_MAX} entries and "
+                f"{BATCH_BYTES_MAX} bytes can be one batch"
+            )
         if leader.transferring:
             return LeaderTransferringError("leadership is being handed over; repeat shortly")
         config = self._config
         if self.pending_entries and (
-            self.pending_entries + len(bodies) > config.pending_entries_max
-            or self.pending_bytes + sum(map(len, bodies)) > config.pending_bytes_max
+            self.pending_entries + count > config.pending_entries_max
+            or self.pending_bytes + size > config.pending_bytes_max
         ):
             return PendingFullError(
                 f"{self.pending_entries} entries ({self.pending_bytes} bytes) wait for a quorum already; the limits "
                 f"are {config.pending_entries_max} entries and {config.pending_bytes_max} bytes: slow down and repeat"
             )
         return None
+
+    def _not_leader(self) -> NotLeaderError:
+        return NotLeaderError("this node does not lead; append to the leader", leader=hint(self._state.leader_id))
+
+    # -- answering them ------------------------------------------------------------------------------------------
 
     def step(self, now_ms: int) -> int | None:
         """Commit what a quorum holds, complete what is committed, give up what is overdue."""
@@ -127,7 +237,7 @@ class QuorumAckChecker:
             head = pending[0]
             if not leads or head.batch.term != state.term:
                 self._pop(TermChangedError("leadership was lost; the entry may or may not survive"))
-            elif head.batch.last_index <= state.commit_index:
+            elif head.needed_index <= state.commit_index:
                 self._pop(head.batch)
             elif head.due_ms <= now_ms:
                 self._pop(
@@ -157,7 +267,7 @@ class QuorumAckChecker:
 
     def _pop(self, result: AppendedBatch | DLedgerError) -> None:
         pending = self._pending.popleft()
-        self.pending_entries -= len(pending.batch.positions)
+        self.pending_entries -= pending.entries
         self.pending_bytes -= pending.size_bytes
         self._finish(pending.done, result)
 

@@ -152,6 +152,7 @@ def test_a_leaders_record_starts_empty() -> None:
         match={N1: NO_INDEX, N2: NO_INDEX},
         contact_ms={N1: 1000, N2: 1000},
         disk_full={N1: False, N2: False},
+        producers=solo.leader_role.producers,
     )
 
 

@@ -1,0 +1,37 @@
+"""The entries that are no application's: how a leader writes them, and what it lets them tell.
+
+A term begins with one, and a leader appends more when there is something to tell about producers. In a log whose
+readers take every body for a record of theirs, ``wrap`` makes it such a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from dledger.config import ENTRY_HEADER_BYTES, ServerConfig
+from dledger.core.ports import Log
+from dledger.types import NOOP_CHANNEL, AppendedBatch, Magic, Term
+
+Wrap = Callable[[bytes], bytes]
+"""From what is to be told (perhaps nothing) to the body that tells it. Adds as many bytes to any payload."""
+
+
+class Noops:
+    """Writes them, for one member."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        replication = config.replication
+        self._form: Final = (Magic.NORMAL, NOOP_CHANNEL) if replication.noop_compatible else (Magic.NOOP, 0)
+        self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
+        self.wrap: Wrap = lambda payload: replication.noop_body + payload
+
+    @property
+    def room(self) -> int:
+        """How many bytes of payload fit."""
+        return self._body_bytes_max - len(self.wrap(b""))
+
+    def append(self, log: Log, term: Term, payload: bytes) -> AppendedBatch:
+        """Append one as leader of ``term``. Raises ``DiskFullError`` and ``EntryTooLargeError``."""
+        magic, channel = self._form
+        return log.append_as_leader(term, [self.wrap(payload)], magic, channel=channel)

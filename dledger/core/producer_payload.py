@@ -1,0 +1,174 @@
+"""What a NOOP tells about producers, as bytes: the body of it, or (in a broker's log) a part of its body.
+
+All integers are big-endian. A payload begins with
+
+    0        8         9      10       14
+    +--------+---------+------+--------+------
+    | mark   | version | kind | length | rest
+    +--------+---------+------+--------+------
+
+where ``length`` counts the bytes of the rest. The mark is looked for anywhere in a NOOP's body: nobody but a leader
+writes one, so there is nothing else that could look like it. ``docs/formats.md`` draws the rest of both kinds.
+
+A snapshot holds every producer as of all entries before its own; a registration gives a new one its slot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError  # noqa: N812  # it is an exception
+from typing import Final
+
+from dledger.errors import DLedgerError, InvalidRequestError
+
+MARK: Final = b"\x89DLPROD\n"
+VERSION: Final = 1
+SNAPSHOT: Final = 1
+REGISTRATION: Final = 2
+SLOT_MAX: Final = 1 << 30
+"""Slots are positive; the mark of a NOOP in the same header field is larger."""
+NAME_BYTES_MAX: Final = 128
+
+_HEAD: Final = Struct(">8sBBI")
+_TABLE: Final = Struct(">II")
+_PRODUCER: Final = Struct(">BBIQQ")
+_RUN: Final = Struct(">QQI")
+_REGISTRATION: Final = Struct(">IIB")
+_NAME: Final = re.compile(r"[A-Za-z0-9._/:-]{1,128}")
+
+EMPTY_SNAPSHOT_BYTES: Final = _HEAD.size + _TABLE.size
+PRODUCER_BYTES: Final = _PRODUCER.size
+"""Of a producer in a snapshot, without its name and runs."""
+RUN_BYTES: Final = _RUN.size
+
+
+class UnreadableProducersError(DLedgerError):
+    """Raised for a payload of a newer version of this program, or one that contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Entries of one producer at contiguous indexes."""
+
+    first_sequence: int
+    first_index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRecord:
+    """A producer as a snapshot holds it; ``idle_ms`` since its last append, ``runs`` its last ones, oldest first."""
+
+    name: str
+    slot: int
+    next_sequence: int
+    idle_ms: int
+    runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All producers. ``next_slot`` is what the next registration may take."""
+
+    next_slot: int
+    producers: tuple[ProducerRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """From here on entries with ``slot`` are this producer's, from sequence 0; ``dropped`` (0: none) is forgotten."""
+
+    name: str
+    slot: int
+    dropped: int = 0
+
+
+Payload = Snapshot | Registration
+
+
+def check_name(name: str) -> None:
+    """Raise ``InvalidRequestError`` for what cannot be a producer's name."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidRequestError(
+            f"{name[:140]!r} cannot name a producer: 1 to {NAME_BYTES_MAX} of the characters A-Z a-z 0-9 . _ / : - can"
+        )
+
+
+def encode_snapshot(next_slot: int, producers: Sequence[ProducerRecord]) -> bytes:
+    """The payload of a snapshot."""
+    parts = [_TABLE.pack(next_slot, len(producers))]
+    for one in producers:
+        name = one.name.encode("ascii")
+        parts.append(_PRODUCER.pack(len(name), len(one.runs), one.slot, one.next_sequence, one.idle_ms))
+        parts.append(name)
+        parts += [_RUN.pack(run.first_sequence, run.first_index, run.count) for run in one.runs]
+    return _with_head(SNAPSHOT, b"".join(parts))
+
+
+def encode_registration(registration: Registration) -> bytes:
+    """The payload of a registration."""
+    name = registration.name.encode("ascii")
+    return _with_head(REGISTRATION, _REGISTRATION.pack(registration.slot, registration.dropped, len(name)) + name)
+
+
+def _with_head(kind: int, rest: bytes) -> bytes:
+    return _HEAD.pack(MARK, VERSION, kind, len(rest)) + rest
+
+
+def decode_payload(body: bytes) -> Payload | None:
+    """What a NOOP's body tells; None if it tells nothing. Raises ``UnreadableProducersError``."""
+    start = body.find(MARK)
+    if start < 0:
+        return None
+    try:
+        _, version, kind, length = _HEAD.unpack_from(body, start)
+        if version != VERSION:
+            raise UnreadableProducersError(
+                f"the log holds a table of producers of version {version}, and this program knows {VERSION}: "
+                "run the version that wrote it, or a later one"
+            )
+        rest = body[start + _HEAD.size : start + _HEAD.size + length]
+        if len(rest) == length and kind == SNAPSHOT:
+            return _decode_snapshot(rest)
+        if len(rest) == length and kind == REGISTRATION:
+            return _decode_registration(rest)
+    except (StructError, UnicodeDecodeError, InvalidRequestError) as error:
+        raise UnreadableProducersError(f"a table of producers in the log is damaged: {error}") from error
+    raise UnreadableProducersError(f"a table of producers in the log is damaged: kind {kind}, {len(rest)} bytes")
+
+
+def _decode_snapshot(rest: bytes) -> Snapshot:
+    next_slot, count = _TABLE.unpack_from(rest)
+    at = _TABLE.size
+    producers: list[ProducerRecord] = []
+    for _ in range(count):
+        name_bytes, run_count, slot, next_sequence, idle_ms = _PRODUCER.unpack_from(rest, at)
+        at += _PRODUCER.size
+        name = rest[at : at + name_bytes].decode("ascii")
+        at += name_bytes
+        runs = tuple(RunRecord(*_RUN.unpack_from(rest, at + number * _RUN.size)) for number in range(run_count))
+        at += run_count * _RUN.size
+        _check(name, slot)
+        producers.append(ProducerRecord(name, slot, next_sequence, idle_ms, runs))
+    distinct = len({one.slot for one in producers}) == len({one.name for one in producers}) == count
+    if at != len(rest) or not distinct or not 0 < next_slot <= SLOT_MAX:
+        raise InvalidRequestError(f"{count} producers, {at} of {len(rest)} bytes, next slot {next_slot}")
+    return Snapshot(next_slot, tuple(producers))
+
+
+def _decode_registration(rest: bytes) -> Registration:
+    slot, dropped, name_bytes = _REGISTRATION.unpack_from(rest)
+    name = rest[_REGISTRATION.size :].decode("ascii")
+    _check(name, slot)
+    if len(name) != name_bytes:
+        raise InvalidRequestError(f"a name of {len(name)} instead of {name_bytes} bytes")
+    return Registration(name, slot, dropped)
+
+
+def _check(name: str, slot: int) -> None:
+    check_name(name)
+    if not 0 < slot <= SLOT_MAX:
+        raise InvalidRequestError(f"slot {slot} of {name}")

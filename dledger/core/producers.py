@@ -1,0 +1,428 @@
+"""Exactly-once append: the leader's table of producers, and how it stands in the log.
+
+A *producer* is a name with a count of its entries. A batch says the number of its first entry (its *sequence*); the
+leader compares it with the number that the producer is at in the leader's **whole** log, committed or not:
+
+- equal: all is new;
+- lower: the first entries are there already, and only the rest is appended;
+- higher: something is missing in between, so nothing is appended (``OutOfOrderSequenceError``).
+
+What the log says of it, so that any later leader knows the same:
+
+- a *registration*, the payload of a NOOP, gives a producer a *slot*;
+- every entry of a producer carries its slot in the header's ``channel`` field, so that the producer's sequence is the
+  count of such entries since the registration;
+- a *snapshot*, the payload of another NOOP, holds the whole table, so that nobody has to look further back.
+
+The table is a function of the log, and lives on leaders only: it is made anew at every election (``rebuild``), and
+nothing is ever taken back from it, because a leader never truncates its own log. Followers do nothing for it.
+
+How far back a new leader looks is bounded: in a term that begins with a snapshot another one follows at the latest
+``SNAPSHOT_ENTRIES_MAX`` entries or ``SNAPSHOT_BYTES`` later, plus one batch, as long as there are producers. Where the
+bound (or the log's begin) is reached without one there were none, and registrations after that point are all there is.
+
+Time is the leader's monotonic clock; snapshots hold how long each producer was idle, not dates: the clocks of two
+members may differ by days, and whoever is forgotten too early could store something twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dledger.config import MIB, ReplicationConfig, ServerConfig
+from dledger.core.ports import Log
+from dledger.core.producer_payload import (
+    EMPTY_SNAPSHOT_BYTES,
+    PRODUCER_BYTES,
+    RUN_BYTES,
+    SLOT_MAX,
+    Payload,
+    ProducerRecord,
+    Registration,
+    RunRecord,
+    Snapshot,
+    UnreadableProducersError,
+    check_name,
+    decode_payload,
+    encode_snapshot,
+)
+from dledger.errors import (
+    DLedgerError,
+    InvalidRequestError,
+    OutOfOrderSequenceError,
+    TooManyProducersError,
+    UnknownProducerError,
+)
+from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, ProducerBatch, StoredRun
+
+RUNS_KEPT: Final = 32
+"""Runs per producer that the leader remembers, to say where what came twice is."""
+RUNS_WRITTEN: Final = 8
+"""Of them, at most so many go into a snapshot."""
+SNAPSHOT_ENTRIES_PER_PRODUCER: Final = 32
+SNAPSHOT_ENTRIES_MAX: Final = 131_072
+SNAPSHOT_BYTES: Final = 32 * MIB
+"""How much log there may be, bodies and all, from one snapshot to the next: what a new leader reads is in memory."""
+SNAPSHOT_REGISTRATIONS: Final = 1024
+SNAPSHOTS_PER_EXPIRY: Final = 16
+"""So often while appends come: idle times lose at most this part of ``producer_expiry_ms`` by a change of leader."""
+BATCH_ENTRIES_MAX: Final = 65_536
+"""Entries of one batch; more are refused, because the look back must be bounded."""
+BATCH_BYTES_MAX: Final = 32 * MIB
+"""Bytes of a batch of several entries, for the same reason."""
+EVICTION_IDLE_MS: Final = 600_000
+"""Nobody who was active since may lose its place to a newcomer; no client repeats an append for so long."""
+_WALK_ENTRIES: Final = SNAPSHOT_ENTRIES_MAX + BATCH_ENTRIES_MAX
+_WALK_BYTES: Final = SNAPSHOT_BYTES + 3 * BATCH_BYTES_MAX
+"""Blanks at the ends of segments can make a batch's part of the log twice as long as the batch."""
+_CHUNK_ENTRIES: Final = 8192
+
+
+@dataclass(slots=True)
+class Producer:
+    """One that the leader knows."""
+
+    name: str
+    slot: int
+    next_sequence: int
+    active_ms: int
+    runs: deque[RunRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with a batch: of its entries the first ``stored`` are in the log, up to ``stored_index``."""
+
+    producer: Producer | None
+    """None: it must be registered first."""
+    stored: int
+    stored_index: LogIndex
+    duplicates: tuple[StoredRun, ...]
+
+
+class ProducerTable:
+    """All producers of one leadership. Under the node's lock."""
+
+    def __init__(self, config: ReplicationConfig) -> None:
+        self._max = config.max_producers
+        self._expiry_ms = config.producer_expiry_ms
+        self._snapshot_entries = config.producer_snapshot_entries
+        self._by_name: dict[str, Producer] = {}  # the least recently active one first
+        self._by_slot: dict[int, Producer] = {}
+        self._next_slot = 1
+        self._bytes = EMPTY_SNAPSHOT_BYTES  # of a snapshot with a single run of each
+        self._registrations = 0
+        self._due: tuple[int, int, int] | None = None  # entry, position and time of the next snapshot; None: no need
+        self.duplicates = 0
+        """Entries that came again and were not appended."""
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    # -- what a batch means --------------------------------------------------------------------------------------
+
+    def plan(self, batch: ProducerBatch, count: int) -> Plan | DLedgerError:
+        """What to append of a batch of ``count`` entries, or why nothing. Changes nothing."""
+        producer = self._by_name.get(batch.producer)
+        sequence = batch.sequence
+        if producer is None:
+            return self._plan_new(batch)
+        expected = producer.next_sequence
+        if sequence == expected:
+            return Plan(producer, 0, NO_INDEX, ())
+        if sequence > expected:
+            return OutOfOrderSequenceError(
+                f"producer {batch.producer!r} is at sequence {expected}: an append at {sequence} leaves out what is "
+                "between; send that first"
+            )
+        if sequence < 0:
+            return InvalidRequestError(f"sequence {sequence} of producer {batch.producer!r} must not be negative")
+        stored = min(expected - sequence, count)
+        duplicates, last = _stored_runs(producer, sequence, stored)
+        return Plan(producer, stored, last, duplicates)
+
+    def _plan_new(self, batch: ProducerBatch) -> Plan | DLedgerError:
+        try:
+            check_name(batch.producer)
+        except InvalidRequestError as error:
+            return error
+        if batch.sequence < 0:
+            return InvalidRequestError(f"sequence {batch.sequence} of producer {batch.producer!r} must not be negative")
+        if batch.sequence:
+            return UnknownProducerError(
+                f"producer {batch.producer!r} is not known here (any more): it cannot go on at sequence "
+                f"{batch.sequence}, only begin at 0, under a new name if it was used before"
+            )
+        return Plan(None, 0, NO_INDEX, ())
+
+    def next_sequence(self, name: str) -> int:
+        """The number of the producer's next entry; 0 if it is not known."""
+        producer = self._by_name.get(name)
+        return 0 if producer is None else producer.next_sequence
+
+    # -- changes, each written to the log first ------------------------------------------------------------------
+
+    def registration(self, name: str, room: int, now_ms: int) -> Registration | TooManyProducersError:
+        """What to write for a new producer; ``room``: the bytes that a snapshot may take up."""
+        dropped = 0
+        if len(self) >= self._max or self._bytes + _size_of(name) > room:
+            oldest = next(iter(self._by_name.values()), None)
+            idle_ms = -1 if oldest is None else now_ms - oldest.active_ms
+            fits = oldest is not None and self._bytes - _size_of(oldest.name) + _size_of(name) <= room
+            if oldest is None or idle_ms < EVICTION_IDLE_MS or not fits:
+                return TooManyProducersError(
+                    f"{len(self)} producers are remembered, all active within {EVICTION_IDLE_MS // 60_000} minutes, "
+                    f"and {name!r} would be one too many: raise max_producers ({self._max}) or max_entry_bytes, or "
+                    "let clients live longer"
+                )
+            dropped = oldest.slot
+        return Registration(name, self._free_slot(), dropped)
+
+    def _free_slot(self) -> int:
+        slot = self._next_slot
+        while slot in self._by_slot:
+            slot = slot % SLOT_MAX + 1
+        return slot
+
+    def register(self, registration: Registration, index: LogIndex, position: int, now_ms: int) -> Producer:
+        """A registration was written at ``index``; the log ends at ``position``."""
+        name, slot = registration.name, registration.slot
+        for stale in (self._by_slot.get(registration.dropped), self._by_slot.get(slot), self._by_name.get(name)):
+            if stale is not None:
+                self._forget(stale)
+        producer = self._add(Producer(name, slot, 0, now_ms, deque(maxlen=RUNS_KEPT)))
+        self._next_slot = slot % SLOT_MAX + 1
+        self._registrations += 1
+        if self._due is None:
+            self._plan_snapshot(index, position, now_ms)
+        return producer
+
+    def note(self, producer: Producer, first_index: int, count: int, now_ms: int) -> None:
+        """``count`` entries of a producer were written from ``first_index`` on."""
+        runs = producer.runs
+        last = runs[-1] if runs else None
+        if last is not None and last.first_index + last.count == first_index:
+            runs[-1] = RunRecord(last.first_sequence, last.first_index, last.count + count)
+        else:
+            runs.append(RunRecord(producer.next_sequence, first_index, count))
+        producer.next_sequence += count
+        producer.active_ms = now_ms
+        self._by_name[producer.name] = self._by_name.pop(producer.name)
+
+    def note_slot(self, slot: int, first_index: int, count: int, now_ms: int) -> None:
+        """As ``note``, for entries found in the log; nobody's if the slot is not known."""
+        producer = self._by_slot.get(slot)
+        if producer is not None:
+            self.note(producer, first_index, count, now_ms)
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def snapshot(self, room: int, now_ms: int) -> bytes:
+        """What to write so that nobody needs to look further back; empty if there never was a producer.
+
+        Forgets those who have been idle for too long, and the oldest if not all fit ``room`` bytes.
+        """
+        for producer in list(self._by_name.values()):
+            if now_ms - producer.active_ms < self._expiry_ms and self._bytes <= room:
+                break
+            self._forget(producer)
+        if not self._by_name and self._next_slot == 1:
+            return b""
+        runs = RUNS_WRITTEN
+        while runs > 1 and self._bytes + (runs - 1) * RUN_BYTES * len(self) > room:
+            runs -= 1
+        return encode_snapshot(
+            self._next_slot,
+            [
+                ProducerRecord(
+                    one.name, one.slot, one.next_sequence, max(0, now_ms - one.active_ms), tuple(one.runs)[-runs:]
+                )
+                for one in self._by_name.values()
+            ],
+        )
+
+    def written(self, index: LogIndex, position: int, now_ms: int) -> None:
+        """A snapshot was written at ``index``; the log ends at ``position``."""
+        self._registrations = 0
+        self._due = None
+        if self._by_name:
+            self._plan_snapshot(index, position, now_ms)
+
+    def _plan_snapshot(self, index: int, position: int, now_ms: int) -> None:
+        entries = max(self._snapshot_entries, SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
+        pause_ms = max(self._expiry_ms // SNAPSHOTS_PER_EXPIRY, 1)
+        self._due = (index + min(entries, SNAPSHOT_ENTRIES_MAX), position + SNAPSHOT_BYTES, now_ms + pause_ms)
+
+    def is_due(self, last_index: LogIndex, position: int, now_ms: int) -> bool:
+        """Whether to write a snapshot now, the log ending with ``last_index`` at ``position``."""
+        due = self._due
+        return due is not None and (
+            last_index >= due[0]
+            or position >= due[1]
+            or now_ms >= due[2]
+            or self._registrations >= SNAPSHOT_REGISTRATIONS
+        )
+
+    # -- what is found in the log --------------------------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot, now_ms: int) -> None:
+        """Be what a snapshot says, whatever was before."""
+        self._by_name.clear()
+        self._by_slot.clear()
+        self._bytes = EMPTY_SNAPSHOT_BYTES
+        self._next_slot = snapshot.next_slot
+        for one in sorted(snapshot.producers, key=lambda one: -one.idle_ms):
+            runs = deque(one.runs, maxlen=RUNS_KEPT)
+            self._add(Producer(one.name, one.slot, one.next_sequence, now_ms - one.idle_ms, runs))
+
+    def _add(self, producer: Producer) -> Producer:
+        self._by_name[producer.name] = self._by_slot[producer.slot] = producer
+        self._bytes += _size_of(producer.name)
+        return producer
+
+    def _forget(self, producer: Producer) -> None:
+        if self._by_name.get(producer.name) is producer:
+            del self._by_name[producer.name]
+            del self._by_slot[producer.slot]
+            self._bytes -= _size_of(producer.name)
+
+
+def _size_of(name: str) -> int:
+    return PRODUCER_BYTES + len(name) + RUN_BYTES
+
+
+def _stored_runs(producer: Producer, sequence: int, count: int) -> tuple[tuple[StoredRun, ...], LogIndex]:
+    """Where the producer's entries ``[sequence, sequence + count)`` are, and the last index that any of them can have.
+
+    What is older than the remembered runs lies before the first of them.
+    """
+    found: list[StoredRun] = []
+    runs, end = producer.runs, sequence + count
+    first_known = runs[0].first_sequence if runs else producer.next_sequence
+    last = runs[0].first_index - 1 if runs else 0
+    if sequence < first_known:
+        found.append(StoredRun(LogIndex(0), min(end, first_known) - sequence))
+    for run in runs:
+        low, high = max(sequence, run.first_sequence), min(end, run.first_sequence + run.count)
+        if low < high:
+            first = run.first_index + low - run.first_sequence
+            found.append(StoredRun(LogIndex(first), high - low))
+            last = first + high - low - 1
+    return tuple(found), LogIndex(last)
+
+
+# -- from the log --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The table as of some entry, and the first entry that it was made from (None: there are no producers)."""
+
+    table: ProducerTable
+    needed_from: LogIndex | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A look back: runs of entries by channel, oldest first, and what the NOOPs among them tell."""
+
+    runs: list[tuple[int, int, int]]
+    payloads: dict[int, Payload]
+    start: int
+    """The newest snapshot's index, or that before the first entry looked at."""
+
+
+def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -> Rebuilt:
+    """Make the table from the log, as of ``last_index``. Raises ``UnreadableProducersError``.
+
+    Reads headers, and the bodies of NOOPs, of a bounded part of the log.
+    """
+    found = _look_back(log, last_index, _WALK_BYTES + 2 * config.store.entry_bytes_limit)
+    table = ProducerTable(config.replication)
+    needed: int | None = None
+    newest = found.payloads.get(found.start)
+    if isinstance(newest, Snapshot):
+        table.load(newest, now_ms)
+        needed = found.start
+    for channel, first, count in found.runs:
+        if channel != NOOP_CHANNEL:
+            if channel:
+                table.note_slot(channel, first, count, now_ms)
+            continue
+        for index in range(first, first + count):
+            payload = found.payloads.get(index)
+            if isinstance(payload, Registration):
+                table.register(payload, LogIndex(index), 0, now_ms)
+                needed = index if needed is None else needed
+    return Rebuilt(table, LogIndex(needed) if len(table) and needed is not None else None)
+
+
+def _look_back(log: Log, last_index: LogIndex, walk_bytes: int) -> _Found:
+    """Go back from ``last_index`` to the newest snapshot, or as far as one could be."""
+    lowest = max(log.begin.index + 1, last_index - _WALK_ENTRIES + 1)
+    stop_position = log.positions(last_index, last_index)[0] - walk_bytes if last_index >= lowest else 0
+    chunks: list[list[tuple[int, int, int]]] = []
+    payloads: dict[int, Payload] = {}
+    high = int(last_index)
+    while high >= lowest:
+        low = max(lowest, high - _CHUNK_ENTRIES + 1)
+        runs = log.channel_runs(LogIndex(low), LogIndex(high))
+        for index in _noops_backwards(runs):
+            payload = decode_payload(log.read(index).body)
+            if payload is not None:
+                payloads[index] = payload
+            if isinstance(payload, Snapshot):
+                chunks.append(_after(runs, index))
+                return _Found([run for chunk in reversed(chunks) for run in chunk], payloads, index)
+        chunks.append(runs)
+        high = low - 1
+        if log.positions(LogIndex(low), LogIndex(low))[0] < stop_position:
+            break
+    return _Found([run for chunk in reversed(chunks) for run in chunk], payloads, high)
+
+
+def _noops_backwards(runs: list[tuple[int, int, int]]) -> Iterator[LogIndex]:
+    for channel, first, count in reversed(runs):
+        if channel == NOOP_CHANNEL:
+            for index in range(first + count - 1, first - 1, -1):
+                yield LogIndex(index)
+
+
+def _after(runs: list[tuple[int, int, int]], index: int) -> list[tuple[int, int, int]]:
+    """The part of the runs that follows ``index``."""
+    cut: list[tuple[int, int, int]] = []
+    for channel, first, count in runs:
+        low = max(first, index + 1)
+        if low < first + count:
+            cut.append((channel, low, first + count - low))
+    return cut
+
+
+def needed_from(log: Log, config: ServerConfig) -> LogIndex | None:
+    """The first committed entry without which the table of producers could not be made again; None: none is needed.
+
+    Retention must keep it: a member that lost it could be elected, and would store what is repeated a second time.
+    """
+    try:
+        return rebuild(log, config, log.committed_index, 0).needed_from
+    except UnreadableProducersError:
+        return _newest_payload(log)
+
+
+def _newest_payload(log: Log) -> LogIndex | None:
+    """The newest NOOP that tells something, readable or not."""
+    high = int(log.committed_index)
+    while high > log.begin.index:
+        low = max(log.begin.index + 1, high - _CHUNK_ENTRIES + 1)
+        for index in _noops_backwards(log.channel_runs(LogIndex(low), LogIndex(high))):
+            try:
+                told = decode_payload(log.read(index).body) is not None
+            except UnreadableProducersError:
+                told = True
+            if told:
+                return index
+        high = low - 1
+    return None

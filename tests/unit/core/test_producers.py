@@ -1,0 +1,652 @@
+"""Exactly-once append on the leader: what is new, what was there, and that a later leader knows it, too."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from dledger.core import producers
+from dledger.core.outbox import RoleReason
+from dledger.core.producer_payload import (
+    ProducerRecord,
+    Registration,
+    RunRecord,
+    Snapshot,
+    UnreadableProducersError,
+    decode_payload,
+    encode_registration,
+    encode_snapshot,
+)
+from dledger.core.producers import needed_from, rebuild
+from dledger.errors import (
+    DLedgerError,
+    EntryTooLargeError,
+    InvalidRequestError,
+    NotLeaderError,
+    OutOfOrderSequenceError,
+    PendingFullError,
+    TermChangedError,
+    TooManyProducersError,
+    UnknownProducerError,
+)
+from dledger.types import (
+    NOOP_CHANNEL,
+    AppendedBatch,
+    HardState,
+    LogIndex,
+    Magic,
+    ProducerBatch,
+    Role,
+    StoredRun,
+    Term,
+)
+from tests.support.cluster import N1, Outcome
+from tests.support.solo import Solo
+
+
+def leading(**changes: Any) -> Solo:  # noqa: ANN401  # settings by name
+    solo = Solo(1, hard_state=HardState(Term(0), voter=True), **changes)
+    solo.lead()
+    return solo
+
+
+def append(solo: Solo, name: str, sequence: int, *bodies: bytes) -> Outcome[AppendedBatch]:
+    outcome: Outcome[AppendedBatch] = Outcome()
+    solo.node.append(bodies, solo.now_ms, outcome, ProducerBatch(name, sequence))
+    solo.take()
+    return outcome
+
+
+def commit(solo: Solo) -> None:
+    solo.flush()
+    solo.settle_quorum()
+
+
+def successor(solo: Solo, **changes: Any) -> Solo:  # noqa: ANN401  # settings by name
+    """Another member with the same log, which is elected."""
+    other = Solo(1, log=solo.log, hard_state=HardState(solo.state.term, voter=True), **changes)
+    other.lead()
+    return other
+
+
+def known(solo: Solo) -> dict[str, int]:
+    """How far the leader thinks that each producer is."""
+    table = solo.leader_role.producers
+    return {name: table.next_sequence(name) for name in table._by_name}
+
+
+def told(solo: Solo) -> list[Snapshot | Registration]:
+    """What the NOOPs of the log tell, oldest first."""
+    found = []
+    for index in range(solo.log.begin.index + 1, solo.log.last.index + 1):
+        entry = solo.log.read(LogIndex(index))
+        payload = decode_payload(entry.body) if entry.magic is Magic.NOOP else None
+        if payload is not None:
+            found.append(payload)
+    return found
+
+
+def bodies_of(solo: Solo) -> list[bytes]:
+    entries = solo.log.read_range(LogIndex(solo.log.begin.index + 1), solo.log.last.index, 1 << 20)
+    return [entry.body for entry in entries if entry.magic is Magic.NORMAL]
+
+
+def test_a_repeated_append_is_answered_with_the_place_of_the_first() -> None:
+    """Nothing is stored twice, and the answer is as good as the first one."""
+    solo = leading()
+    first = append(solo, "p", 0, b"a", b"b")
+    commit(solo)
+
+    again = append(solo, "p", 0, b"a", b"b")
+    commit(solo)
+
+    assert first.value.first_index == 2  # after the NOOP and the registration
+    assert again.value == AppendedBatch(
+        solo.state.term,
+        LogIndex(0),
+        LogIndex(-1),
+        (),
+        (StoredRun(LogIndex(2), 2, Term(1), first.value.positions),),
+    )
+    assert bodies_of(solo) == [b"a", b"b"]
+
+
+def test_of_a_batch_that_is_there_in_part_the_rest_is_appended() -> None:
+    """A client may cut what it repeats in another way."""
+    solo = leading()
+    append(solo, "p", 0, b"a", b"b")
+
+    outcome = append(solo, "p", 1, b"b", b"c")
+    commit(solo)
+
+    assert outcome.value.duplicates[0].first_index == 3
+    assert (outcome.value.first_index, outcome.value.last_index) == (4, 4)
+    assert bodies_of(solo) == [b"a", b"b", b"c"]
+
+
+def test_a_gap_and_an_unknown_producer_are_refused() -> None:
+    """What comes before must be stored before, and the log must know of it."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+
+    gap = append(solo, "p", 2, b"c").error
+    unknown = append(solo, "q", 1, b"x").error
+
+    assert isinstance(gap, OutOfOrderSequenceError)
+    assert isinstance(unknown, UnknownProducerError)
+    assert gap.outcome == unknown.outcome == "not_applied"
+    assert bodies_of(solo) == [b"a"]
+    assert solo.node.quorum_ack.pending_entries == 1
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ü", "x" * 129, "a\n"])
+def test_names_are_of_few_characters(name: str) -> None:
+    """They are stored, logged and shown."""
+    error = append(leading(), name, 0, b"a").error
+
+    assert isinstance(error, InvalidRequestError)
+    assert "A-Z" in str(error)
+
+
+def test_sequences_are_not_negative_and_batches_not_empty() -> None:
+    """Both would count backwards."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+
+    for name, sequence, bodies in (("p", -1, [b"x"]), ("new", -1, [b"x"]), ("p", 0, []), ("p", 1, [])):
+        assert isinstance(append(solo, name, sequence, *bodies).error, InvalidRequestError)
+    assert known(solo)["p"] == 1
+
+
+def test_a_batch_that_is_too_large_leaves_the_sequence_where_it_was() -> None:
+    """The next good one has the same number."""
+    solo = leading(max_entry_bytes=200)
+    append(solo, "p", 0, b"a")
+
+    refused = append(solo, "p", 1, bytes(2 << 20)).error
+    batch = append(solo, "p", 1, *[b""] * 65_537).error
+
+    assert isinstance(refused, EntryTooLargeError)
+    assert isinstance(batch, InvalidRequestError)
+    assert known(solo) == {"p": 1}
+
+
+def test_what_is_repeated_counts_as_stored_only_once_it_is_committed() -> None:
+    """The original may still be lost with this leader; an answer must not come before that is out of the question."""
+    solo = Solo(3)
+    solo.lead()
+    append(solo, "p", 0, b"a")
+
+    again = append(solo, "p", 0, b"a")
+    solo.flush()
+    solo.settle_quorum()
+    waiting = again.pending
+    solo.streaming(N1)
+    solo.settle_quorum()
+
+    assert waiting
+    assert again.value.duplicates[0].first_index == 2
+
+
+def test_a_leader_that_loses_its_place_does_not_answer_for_the_next_one() -> None:
+    """The outcome of both is unknown."""
+    solo = Solo(3)
+    solo.lead()
+    first = append(solo, "p", 0, b"a")
+    again = append(solo, "p", 0, b"a")
+
+    solo.hear(N1, solo.state.term + 1)
+    solo.settle_quorum()
+
+    for outcome in (first, again):
+        assert isinstance(outcome.error, TermChangedError)
+    assert isinstance(append(solo, "p", 0, b"a").error, NotLeaderError)
+
+
+def test_repetitions_count_towards_what_may_wait() -> None:
+    """Else they could fill the memory of a leader without a quorum."""
+    solo = Solo(3, pending_entries_max=3)
+    solo.lead()
+    append(solo, "p", 0, b"a")
+
+    outcomes = [append(solo, "p", 0, b"a") for _ in range(3)]
+
+    assert [outcome.pending for outcome in outcomes] == [True, True, False]
+    assert isinstance(outcomes[2].error, PendingFullError)
+
+
+def test_a_new_leader_knows_what_its_log_holds() -> None:
+    """Also entries after the newest snapshot, and of producers that it has registered itself."""
+    solo = leading()
+    append(solo, "p", 0, b"a", b"b")
+    append(solo, "q", 0, b"x")
+    second = successor(solo)
+    append(second, "p", 2, b"c")
+    append(second, "r", 0, b"r")
+    third = successor(second)
+
+    again = append(third, "p", 1, b"b", b"c", b"d")
+    commit(third)
+
+    assert known(third) == {"q": 1, "p": 4, "r": 1}
+    assert [(run.first_index, run.count) for run in again.value.duplicates] == [(3, 1), (7, 1)]
+    assert bodies_of(third) == [b"a", b"b", b"x", b"c", b"r", b"d"]
+
+
+def test_entries_that_a_new_leader_does_not_hold_are_appended_again() -> None:
+    """They were never committed, so nobody may have been told that they are stored."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+    append(solo, "p", 1, b"lost")
+    solo.log.truncate(LogIndex(3))
+
+    other = successor(solo)
+    again = append(other, "p", 1, b"lost")
+    commit(other)
+
+    assert again.value.duplicates == ()
+    assert bodies_of(other) == [b"a", b"lost"]
+
+
+def test_a_lost_registration_is_written_anew() -> None:
+    """With the first entry the producer's name was lost, too."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+    solo.log.truncate(LogIndex(1))
+
+    other = successor(solo)
+    append(other, "p", 0, b"a")
+
+    assert known(other) == {"p": 1}
+    assert bodies_of(other) == [b"a"]
+
+
+def test_a_log_without_producers_has_plain_no_ops() -> None:
+    """Nothing is told where there is nothing to tell: such logs stay what they were, byte for byte."""
+    solo = leading()
+    outcome: Outcome[AppendedBatch] = Outcome()
+    solo.node.append([b"x"], 0, outcome)
+    other = successor(solo)
+
+    assert told(other) == []
+    assert other.log.read(other.log.last.index).body == b""
+
+
+def test_an_append_without_a_producer_has_channel_0_and_others_the_slot() -> None:
+    """The header's field is what a later leader counts."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+    append(solo, "q", 0, b"b")
+    solo.node.append([b"c"], 0, Outcome[AppendedBatch]())
+
+    channels = [run[0] for run in solo.log.channel_runs(LogIndex(0), solo.log.last.index)]
+
+    assert channels == [NOOP_CHANNEL, 1, NOOP_CHANNEL, 2, 0]
+    assert told(solo) == [Registration("p", 1), Registration("q", 2)]
+
+
+def test_a_snapshot_is_written_after_so_many_entries_while_there_are_producers() -> None:
+    """So that no later leader has to look far back."""
+    solo = leading(producer_snapshot_entries=40)
+    for _ in range(100):
+        solo.node.append([b"x"], 0, Outcome[AppendedBatch]())
+    append(solo, "p", 0, b"a")
+    for _ in range(100):
+        solo.node.append([b"x"], 0, Outcome[AppendedBatch]())
+
+    kinds = [type(payload).__name__ for payload in told(solo)]
+
+    assert kinds == ["Registration", "Snapshot", "Snapshot"]
+
+
+def test_a_snapshot_is_written_after_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of large entries lie far apart, and reading them must stay quick."""
+    monkeypatch.setattr(producers, "SNAPSHOT_BYTES", 10_000)
+    solo = leading()
+    for sequence in range(25):
+        append(solo, "p", sequence, bytes(1000))
+
+    assert [type(payload).__name__ for payload in told(solo)] == ["Registration", "Snapshot", "Snapshot"]
+
+
+def test_a_snapshot_is_written_after_many_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a new leader the reading of a body."""
+    monkeypatch.setattr(producers, "SNAPSHOT_REGISTRATIONS", 10)
+    solo = leading()
+    for number in range(10):
+        append(solo, f"p{number}", 0, b"")
+
+    assert isinstance(told(solo)[-1], Snapshot)
+
+
+def test_more_runs_than_are_remembered_are_still_known_to_be_there() -> None:
+    """Only their places are forgotten; the answer says so, and nothing is appended."""
+    solo = leading()
+    for number in range(40):
+        append(solo, "p", number, b"p")
+        append(solo, "q", number, b"q")
+
+    outcome = append(solo, "p", 0, *[b"p"] * 40)
+    commit(solo)
+
+    duplicates = outcome.value.duplicates
+    assert duplicates[0] == StoredRun(LogIndex(0), 8)
+    assert sum(run.count for run in duplicates) == 40
+    assert all(solo.log.read(run.first_index).body == b"p" for run in duplicates[1:])
+
+
+def test_old_runs_are_waited_for_as_well() -> None:
+    """Where something is that is not remembered: before all that is."""
+    solo = Solo(3)
+    solo.lead()
+    for number in range(40):
+        append(solo, "p", number, b"p")
+        append(solo, "q", number, b"q")
+
+    again = append(solo, "p", 0, b"p")
+    solo.flush()
+    solo.streaming(N1, match=4)
+    solo.settle_quorum()
+
+    assert again.pending
+
+
+def test_the_longest_idle_producer_gives_way_to_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But nobody who was active lately: it may still repeat something."""
+    solo = leading(max_producers=2)
+    append(solo, "a", 0, b"")
+    append(solo, "b", 0, b"")
+    solo.now_ms += 300_000
+    append(solo, "a", 1, b"")
+
+    refused = append(solo, "c", 0, b"").error
+    solo.now_ms += 300_000
+    append(solo, "c", 0, b"")
+
+    assert isinstance(refused, TooManyProducersError)
+    assert "max_producers" in str(refused)
+    assert known(solo) == {"a": 2, "c": 1}
+    assert told(solo)[-1] == Registration("c", 3, dropped=2)
+    assert known(successor(solo)) == {"a": 2, "c": 1}
+
+
+def test_a_small_store_bounds_the_producers_too() -> None:
+    """All of them must fit one entry."""
+    solo = leading(max_entry_bytes=256)
+    outcomes = [append(solo, f"p{number}", 0, b"") for number in range(5)]
+
+    other = successor(solo, max_entry_bytes=256)
+
+    assert [outcome.pending for outcome in outcomes] == [True, True, True, True, False]
+    assert isinstance(outcomes[4].error, TooManyProducersError)
+    assert known(other) == {"p0": 1, "p1": 1, "p2": 1, "p3": 1}
+
+
+def test_idle_producers_are_forgotten_at_a_snapshot() -> None:
+    """Not before the time is over that was promised; the idle time is carried from leader to leader."""
+    solo = leading(producer_expiry_ms=1000)
+    append(solo, "a", 0, b"")
+    solo.now_ms += 600
+    solo.node.quorum_ack.write_snapshot(solo.now_ms)
+    second = successor(solo, producer_expiry_ms=1000)
+    append(second, "b", 0, b"")
+    still = known(second)
+    second.now_ms += 400
+    second.node.quorum_ack.write_snapshot(second.now_ms)
+
+    assert still == {"a": 1, "b": 1}
+    assert known(second) == {"b": 1}
+    assert known(successor(second)) == {"b": 1}
+    assert isinstance(append(second, "a", 1, b"").error, UnknownProducerError)
+
+
+def test_slots_are_not_used_again_at_once() -> None:
+    """A slot names one producer from its registration on."""
+    solo = leading(producer_expiry_ms=1000)
+    append(solo, "a", 0, b"")
+    solo.now_ms += 2000
+    solo.node.quorum_ack.write_snapshot(solo.now_ms)
+    other = successor(solo)
+    append(other, "b", 0, b"")
+
+    assert told(other)[-1] == Registration("b", 2)
+
+
+def test_retention_must_keep_what_the_table_is_made_from() -> None:
+    """The newest snapshot, or the registrations if there is none yet."""
+    solo = leading()
+    none = needed_from(solo.log, solo.config)
+    append(solo, "p", 0, b"a")
+    commit(solo)
+    registered = needed_from(solo.log, solo.config)
+    second = successor(solo)
+    append(second, "p", 1, b"b")
+    commit(second)
+    from_snapshot = needed_from(solo.log, solo.config)
+    solo.log.drop_before(LogIndex(3))
+
+    assert (none, registered, from_snapshot) == (None, 1, 3)
+    assert known(successor(second)) == {"p": 2}
+
+
+def test_retention_keeps_what_it_cannot_read() -> None:
+    """A later version wrote it, and will need it."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+    solo.node.noops.append(solo.log, solo.state.term, newer_payload())
+    commit(solo)
+
+    assert needed_from(solo.log, solo.config) == 3
+
+
+def newer_payload() -> bytes:
+    payload = bytearray(encode_snapshot(1, []))
+    payload[8] = 2
+    return bytes(payload)
+
+
+def test_who_does_not_understand_the_table_does_not_lead() -> None:
+    """It would store again what the table says is there. It says why, and does not disturb the others."""
+    solo = leading()
+    solo.node.noops.append(solo.log, solo.state.term, newer_payload())
+    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, voter=True))
+    other.campaign()
+
+    other.vote(N1)
+    other.take()
+    term = other.state.term
+    for _ in range(5):
+        other.time_out()
+
+    assert other.role is Role.FOLLOWER
+    assert other.role_changes[-1].reason is RoleReason.UNREADABLE_PRODUCERS
+    assert other.state.term == term
+    assert "version 2" in str(other.node.elector.unreadable_producers)
+
+
+def test_payloads_have_these_bytes() -> None:
+    """The layout of ``docs/formats.md``."""
+    snapshot = encode_snapshot(5, [ProducerRecord("ab", 4, 7, 9, (RunRecord(0, 3, 5), RunRecord(5, 11, 2)))])
+
+    assert snapshot.hex(" ") == (
+        "89 44 4c 50 52 4f 44 0a 01 01 00 00 00 48 "
+        "00 00 00 05 00 00 00 01 "
+        "02 02 00 00 00 04 00 00 00 00 00 00 00 07 00 00 00 00 00 00 00 09 61 62 "
+        "00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 03 00 00 00 05 "
+        "00 00 00 00 00 00 00 05 00 00 00 00 00 00 00 0b 00 00 00 02"
+    )
+    assert encode_registration(Registration("ab", 4, 3)).hex(" ") == (
+        "89 44 4c 50 52 4f 44 0a 01 02 00 00 00 0b 00 00 00 04 00 00 00 03 02 61 62"
+    )
+
+
+def test_a_payload_is_found_inside_a_record_and_nothing_in_other_bodies() -> None:
+    """A broker's NOOP is a record of its own."""
+    payload = encode_registration(Registration("p", 1))
+
+    assert decode_payload(b"record" + payload + b"topic") == Registration("p", 1)
+    assert decode_payload(b"") is None
+    assert decode_payload(b"begins a term") is None
+
+
+@pytest.mark.parametrize("at", range(9, 60))
+def test_damaged_payloads_are_refused_or_mean_another_sound_one(at: int) -> None:
+    """Nothing but the named error comes out of any change of one byte."""
+    payload = encode_snapshot(
+        5, [ProducerRecord("ab", 4, 7, 9, (RunRecord(0, 3, 5),)), ProducerRecord("c", 2, 0, 0, ())]
+    )
+    for value in (0, 1, 255):
+        changed = bytearray(payload)
+        changed[at] = value
+        for data in (bytes(changed), bytes(changed[:at])):
+            try:
+                found = decode_payload(data)
+            except UnreadableProducersError:
+                continue
+            assert isinstance(found, Snapshot)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_table_is_a_function_of_the_log(seed: int) -> None:
+    """Whatever happened, and wherever the log is cut: a rebuilt table counts what a full count counts (a model)."""
+    random = Random(seed)
+    solo = leading(producer_snapshot_entries=random.choice((1, 5, 30)), max_producers=3)
+    for _ in range(120):
+        solo.now_ms += random.choice((0, 0, 0, 700_000))
+        name = random.choice("abcd")
+        step(solo, random, name, solo.leader_role.producers.next_sequence(name))
+        commit(solo)
+        if random.random() < 0.05:
+            solo = successor(solo, producer_snapshot_entries=random.choice((1, 5, 30)), max_producers=3)
+        if random.random() < 0.05:
+            retire(solo)
+    for _ in range(20):
+        low = max(needed_from(solo.log, solo.config) or 0, solo.log.begin.index + 1)
+        end = LogIndex(random.randint(low, solo.log.last.index))
+        table = rebuild(solo.log, solo.config, end, 0).table
+        assert {name: table.next_sequence(name) for name in table._by_name} == counted(solo, end)
+
+
+def step(solo: Solo, random: Random, name: str, expected: int) -> None:
+    """One append, new, repeated or wrong; without a producer now and then."""
+    bodies = [b""] * random.randint(1, 3)
+    if random.random() < 0.2:
+        solo.node.append(bodies, solo.now_ms, Outcome[AppendedBatch]())
+    else:
+        append(solo, name, max(0, expected - random.choice((0, 0, 1, 2))), *bodies)
+
+
+def retire(solo: Solo) -> None:
+    """Drop a part of the log, as retention may."""
+    limit = needed_from(solo.log, solo.config) or solo.log.committed_index
+    if limit > solo.log.begin.index + 1:
+        solo.log.drop_before(LogIndex(limit))
+
+
+def counted(solo: Solo, end: LogIndex) -> dict[str, int]:
+    """The model: a plain pass over all that is kept, entry by entry."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for index in range(solo.log.begin.index + 1, end + 1):
+        entry = solo.log.read(LogIndex(index))
+        if entry.magic is Magic.NORMAL:
+            if entry.channel in names:
+                counts[names[entry.channel]] += 1
+            continue
+        payload = decode_payload(entry.body)
+        if isinstance(payload, Snapshot):
+            names = {one.slot: one.name for one in payload.producers}
+            counts = {one.name: one.next_sequence for one in payload.producers}
+        elif payload is not None:
+            if payload.dropped in names:
+                del counts[names.pop(payload.dropped)]
+            names[payload.slot] = payload.name
+            counts[payload.name] = 0
+    return counts
+
+
+def test_how_far_a_producer_is_is_told_once_it_is_certain() -> None:
+    """All that is counted is committed, and a quorum says that this is still the leader."""
+    solo = Solo(3)
+    solo.lead()
+    append(solo, "p", 0, b"a", b"b")
+    outcome: Outcome[int] = Outcome()
+    solo.node.producer_sequence("p", solo.now_ms, outcome)
+    solo.tick()
+    solo.beat(N1, solo.node.reads.round)
+    solo.tick()
+    before = outcome.pending
+    solo.flush()
+    solo.streaming(N1)
+    solo.settle_quorum()
+    solo.tick()
+
+    assert before
+    assert outcome.value == 2
+
+
+def test_how_far_an_unknown_producer_is() -> None:
+    """Zero: it may begin. A name that cannot be one is refused, and only a leader knows."""
+    solo = leading()
+    answers: list[int | DLedgerError] = []
+    commit(solo)
+    solo.node.producer_sequence("p", solo.now_ms, answers.append)
+    solo.tick()
+    solo.node.producer_sequence("a b", solo.now_ms, answers.append)
+    solo.take()
+    follower = Solo(3)
+    follower.node.producer_sequence("p", 0, answers.append)
+    follower.take()
+
+    assert answers[0] == 0
+    assert isinstance(answers[1], InvalidRequestError)
+    assert isinstance(answers[2], NotLeaderError)
+
+
+class Prepared:
+    """Makes the bodies that are asked for."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.all = bodies
+        self.calls: list[object] = []
+
+    def bodies(self, term: Term, stored: int = 0) -> list[bytes] | DLedgerError:
+        self.calls.append((term, stored))
+        return list(self.all[stored:])
+
+    def placed(self, batch: AppendedBatch | None) -> None:
+        self.calls.append(None if batch is None else batch.first_index)
+
+
+def append_prepared(solo: Solo, prepared: Prepared, sequence: int) -> Outcome[AppendedBatch]:
+    outcome: Outcome[AppendedBatch] = Outcome()
+    solo.node.append_prepared(prepared, solo.now_ms, outcome, ProducerBatch("p", sequence, len(prepared.all)))
+    solo.take()
+    return outcome
+
+
+def test_a_prepared_batch_is_made_for_its_new_entries_only() -> None:
+    """And not at all when nothing is new: it must give out nothing for what is there."""
+    solo = leading()
+    first, rest, none = Prepared(b"a", b"b"), Prepared(b"b", b"c"), Prepared(b"a", b"b", b"c")
+
+    outcomes = [append_prepared(solo, first, 0), append_prepared(solo, rest, 1), append_prepared(solo, none, 0)]
+    commit(solo)
+
+    assert first.calls == [(1, 0), 2]
+    assert rest.calls == [(1, 1), 4]
+    assert none.calls == []
+    assert [len(outcome.value.positions) for outcome in outcomes] == [2, 1, 0]
+    assert sum(run.count for run in outcomes[2].value.duplicates) == 3
+    assert bodies_of(solo) == [b"a", b"b", b"c"]
+
+
+def test_a_prepared_batch_out_of_order_is_not_made() -> None:
+    """Its place would be another one when it comes again."""
+    solo = leading()
+    prepared = Prepared(b"x")
+
+    assert isinstance(append_prepared(solo, prepared, 3).error, UnknownProducerError)
+    assert prepared.calls == []
