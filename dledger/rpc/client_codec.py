@@ -213,14 +213,14 @@ def decode_appended(data: bytes) -> tuple[int, AppendedBatch | DLedgerError]:
 def encode_producer_answer(outcome: int | DLedgerError) -> bytes:
     """The number of a producer's next entry."""
     if isinstance(outcome, DLedgerError):
-        return pb.ProducerResponse(status=_status(outcome)).SerializeToString()
-    return pb.ProducerResponse(status=_SUCCESS, next_sequence=outcome).SerializeToString()
+        return pb.ProducerResponse(status=status_of(outcome)).SerializeToString()
+    return pb.ProducerResponse(status=SUCCESS, next_sequence=outcome).SerializeToString()
 
 
 def decode_producer_answer(data: bytes) -> int:
     """The number of a producer's next entry."""
     wire = parse(pb.ProducerResponse, data)
-    _raise_failure(wire.status)
+    raise_failure(wire.status)
     return wire.next_sequence
 
 
