@@ -9,5 +9,5 @@ from __future__ import annotations
 
 from typing import Final
 
-JOBS: Final[tuple[str, ...]] = ("audit", "rebuild")
+JOBS: Final[tuple[str, ...]] = ("audit", "rebuild", "export", "stats", "retention", "replay", "follow")
 """Names of the jobs that there are; each is a module of this package."""

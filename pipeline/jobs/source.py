@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from dledger.errors import ConfigError
 
@@ -80,51 +82,137 @@ class LogSource:
             found["endingTimestamp"] = str(self.to_time_ms)
         return found
 
+    def between(self, unit: str, first: int, end: int) -> LogSource:
+        """The same log from ``first`` up to ``end`` (exclusive), whatever its times.
+
+        All of it if the unit is positions, which cannot be named to the format.
+        """
+        whole = replace(self, from_index=None, to_index=None, from_time_ms=None, to_time_ms=None)
+        return replace(whole, from_index=first, to_index=end) if unit == "index" else whole
+
     def read(self, spark: SparkSession, schema: str) -> DataFrame:
         """The rows, with just the columns of ``schema``: no others are decoded or moved."""
         return spark.read.format(FORMAT).schema(schema).options(**self.options()).load()
 
 
-def source_options(
-    command: Callable[Concatenate[LogSource, P], Result],
-) -> Callable[..., Result]:
+@dataclass(frozen=True, slots=True)
+class ParquetSource:
+    """Rows in Parquet files instead of a log."""
+
+    path: Path
+    topics: tuple[str, ...] = ()
+    from_time_ms: int | None = None
+    to_time_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For titles and messages."""
+        return str(self.path)
+
+
+def source_options(command: Callable[Concatenate[LogSource, P], Result]) -> Callable[..., Result]:
     """Add the argument DIR and the options of a ``LogSource``, which reaches the command as its first argument."""
 
     @functools.wraps(command)
-    def with_source(  # noqa: PLR0913  # one per option
-        path: Path | None,
-        bootstrap: str | None,
-        group: str,
-        read_from: str,
-        topics: tuple[str, ...],
-        from_index: int | None,
-        to_index: int | None,
-        from_time: datetime | None,
-        to_time: datetime | None,
-        option: tuple[str, ...],
-        *args: P.args,
-        **others: P.kwargs,
-    ) -> Result:
-        source = LogSource(
-            path=None if path is None else str(path),
-            bootstrap=bootstrap if path is None else None,
-            group=group,
-            topics=tuple(one.strip() for text in topics for one in text.split(",") if one.strip()),
-            from_index=from_index,
-            to_index=to_index,
-            from_time_ms=_ms(from_time),
-            to_time_ms=_ms(to_time),
-            read_from=read_from,
-            others=assigned(option, "--option"),
-        )
-        return command(source, *args, **others)
+    def with_source(*args: P.args, **typed: P.kwargs) -> Result:
+        return command(_log_source(typed), *args, **typed)
 
-    whole: Callable[..., Result] = with_source
-    for one in reversed(_OPTIONS):
-        whole = one(whole)
-    return whole
+    return _with_options(with_source, _OPTIONS)
 
 
+def source_or_parquet_options(
+    command: Callable[Concatenate[LogSource | ParquetSource, P], Result],
+) -> Callable[..., Result]:
+    """The same with ``--parquet DIR`` instead of the log."""
+
+    @functools.wraps(command)
+    def with_source(*args: P.args, **typed: P.kwargs) -> Result:
+        parquet = typed.pop("parquet")
+        given = click.get_current_context().get_parameter_source
+        if parquet is None:
+            return command(_log_source(typed), *args, **typed)
+        for name, what in (("path", "DIR"), ("bootstrap", "--bootstrap"), ("from_index", "--from-index")):
+            if typed[name] is not None and given(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--parquet is read instead of a log: leave out {what}")
+        source = _log_source(typed | {"path": Path(), "bootstrap": None})
+        for name in _NAMES:
+            typed.pop(name)
+        assert isinstance(parquet, Path)
+        found = ParquetSource(parquet, source.topics, source.from_time_ms, source.to_time_ms)
+        return command(found, *args, **typed)
+
+    return _with_options(with_source, (*_OPTIONS, _PARQUET))
+
+
+def _with_options(command: Callable[..., Result], options: Sequence[Callable[..., Any]]) -> Callable[..., Result]:
+    for one in reversed(options):
+        command = one(command)
+    return command
+
+
+def _log_source(typed: dict[str, Any]) -> LogSource:  # Any: what click made of each option
+    """Take the options of a source out of all that was typed."""
+    path, bootstrap, group, read_from, topics, from_index, to_index, from_time, to_time, option = (
+        typed.pop(name) for name in _NAMES
+    )
+    return LogSource(
+        path=None if path is None else str(path),
+        bootstrap=bootstrap if path is None else None,
+        group=group,
+        topics=words(topics),
+        from_index=from_index,
+        to_index=to_index,
+        from_time_ms=_ms(from_time),
+        to_time_ms=_ms(to_time),
+        read_from=read_from,
+        others=(security_of_environment() if path is None else {}) | assigned(option, "--option"),
+    )
+
+
+def words(texts: Sequence[str]) -> tuple[str, ...]:
+    """Values of an option that may be repeated and may hold commas."""
+    return tuple(one.strip() for text in texts for one in text.split(",") if one.strip())
+
+
+def security_of_environment() -> dict[str, str]:
+    """What the variables of all commands that talk to a group say of TLS and access keys, as options of the format."""
+    found = {option: os.environ[name] for name, option in _SECURITY.items() if os.environ.get(name)}
+    file = os.environ.get("DLEDGER_SECRET_KEY_FILE")
+    if file and "secretKey" not in found:
+        try:
+            found["secretKey"] = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError([f"DLEDGER_SECRET_KEY_FILE: {file} cannot be read: {error}"]) from error
+    return found
+
+
+_SECURITY: Final = {
+    "DLEDGER_TLS_CA": "tlsCa",
+    "DLEDGER_TLS_CERT": "tlsCertificate",
+    "DLEDGER_TLS_KEY": "tlsKey",
+    "DLEDGER_INSECURE": "insecure",
+    "DLEDGER_ACCESS_KEY": "accessKey",
+    "DLEDGER_SECRET_KEY": "secretKey",
+}
+_NAMES: Final = (
+    "path",
+    "bootstrap",
+    "group",
+    "read_from",
+    "topics",
+    "from_index",
+    "to_index",
+    "from_time",
+    "to_time",
+    "option",
+)
+"""Of the options of a source, as click calls them."""
+_PARQUET: Final = click.option(
+    "--parquet",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Instead of a log: Parquet with a column body, and perhaps topic, keys, tags, queueId, properties.",
+)
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"]
 _TIME = click.DateTime(_TIMES)
 _OPTIONS = (

@@ -1,0 +1,154 @@
+"""How far a log reaches, for jobs that go on where they ended.
+
+A replicated log is counted in entries, by their index, in a directory as in a running group. A plain broker's log, or
+one that was plain once, has no indexes throughout, and is counted in bytes, by position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from dledger.errors import ConfigError
+from pipeline.jobs.source import LogSource
+
+if TYPE_CHECKING:
+    from pipeline.directory import LogDirectory
+    from pipeline.options import ReadOptions
+    from pipeline.source.client_log import ClientLog
+
+Unit = Literal["index", "position"]
+"""What is counted; also the name of the column that has it."""
+
+
+class _Places(Protocol):
+    def size_bytes(self, first: int, end: int) -> int:
+        """How much of the log is between two places."""
+
+    def at_time(self, time_ms: int) -> int:
+        """The first place stored at this time or later, or the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What is committed now: from ``begin`` up to ``end`` (exclusive), in ``unit``."""
+
+    identity: str
+    """The same for all copies of a replicated log, and for no other log."""
+    unit: Unit
+    begin: int
+    end: int
+    holds_messages: bool
+    places: _Places
+
+    def end_within(self, first: int, end: int, size_bytes: int) -> int:
+        """A place after ``first``, at most ``end``, so that about ``size_bytes`` are between the two."""
+        total = self.places.size_bytes(first, end)
+        if total <= size_bytes:
+            return end
+        return min(end, first + max(1, (end - first) * size_bytes // total))
+
+    def at_time(self, time_ms: int) -> int:
+        """The first place stored at this time or later, or the end."""
+        return self.places.at_time(time_ms)
+
+
+def read_options(source: LogSource) -> ReadOptions:
+    """The options of the format, checked before Spark is asked. Raises ``ConfigError``."""
+    from pipeline.errors import OptionError
+    from pipeline.options import ReadOptions
+
+    try:
+        return ReadOptions.parse(source.options())
+    except OptionError as error:
+        raise ConfigError([str(error)]) from error
+
+
+def extent_of(source: LogSource) -> Extent:
+    """Look at the log that is meant. Raises ``ConfigError``, and what reading it raises."""
+    whole = replace(source, from_index=None, to_index=None, from_time_ms=None, to_time_ms=None)
+    options = read_options(whole)
+    return _of_group(options) if source.is_live else _of_directory(source, options)
+
+
+def _of_group(options: ReadOptions) -> Extent:
+    from pipeline.source.client_log import ClientLog
+
+    log = ClientLog(options)
+    kept = log.committed()
+    holds = options.record_format != "entry" if kept.holds_messages is None else kept.holds_messages
+    name = _identity(kept.cluster, kept.group)
+    return Extent(name, "index", kept.begin_index, kept.end_index, holds, _GroupPlaces(log))
+
+
+def _of_directory(source: LogSource, options: ReadOptions) -> Extent:
+    from dledger.store.identity import read_identity
+    from pipeline.directory import open_directory
+    from pipeline.directory.log import first_index_of
+
+    log = open_directory(options.path, allow_uncommitted=options.allow_uncommitted)
+    content = log.content() if options.record_format == "auto" else options.record_format
+    places = _DirectoryPlaces(log, options)
+    if not log.segments or any(one.framing == "plain" for one in log.segments):
+        if source.from_index is not None or source.to_index is not None:
+            raise ConfigError(
+                [f"{source.name} is or was a plain log, which has no indexes: use --from-time and --to-time"]
+            )
+        identity = f"plain log in {log.path.resolve()}"
+        return Extent(identity, "position", log.begin, log.end, content == "message", _PositionPlaces(places))
+    node = log.index.directory.parent if log.index is not None else log.path
+    known = read_identity(node)
+    identity = f"log in {log.path.resolve()}" if known is None else _identity(known.cluster_id, known.group)
+    begin = first_index_of(log, log.segments[0])
+    return Extent(identity, "index", begin, log.committed + 1, content == "message", places)
+
+
+def _identity(cluster: str, group: str) -> str:
+    return f"group {group} of cluster {cluster}"
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupPlaces:
+    log: ClientLog
+
+    def size_bytes(self, first: int, end: int) -> int:
+        begin, last = self.log.positions_of((first, max(first, end - 1)))
+        return last - begin
+
+    def at_time(self, time_ms: int) -> int:
+        return self.log.index_at(time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _DirectoryPlaces:
+    log: LogDirectory
+    options: ReadOptions
+
+    def size_bytes(self, first: int, end: int) -> int:
+        from pipeline.directory import locate
+
+        begin, last = locate(self.log, first), locate(self.log, end - 1)
+        return 0 if begin is None or last is None else last[1] - begin[0]
+
+    def at_time(self, time_ms: int) -> int:
+        position = self.position_at(time_ms)
+        segment = self.log.segment_at(position) if position < self.log.end else None
+        header = None if segment is None else segment.header(position)
+        return self.log.committed + 1 if header is None else header.index
+
+    def position_at(self, time_ms: int) -> int:
+        from pipeline.directory import range_of
+
+        return range_of(self.log, replace(self.options, starting_ms=time_ms))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _PositionPlaces:
+    directory: _DirectoryPlaces
+
+    def size_bytes(self, first: int, end: int) -> int:  # noqa: ARG002  # a port
+        # A reader finds a position only by passing over all before it: one batch, however large, reads the log once.
+        return 0
+
+    def at_time(self, time_ms: int) -> int:
+        return self.directory.position_at(time_ms)

@@ -1,0 +1,1 @@
+"""The jobs within Spark, on logs that the store has written."""
