@@ -6,13 +6,13 @@ options. It is found without registration through the module ``pyspark_dledger``
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
 from pipeline.options import ReadOptions, WriteOptions
 from pipeline.schema import Projection, ddl_of, default_columns, projection_of
+from pipeline.source.table_options import for_reads, for_writes, options_in, options_of_table, with_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -31,42 +31,44 @@ class DLedgerDataSource(DataSource):
     def name(cls) -> str:
         return "dledger"
 
-    @cached_property
-    def read_options(self) -> ReadOptions:
-        """The options as those of a read. Raises ``OptionError``."""
-        return ReadOptions.parse(self.options)
-
     def schema(self) -> str:
-        options = self.read_options
+        of_table = options_of_table(self.options)
+        options = ReadOptions.parse(self.options if of_table is None else for_reads(of_table))
         crc_column = options.verify_crc == "column"
         columns = default_columns(
             options.schema_style, options.properties_format, headers=options.include_headers, crc_column=crc_column
         )
-        return ddl_of(columns)
-
-    def _projection(self, schema: StructType) -> Projection:
-        return projection_of(schema, self.read_options.schema_style, self.read_options.properties_format)
+        return ddl_of(columns) if of_table is None else with_options(ddl_of(columns), of_table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if self.read_options.is_live:
+        options, projection = self._read(schema)
+        if options.is_live:
             from pipeline.source.live import live_reader
 
-            return live_reader(self.read_options, self._projection(schema))
+            return live_reader(options, projection)
         from pipeline.source.batch import directory_reader
 
-        return directory_reader(self.read_options, self._projection(schema))
+        return directory_reader(options, projection)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from pipeline.source.stream import stream_reader
 
-        return stream_reader(self.read_options, self._projection(schema))
+        return stream_reader(*self._read(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pipeline.source.sink import batch_writer
 
-        return batch_writer(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+        return batch_writer(self._write_options(schema), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
         from pipeline.source.sink import stream_writer
 
-        return stream_writer(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+        return stream_writer(self._write_options(schema), schema, overwrite=overwrite)
+
+    def _read(self, schema: StructType) -> tuple[ReadOptions, Projection]:
+        """What to read and how. Raises ``OptionError``, ``SchemaError``."""
+        options = ReadOptions.parse(for_reads(options_in(schema)) | dict(self.options))
+        return options, projection_of(schema, options.schema_style, options.properties_format)
+
+    def _write_options(self, schema: StructType) -> WriteOptions:
+        return WriteOptions.parse(for_writes(options_in(schema)) | dict(self.options))
