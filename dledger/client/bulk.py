@@ -80,9 +80,10 @@ class BulkReads:
 
     def fetch(self, request: codec.FetchLog, target: Target) -> Iterator[LogChunk]:
         """See ``DLedgerClient.fetch_log``."""
-        next_index, end, left = request.first_index, request.end_index, request.max_bytes
+        next_index, end, got = request.first_index, request.end_index, 0
         patience = _Patience(self._ways.closing, target.timeout_s)
         while True:
+            left = request.max_bytes and request.max_bytes - got
             wanted = codec.FetchLog(request.group, next_index, end, left, request.chunk_bytes)
             node = self._choose(target, patience)
             try:
@@ -93,13 +94,13 @@ class BulkReads:
                             yield chunk
                             patience = _Patience(self._ways.closing, target.timeout_s)
                         next_index = chunk.end_index
-                        left -= len(chunk.data)
-                        if next_index >= end or (request.max_bytes and left <= 0):
+                        got += len(chunk.data)
+                        if next_index >= end or 0 < request.max_bytes <= got:
                             return
                 raise UnavailableError(f"{node} does not know entries {next_index} to {end - 1} to be committed yet")
             except DLedgerError as error:
                 late = isinstance(error, IndexOutOfRangeError) and request.end_index > request.first_index
-                self._ways.directory.note_failure(node, error)
+                self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=late or is_retried_read(error))
 
     def digests(self, request: codec.BlockDigests, target: Target) -> Iterator[BlockDigest]:
@@ -125,7 +126,7 @@ class BulkReads:
                             return
                 raise UnavailableError(f"{node} does not know positions {position} to {end} to be committed yet")
             except DLedgerError as error:
-                self._ways.directory.note_failure(node, error)
+                self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=is_retried_read(error))
 
     def locate(self, request: codec.Locate, target: Target) -> codec.Located:
@@ -137,7 +138,7 @@ class BulkReads:
                 data = self._ways.call("Locate", node, codec.encode_locate(request), patience.deadline)
                 return codec.decode_located(data)
             except DLedgerError as error:
-                self._ways.directory.note_failure(node, error)
+                self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=is_retried_read(error))
 
     def _choose(self, target: Target, patience: _Patience) -> str:
@@ -145,8 +146,8 @@ class BulkReads:
         while True:
             try:
                 return self._find(target, patience.deadline)
-            except DLedgerError as error:
-                patience.wait_after(error, retried=is_retried_read(error))
+            except DLedgerError as error:  # what a node said before tells more than that no time was left to find one
+                patience.wait_after(patience.failure or error, retried=is_retried_read(error))
 
     def _find(self, target: Target, deadline: Deadline) -> str:
         if target.address is not None:
@@ -175,6 +176,10 @@ class BulkReads:
                     directory.learn(address, answer)
         return answers
 
+    def _note_failure(self, node: str, error: DLedgerError, patience: _Patience) -> None:
+        patience.failure = error
+        self._ways.directory.note_failure(node, error)
+
     def _stream(self, name: str, address: str, request: bytes) -> Generator[bytes, None, None]:
         stream: _Stream = self._ways.channel(address).unary_stream(
             options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
@@ -193,6 +198,8 @@ class _Patience:
 
     def __init__(self, closing: threading.Event, timeout_s: float) -> None:
         self.deadline = Deadline(timeout_s)
+        self.failure: DLedgerError | None = None
+        """Of the node that was asked last."""
         self._closing = closing
         self._backoff_s = RETRY_WAIT_S_MIN
 

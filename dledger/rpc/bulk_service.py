@@ -187,14 +187,17 @@ class BulkService:
         if group != self._group:
             raise IdentityError(f"this node serves group {self._group!r}, not {group!r}")
 
-    @contextmanager
-    def _one_of_few(self) -> Iterator[None]:
+    def _check_room(self) -> None:
         if self._streams >= self._streams_max:
             raise TooManyBulkReadsError(
                 f"{self._streams} large reads (FetchLog, BlockDigests) are under way on this node, the most that are "
                 "allowed (bulk_streams_max): try again later, read from another member (readFrom=any), or use fewer "
                 "readers at once"
             )
+
+    @contextmanager
+    def _one_of_few(self) -> Iterator[None]:
+        self._check_room()
         self._streams += 1
         try:
             yield

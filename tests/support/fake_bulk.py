@@ -27,6 +27,8 @@ class FakeBulkLog:
         """What the next reads fail with, first one first; None lets one pass."""
         self.gate: threading.Event | None = None
         """If set, reads wait for it."""
+        self.waiting = 0
+        """How many do."""
 
     def committed_range(self) -> LogRange:
         node = self._node
@@ -90,7 +92,9 @@ class FakeBulkLog:
 
     def _note_read(self) -> None:
         if self.gate is not None:
+            self.waiting += 1
             self.gate.wait(20)
+            self.waiting -= 1
         self.reads += 1
         error = self.fail_reads.pop(0) if self.fail_reads else None
         if error is not None:

@@ -1,0 +1,224 @@
+"""Large reads by a client, from fake nodes that share one log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dledger.client import DLedgerClient, ReadFrom
+from dledger.errors import (
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    PendingFullError,
+    ShutdownError,
+    UnavailableError,
+    UntimedLogError,
+)
+from dledger.rpc.bulk_service import TooManyBulkReadsError
+from dledger.rpc.ports import CommitEvent
+from dledger.store.format import decode_entry
+from dledger.types import Entry, LogChunk, LogIndex, Position
+from tests.support.fake_group import FakeGroup, fake_group
+from tests.support.waiting import wait_until
+
+RECORD_BYTES = 100
+ALL = 50
+
+
+@pytest.fixture
+def group() -> Iterator[FakeGroup]:
+    """Three nodes with 50 entries of 100 bytes each, all committed."""
+    with fake_group() as made:
+        made.nodes[0].submit_append([b"%2d" % number * 26 for number in range(ALL)], lambda _result: None)
+        for node in made.nodes[1:]:
+            node.entries, node.committed = list(made.nodes[0].entries), made.nodes[0].committed
+        yield made
+
+
+@pytest.fixture
+def client(group: FakeGroup) -> Iterator[DLedgerClient]:
+    with DLedgerClient(group.addresses, timeout_s=3) as made:
+        yield made
+
+
+def entries(chunks: Iterator[LogChunk]) -> list[Entry]:
+    """What chunks hold."""
+    return [decode_entry(one.data, at) for one in chunks for at in range(0, len(one.data), RECORD_BYTES)]
+
+
+def indexes(chunks: Iterator[LogChunk]) -> list[int]:
+    return [one.index for one in entries(chunks)]
+
+
+def reads(group: FakeGroup) -> list[int]:
+    """How often each node was read."""
+    return [node.bulk.reads for node in group.nodes]
+
+
+def test_a_range_is_fetched_from_the_leader(group: FakeGroup, client: DLedgerClient) -> None:
+    """Each entry once and in order; without an end, all that is committed."""
+    assert indexes(client.fetch_log(3, 40, chunk_bytes=350)) == list(range(3, 40))
+    assert indexes(client.fetch_log(0)) == list(range(ALL))
+    assert [len(one.data) for one in client.fetch_log(0, max_bytes=750, chunk_bytes=300)] == [300, 300, 100, 100]
+    assert list(client.fetch_log(ALL)) == list(client.fetch_log(7, 7)) == list(client.fetch_log(7, 3)) == []
+    assert reads(group)[1:] == [0, 0]
+
+
+def test_a_member_can_be_chosen(group: FakeGroup, client: DLedgerClient) -> None:
+    """A follower spares the leader; any spreads the load; an address is that node and no other."""
+    assert len(indexes(client.fetch_log(0, read_from=ReadFrom.FOLLOWER))) == ALL
+    assert reads(group)[0] == 0
+    for _ in range(40):
+        assert indexes(client.fetch_log(0, 2, read_from=ReadFrom.ANY)) == [0, 1]
+    assert min(reads(group)) > 0
+    before = reads(group)
+    assert indexes(client.fetch_log(0, 2, address=group.addresses[2])) == [0, 1]
+    assert reads(group) == [before[0], before[1], before[2] + 1]
+
+
+def test_the_leader_answers_where_there_is_no_follower() -> None:
+    """A group of one, or all others down."""
+    with fake_group(1) as group, DLedgerClient(group.addresses) as client:
+        group.nodes[0].submit_append([b"x" * 52], lambda _result: None)
+        assert indexes(client.fetch_log(0, read_from=ReadFrom.FOLLOWER)) == [0]
+
+
+@pytest.mark.parametrize("read_from", list(ReadFrom))
+def test_a_lost_node_loses_nothing(group: FakeGroup, client: DLedgerClient, read_from: ReadFrom) -> None:
+    """The stream goes on at another one where it broke off, nothing missing, nothing twice."""
+    found: list[int] = []
+    for number, chunk in enumerate(client.fetch_log(0, chunk_bytes=200, read_from=read_from)):
+        found += [one.index for one in entries(iter([chunk]))]
+        if number == 3:
+            asked = next(place for place, node in enumerate(group.nodes) if node.bulk.reads)
+            group.kill(asked)
+            if asked == 0:
+                group.elect(1)
+
+    assert found == list(range(ALL))
+
+
+def test_a_stream_that_a_node_breaks_off_is_taken_up_again(group: FakeGroup, client: DLedgerClient) -> None:
+    """At the same node if it is the only one."""
+    group.nodes[1].bulk.fail_reads = [None, ShutdownError("stopping"), None, None, ShutdownError("again")]
+
+    assert indexes(client.fetch_log(0, chunk_bytes=300, address=group.addresses[1])) == list(range(ALL))
+
+
+def test_a_follower_that_is_behind_is_waited_for(group: FakeGroup, client: DLedgerClient) -> None:
+    """An end that the leader said is committed will be so there, too."""
+    behind = group.nodes[2]
+    behind.committed = 19
+    found: list[int] = []
+    reader = threading.Thread(target=lambda: found.extend(indexes(client.fetch_log(0, 30, address=group.addresses[2]))))
+    reader.start()
+    wait_until(lambda: behind.bulk.reads == 1, "it has given what it had")
+    behind.committed = 29
+    behind.tell(CommitEvent(LogIndex(29)))
+    reader.join(10)
+
+    assert found == list(range(30))
+
+
+def test_a_range_beyond_what_is_committed_is_an_error_in_the_end(group: FakeGroup) -> None:
+    """Nothing is made up, and nobody waits for ever."""
+    with DLedgerClient(group.addresses, timeout_s=0.3) as client:
+        with pytest.raises(UnavailableError, match="50 to 59"):
+            indexes(client.fetch_log(40, 60))
+        with pytest.raises(IndexOutOfRangeError):
+            indexes(client.fetch_log(ALL + 1))
+        with pytest.raises(IndexOutOfRangeError):
+            indexes(client.fetch_log(ALL + 1, ALL + 5))
+
+
+def test_what_is_lost_is_said_at_once(group: FakeGroup, client: DLedgerClient) -> None:
+    """Trying again brings nothing back."""
+    for node in group.nodes:
+        node.begin_index = 5
+    with pytest.raises(IndexBeforeBeginError, match="begins at 5"):
+        next(client.fetch_log(4))
+    assert sum(reads(group)) == 1
+
+
+def test_a_node_with_too_many_readers_is_tried_again(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until there is room, or the time is over; then the error says what to do."""
+    refusals = [TooManyBulkReadsError("too many: bulk_streams_max")] * 2
+
+    def refuse(_service: object) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    monkeypatch.setattr("dledger.rpc.bulk_service.BulkService._check_room", refuse)
+    with DLedgerClient(group.addresses, timeout_s=3) as client:
+        assert indexes(client.fetch_log(0)) == list(range(ALL))
+    refusals += [TooManyBulkReadsError("too many: bulk_streams_max")] * 10_000
+    with DLedgerClient(group.addresses, timeout_s=0.2) as client, pytest.raises(PendingFullError, match="bulk_streams"):
+        indexes(client.fetch_log(0))
+
+
+def test_an_iterator_that_is_given_up_frees_its_place(group: FakeGroup) -> None:
+    """The server hears of it: a reader that stops early is no reader."""
+    for node in group.nodes:
+        node.entries, node.committed = [], -1
+    group.nodes[0].submit_append([bytes(1 << 20)] * 30, lambda _result: None)
+    with DLedgerClient(group.addresses) as client:
+        for _ in range(20):  # more than bulk_streams_max
+            chunks = client.fetch_log(0)
+            assert next(chunks).first_index == 0
+            chunks.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+# --- digests and places ---------------------------------------------------------------------------------------------
+
+
+def test_digests_of_a_chosen_node(group: FakeGroup, client: DLedgerClient) -> None:
+    """As the node computes them; without an end, up to what is committed."""
+    found = list(client.block_digests(block_bytes=4096, address=group.addresses[1]))
+
+    expected = [group.nodes[1].bulk.digest(at, 5000, 4096) for at in (0, 4096)]
+    assert found == expected
+    assert [one.size for one in client.block_digests(4096, 4500, block_bytes=4096)] == [404]
+    assert list(client.block_digests(5000, block_bytes=4096)) == []
+    assert list(client.block_digests(5, 5)) == []
+
+
+def test_digests_go_on_after_a_failure_and_no_block_is_given_in_part(group: FakeGroup, client: DLedgerClient) -> None:
+    """A member that is behind gives the whole block once it has it: half a block would differ from everybody's."""
+    node = group.nodes[2]
+    node.submit_append([bytes(4000)] * 5, lambda _result: None) if node.leader is None else None
+    for one in group.nodes:
+        one.entries, one.committed = list(group.nodes[0].entries), 49
+    node.committed = 44
+    found: list[tuple[Position, int]] = []
+
+    def read() -> None:
+        blocks = client.block_digests(0, 5000, block_bytes=4096, address=group.addresses[2])
+        found.extend((one.position, one.size) for one in blocks)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    wait_until(lambda: node.bulk.reads >= 2, "it has been asked")
+    node.committed = 49
+    reader.join(10)
+
+    assert found == [(0, 4096), (4096, 904)]
+
+
+def test_places(group: FakeGroup, client: DLedgerClient) -> None:
+    """One per question; from any member."""
+    group.nodes[0].bulk.fail_reads = []
+    located = client.locate(indexes=(0, 7), positions=(650,), read_from=ReadFrom.ANY)
+
+    assert [(one.index, one.position) for one in located.places] == [(0, 0), (7, 700), (7, 700)]
+    assert (located.range.end.index, located.range.end.position) == (ALL, ALL * RECORD_BYTES)
+    with pytest.raises(UntimedLogError):
+        client.index_by_time(5)
+
+
+def test_metadata_says_what_a_reader_needs(client: DLedgerClient) -> None:
+    """How far the log is committed in bytes, whose log it is, and of which cluster."""
+    status = client.metadata()
+
+    assert (status.committed_position, status.is_broker, status.cluster_id) == (ALL * RECORD_BYTES, False, "c")
