@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from cluster import terminal
-from cluster.drill.drills import DRILLS
 
 
 def _list(context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """``list`` needs nothing else; other names must exist."""
+    from cluster.drill.drills import DRILLS
+
     if "list" in names:
         rows = [(one.name, one.summary) for one in DRILLS.values()]
         terminal.print_table(

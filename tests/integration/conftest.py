@@ -22,11 +22,40 @@ HERE = Path(__file__).parent
 _failed = pytest.StashKey[bool]()
 
 
+FAULTS = frozenset(
+    {
+        "test_broker_group",
+        "test_broker_kill",
+        "test_broker_partition",
+        "test_broker_plain",
+        "test_broker_stop",
+        "test_disk",
+        "test_drills",
+        "test_kill",
+        "test_nemesis",
+        "test_partition",
+        "test_stop",
+    }
+)
+"""Where groups are hurt under load; elsewhere they mostly answer questions."""
+
+
+def group_of(item: pytest.Item) -> str:
+    """Tests of a group run one after the other, also with ``pytest -n``: they would take each other's time.
+
+    Two workers have the time of the larger half only if the groups can be dealt out: two of tests like these, one of
+    containers, and of whatever else makes networks (see ``tests/browser``).
+    """
+    if "namespaced" in getattr(item, "fixturenames", ()):
+        return "containers"
+    return "faults" if item.path.stem in FAULTS else "processes"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other, also with ``pytest -n``: each test wants a small machine for itself."""
+    """Deal out the tests of this directory."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("processes"))
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,3 +23,13 @@ main()
 
     assert done.stdout.startswith("dledger ")
     assert done.stdout.splitlines()[-1] == (handler or "signal")
+
+
+def test_the_command_line_itself_loads_no_client_server_or_spark() -> None:
+    """Every command and every node begins with it, and starts in half the time for what it leaves to others."""
+    heavy = {"numpy", "grpc", "pyspark", "pyarrow", "dledger.client", "dledger.server", "rocketstore.client"}
+    script = f"import sys, cluster.cli; print(sorted({heavy} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout == "[]\n"
