@@ -23,9 +23,10 @@ from dledger.clock import Clock, SystemClock
 from dledger.errors import DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.types import ProducerBatch
 from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.cleaning import Cleaner
-from rocketstore.commit_log.port import CommitLog, PutDone
+from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.deleted import DELETED_FILE, DeletedQueues
@@ -230,10 +231,18 @@ class MessageStore:
 
     # -- puts ----------------------------------------------------------------------------------------------------
 
-    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
+    def submit(
+        self,
+        messages: Sequence[Message],
+        done: PutDone,
+        *,
+        wait: bool = True,
+        producer: ProducerBatch | None = None,
+    ) -> None:
         """Store messages; ``done`` gets one result for each (see ``PutDone``).
 
-        All are refused if the store takes none now or if one of them is not allowed. ``wait``: see the port.
+        All are refused if the store takes none now or if one of them is not allowed. ``wait``, ``producer``: see the
+        port.
         """
         log = self.log
         refusal = self._gate.refusal
@@ -260,7 +269,15 @@ class MessageStore:
                 finish(results, monotonic() - began_s, done)
 
         note_put, finish = self.stats.note_put, self._answered
-        log.submit(messages, answered, wait=wait)
+        log.submit(messages, answered, wait=wait, producer=producer)
+
+    def submit_producer(self, name: str, done: SequenceDone) -> None:
+        """The number of a producer's next message; see the port."""
+        refusal = self._gate.refusal
+        if refusal is not None:
+            done(ShutdownError(refusal.reason))
+        else:
+            self.log.submit_producer(name, done)
 
     def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
         """Count and pass on what is not a single message well stored."""

@@ -52,6 +52,12 @@ class PutMessageStatus(StrEnum):
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
     NO_PERMISSION = "NO_PERMISSION"
     """Never of a store: the broker's access control refused the message."""
+    OUT_OF_ORDER_SEQUENCE = "OUT_OF_ORDER_SEQUENCE"
+    """Ours, for numbered messages: one before it is missing, or another of its request was refused."""
+    UNKNOWN_PRODUCER = "UNKNOWN_PRODUCER"
+    """Ours: a producer goes on that is not known, or not any more."""
+    TOO_MANY_PRODUCERS = "TOO_MANY_PRODUCERS"
+    """Ours: no further producer can be remembered."""
 
 
 class GetMessageStatus(StrEnum):
@@ -93,7 +99,8 @@ class PutResult(NamedTuple):
 
     ``stored`` is set when the message has a place in the log, also if it is not known to stay there (``outcome`` is
     ``"unknown"``: a quorum or a flush did not answer in time). ``"not_applied"`` means that a retry cannot duplicate.
-    ``reason`` is for people; ``leader`` the address of who can take the message, if known.
+    ``reason`` is for people; ``leader`` the address of who can take the message, if known. ``"stored"`` without a
+    place: a producer had sent the message before, and it is not remembered where it is.
     """
 
     status: PutMessageStatus

@@ -1,14 +1,16 @@
 """What a request to the broker needs, method by method, where access control is on.
 
-Sending needs PUB on the topic; pulling and asking for messages and offsets SUB on the topic, and for a group SUB on the
-group. Members of a group may move its offsets, also back (a consumer that seeks does); everybody else needs an
-administrator's key, as making and deleting topics does. Lists show what the caller may use. Topics of the broker itself
-are an administrator's: delayed messages of all topics wait there.
+Sending needs PUB on the topic; producers' names are each account's own, so that nobody uses up another's numbers.
+Pulling and asking for messages and offsets needs SUB on the topic, and for a group SUB on the group. Members of a group
+may move its offsets, also back (a consumer that seeks does); everybody else needs an administrator's key, as making and
+deleting topics does. Lists show what the caller may use. Topics of the broker itself are an administrator's: delayed
+messages of all topics wait there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from typing import Final
 
 from dledger.access.guard import Caller, Guard, Kind
@@ -17,11 +19,14 @@ from dledger.errors import AccessDeniedError
 from rocketstore.broker.codec import Pull, parse
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
+from rocketstore.message.producer_names import PRODUCER_CHARS_MAX
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus, PutResult
 
 SUB, PUB = Permission.SUB, Permission.PUB
+_ACCOUNT_DIGEST_BYTES: Final = 8
+_NAME_DIGEST_BYTES: Final = 32
 NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
 
 
@@ -45,7 +50,7 @@ class BrokerAccess:
             "ListTopics": self._usable_topics,
             "ListGroups": self._usable_groups,
         }
-        self._free = frozenset({"Status"})  # every account may ask who leads
+        self._free = frozenset({"Status", "Producer"})  # every account may ask who leads, and of producers of its own
 
     def check(self, name: str, caller: Caller, data: bytes) -> None:
         """Raises ``AccessDeniedError`` unless the caller may ask this. A method that nobody thought of is denied."""
@@ -71,6 +76,16 @@ class BrokerAccess:
     def _send_refusal(self, caller: Caller, topic: str) -> PutResult:
         error = self.guard.denied(caller, "Send", f"topic:{topic}", f"needs PUB on topic {topic}")
         return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=str(error))
+
+    def own_producer(self, caller: Caller, name: str) -> str:
+        """The name under which the log knows an account's producer: another account's of the same name is another one.
+
+        It begins with as many characters for every account, so that no account can choose a name that is another's.
+        """
+        account = blake2b(caller.name.encode(), digest_size=_ACCOUNT_DIGEST_BYTES).hexdigest()
+        if len(account) + 1 + len(name) > PRODUCER_CHARS_MAX:
+            name = blake2b(name.encode(), digest_size=_NAME_DIGEST_BYTES).hexdigest()
+        return f"{account}/{name}"
 
     def check_pull(self, caller: Caller, pull: Pull) -> None:
         """Raises ``AccessDeniedError``."""

@@ -10,13 +10,17 @@ from google.protobuf.message import Message as Wire
 
 from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError
+from dledger.types import ProducerBatch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_DELAY, HostAddress, Message
+from rocketstore.message.producer_names import check_producer_name
 from rocketstore.message.properties import decode_properties
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetResult, PutMessageStatus, PutResult
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
+SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
+"""So that no count of messages makes a number overflow."""
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
 _W = TypeVar("_W", bound=Wire)
@@ -25,6 +29,7 @@ _W = TypeVar("_W", bound=Wire)
 class Send(NamedTuple):
     """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
 
+    ``producer`` numbers the messages: then all of them are stored or none.
     Where access control is on: ``denied`` topics and the refusals of their messages, and the sender's ``quota``.
     """
 
@@ -33,6 +38,7 @@ class Send(NamedTuple):
     wait: bool
     size: int
     packed: bool = False
+    producer: ProducerBatch | None = None
     denied: Mapping[str, PutResult] = {}  # of a named tuple: a default, not an attribute
     quota: Quota | None = None
 
@@ -70,7 +76,17 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
         )
         message.property_string = text
         add(message)
-    return Send(wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer)
+    return Send(wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire))
+
+
+def _producer(wire: pb.SendRequest) -> ProducerBatch | None:
+    name, sequence = wire.producer, wire.sequence
+    if not name:
+        return None
+    check_producer_name(name)
+    if not 0 <= sequence <= SEQUENCE_MAX:
+        raise InvalidRequestError(f"a message's number is 0 to {SEQUENCE_MAX}, not {sequence}")
+    return ProducerBatch(name, sequence, len(wire.messages))
 
 
 class ResultEncoder:
@@ -98,7 +114,10 @@ class ResultEncoder:
         for one in results:
             stored = one.stored
             if stored is None:
-                add(status=one.status, outcome=one.outcome, reason=one.reason, leader=one.leader)
+                wire_result = add(status=one.status, outcome=one.outcome, reason=one.reason, leader=one.leader)
+                if one.status is _PUT_OK:  # it is not remembered where
+                    wire_result.offset = wire_result.queue_id = wire_result.queue_offset = -1
+                    wire_result.store_timestamp_ms = -1
                 continue
             offset, _, queue_id, queue_offset, store_timestamp = stored
             add(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rocketstore.commit_log.port import PutDone
+from dledger.types import ProducerBatch
+from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.message.message import Message
 from rocketstore.types import BrokerRole, GetResult, PutResult, RecordHead
 
@@ -23,8 +24,18 @@ class Store(Protocol):
     def role(self) -> BrokerRole:
         """Whether it takes writes."""
 
-    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
-        """Store messages; ``done`` may be called on any thread, also at once."""
+    def submit(
+        self,
+        messages: Sequence[Message],
+        done: PutDone,
+        *,
+        wait: bool = True,
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        """Store messages; ``done`` may be called on any thread, also at once. ``producer`` numbers them."""
+
+    def submit_producer(self, name: str, done: SequenceDone) -> None:
+        """The number of a producer's next message."""
 
     def get(  # noqa: PLR0913 - the store's own signature
         self,

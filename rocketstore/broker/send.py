@@ -128,9 +128,13 @@ class Sender:
     def _store_allowed(self, request: Send, refused: dict[int, PutResult], done: SendDone) -> None:
         """Store what is not refused. The store takes or refuses all it is given: whom it refuses is left out then.
 
-        It says so before ``submit`` returns, so a later request cannot overtake the rest of this one.
+        It says so before ``submit`` returns, so a later request cannot overtake the rest of this one. Of numbered
+        messages none is left out: the numbers of those behind it would no longer be what the producer thinks they are.
         """
         messages = request.messages
+        if refused and request.producer is not None:
+            done(_refused_wholly(refused, len(messages)))
+            return
         allowed = [one for at, one in enumerate(messages) if at not in refused] if refused else messages
 
         def stored(results: Sequence[PutResult]) -> None:
@@ -142,7 +146,7 @@ class Sender:
             done(_merge(results, refused, len(messages)))
 
         if allowed:
-            self._store.submit(allowed, stored, wait=request.wait)
+            self._store.submit(allowed, stored, wait=request.wait, producer=request.producer)
         else:
             stored(())
 
@@ -251,6 +255,13 @@ class Sender:
 
 def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
     return PutResult(status, outcome="not_applied", reason=reason)
+
+
+def _refused_wholly(refused: Mapping[int, PutResult], count: int) -> list[PutResult]:
+    """The results of a numbered request of which some messages are refused."""
+    why = f"message {min(refused)} of the request is refused, and a numbered request is stored wholly or not at all"
+    other = _refusal(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, why)
+    return [refused.get(at, other) for at in range(count)]
 
 
 def _merge(results: Sequence[PutResult], refused: Mapping[int, PutResult], count: int) -> Sequence[PutResult]:

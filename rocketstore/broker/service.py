@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
@@ -18,10 +19,10 @@ import grpc
 from dledger.access.guard import Caller, Guard
 from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
-from dledger.errors import CorruptLogError, DiskError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError
 from dledger.rpc import access_gate
 from dledger.rpc import options as rpc_options
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.bridge import LoopBridge, Outcome
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminService, State
@@ -36,7 +37,9 @@ from rocketstore.broker.send import Sender, SendStream
 from rocketstore.broker.status import ObservedStore, StatusReport
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.message import HostAddress
+from rocketstore.message.producer_names import check_producer_name
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus, PutResult
 
@@ -87,6 +90,7 @@ class BrokerService:
         position_of: Callable[[int], int] = no_indexes,
     ) -> None:
         self._config = config
+        self._store = store
         self._access = None if guard is None else BrokerAccess(guard)
         limits = Limits(
             entries_max=config.send_pending_messages_max,
@@ -127,6 +131,7 @@ class BrokerService:
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Send": unary(self._refusing("Send", self._send)),
             "SendStream": stream(self._streaming("SendStream", self._send_stream)),
+            "Producer": unary(self._refusing("Producer", self._producer)),
             "Pull": unary(self._refusing("Pull", self._pull)),
             "PullStream": stream(self._streaming("PullStream", self._pull_stream)),
             "Status": unary(self._refusing("Status", self._checked("Status", self._status))),
@@ -158,6 +163,19 @@ class BrokerService:
     async def _send_stream(self, context: Context, caller: Caller | None) -> None:
         stream = SendStream(context, self._bridge, self._sender, self._decoder(context, caller), self._encoder)
         await stream.run(self._stop)
+
+    async def _producer(self, data: bytes, _context: Context, caller: Caller | None) -> bytes:
+        name = codec.parse(pb.ProducerRequest, data).producer
+        check_producer_name(name)
+        if self._access is not None and caller is not None:
+            name = self._access.own_producer(caller, name)
+        outcome: Outcome[int | DLedgerError] = Outcome(self._bridge)
+        self._store.submit_producer(name, outcome.done)
+        found = await outcome.future
+        if isinstance(found, DLedgerError):
+            refusal = PutResult(status_of(found), outcome="not_applied", reason=str(found))
+            raise NotStoredError(refusal, self._admin.leader_address())
+        return pb.ProducerResponse(next_sequence=found).SerializeToString()
 
     async def _pull(self, data: bytes, _context: Context, caller: Caller | None) -> bytes:
         if self._access is not None and caller is not None:
@@ -193,7 +211,11 @@ class BrokerService:
 
         def decode(data: bytes) -> codec.Send:
             request = codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
-            return request._replace(denied=access.denied_topics(caller, request.messages), quota=caller.quota)
+            producer = request.producer
+            if producer is not None:
+                producer = replace(producer, producer=access.own_producer(caller, producer.producer))
+            denied = access.denied_topics(caller, request.messages)
+            return request._replace(denied=denied, quota=caller.quota, producer=producer)
 
         return decode
 

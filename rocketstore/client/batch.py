@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -11,7 +11,14 @@ from typing import Final, NamedTuple
 
 from dledger.client.shared import Deadline
 from dledger.config import MIB
-from dledger.errors import ConfigError, DLedgerError, UnavailableError
+from dledger.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DLedgerError,
+    InvalidRequestError,
+    OutOfOrderSequenceError,
+    UnavailableError,
+)
 from rocketstore.client.errors import BadAnswerError, SendOutcomeUnknownError, send_failure
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus
@@ -24,11 +31,16 @@ MESSAGE_OVERHEAD_BYTES: Final = 64
 class SendOptions:
     """What a sender promises and how much it holds.
 
-    A message that was certainly not stored is sent again until ``timeout_s`` after its batch was begun. One whose
-    outcome is unknown fails with ``outcome="unknown"``, or with ``allow_duplicates`` is sent again, so that it may be
-    stored twice (at least once, as RocketMQ's own producers do). ``ordered`` keeps the order of the ``send`` calls
-    within each queue, also over retries, at the price of one request in flight. ``send`` blocks while
-    ``pending_bytes_max`` bytes wait, at most ``timeout_s``.
+    A message that was certainly not stored is sent again until ``timeout_s`` after its batch was begun. So is, with
+    ``idempotent``, one whose outcome is unknown: messages are numbered, and the broker stores each number once (see
+    ``rocketstore.client.numbers``); only when the time is over without an answer it fails with ``outcome="unknown"``.
+    ``producer_name`` says under which name; then the application gives the numbers as well.
+
+    Without ``idempotent`` a message of unknown outcome fails with ``outcome="unknown"`` at once, or with
+    ``allow_duplicates`` is sent again, so that it may be stored twice (at least once, as RocketMQ's own producers do).
+
+    ``ordered`` keeps the order of the ``send`` calls within each queue, also over retries; without ``idempotent`` at
+    the price of one request in flight. ``send`` blocks while ``pending_bytes_max`` bytes wait, at most ``timeout_s``.
     """
 
     linger_s: float = 0.002
@@ -39,12 +51,16 @@ class SendOptions:
     timeout_s: float = 5.0
     allow_duplicates: bool = False
     ordered: bool = False
+    idempotent: bool = True
+    producer_name: str = ""
 
     def __post_init__(self) -> None:
         limits = ("batch_bytes", "batch_messages", "pending_bytes_max", "inflight_requests_max", "timeout_s")
         problems = [f"{name} must be positive" for name in limits if getattr(self, name) <= 0]
         if self.linger_s < 0:
             problems.append("linger must not be negative")
+        if self.producer_name and not self.idempotent:
+            problems.append("a producer_name numbers messages: it needs enable_idempotence")
         if problems:
             raise ConfigError(problems)
 
@@ -68,7 +84,8 @@ class Encoded(NamedTuple):
 class SendReceipt:
     """Where a message is stored. ``message_id`` says where in the log, ``unique_key`` is the producer's own id.
 
-    ``status`` other than ``PUT_OK``: stored, but a flush or a copy was not confirmed in time.
+    ``status`` other than ``PUT_OK``: stored, but a flush or a copy was not confirmed in time. An empty ``message_id``
+    and numbers of -1: an earlier request had stored the message, and the broker does not remember where.
     """
 
     topic: str
@@ -103,6 +120,7 @@ class SendBatch:
         "data",
         "deadline",
         "done",
+        "doubtful",
         "error",
         "finished",
         "left",
@@ -110,7 +128,9 @@ class SendBatch:
         "messages",
         "number",
         "outcomes",
+        "producer",
         "sent_at",
+        "sequence",
     )
 
     def __init__(self, number: int, linger_until: float, deadline: Deadline) -> None:
@@ -124,6 +144,9 @@ class SendBatch:
         self.outcomes: list[Outcome | None] = []
         self.error: DLedgerError | None = None  # why it is sent again
         self.sent_at = 0.0  # last, on the monotonic clock
+        self.producer = ""  # who numbers the messages; empty: nobody
+        self.sequence = -1  # the number of the first message in ``left``; -1: not numbered yet
+        self.doubtful = False  # an attempt may have been stored
         self.done = False
         self.finished = threading.Event()
         self.callbacks: list[tuple[Callable[[SendFuture], object], SendFuture]] = []
@@ -133,6 +156,12 @@ class SendBatch:
         self.left = list(range(len(self.messages)))
         self.outcomes = [None] * len(self.messages)
 
+    def forget(self) -> None:
+        """No attempt so far was stored, nor will be: it may get new numbers."""
+        self.producer, self.sequence, self.doubtful = "", -1, False
+        for place in self.left:
+            self.outcomes[place] = None
+
     def take(
         self,
         answer: object,
@@ -140,11 +169,16 @@ class SendBatch:
         is_sent_again: Callable[[DLedgerError], bool],
         *,
         ordered: bool,
+        given: bool = False,
     ) -> DLedgerError | None:
-        """Note what became of the messages in flight; returns the gravest failure. ``left`` is what to send again."""
+        """Note what became of the messages in flight; returns the gravest failure. ``left`` is what to send again.
+
+        ``given``: the application has numbered them.
+        """
         sent, self.left = self.left, []
         if isinstance(answer, pb.StoredBatch):
             if len(answer.offsets) == len(sent):
+                self.sequence += len(sent) if self.producer else 0
                 if len(sent) == len(self.outcomes):
                     self.outcomes = list(_stored(answer))
                 else:
@@ -157,6 +191,8 @@ class SendBatch:
         if len(results) != len(sent):
             wrong = BadAnswerError(f"{address} answered {len(results)} results to {len(sent)} messages")
             results = [wrong] * len(sent)
+        if self.producer:
+            return self._take_numbered(sent, results, address, is_sent_again, given=given)
         trouble: DLedgerError | None = None
         stored_queues: set[tuple[str, int]] = set()
         again: list[int] = []
@@ -176,6 +212,42 @@ class SendBatch:
                 again.append(place)
         self.left = again[::-1]
         return trouble
+
+    def _take_numbered(
+        self,
+        sent: list[int],
+        results: Sequence[pb.SendResult | DLedgerError],
+        address: str,
+        is_sent_again: Callable[[DLedgerError], bool],
+        *,
+        given: bool,
+    ) -> DLedgerError | None:
+        """As ``take``: those stored are the first ones, and what is left goes on with the numbers behind them."""
+        failures = [one if isinstance(one, DLedgerError) else send_failure(one, address) for one in results]
+        stored = next((at for at, failure in enumerate(failures) if failure is not None), len(failures))
+        for place, result in zip(sent[:stored], results, strict=False):
+            self.outcomes[place] = result
+        self.sequence += stored
+        wrong = BadAnswerError(f"{address} has stored message {sent[-1]} of a numbered request and left out others")
+        rest = list(zip(sent[stored:], (failure or wrong for failure in failures[stored:]), strict=True))
+        for place, failure in rest:
+            if not _is_unknown(self.outcomes[place]):  # a later refusal does not make an earlier attempt undone
+                self.outcomes[place] = failure
+        self.doubtful = self.doubtful or any(failure.outcome == "unknown" for _, failure in rest)
+        left = [place for place, failure in rest if is_sent_again(failure)]
+        if len(left) < len(rest) and (given or self.doubtful):
+            # It cannot be sent without those that are refused: their numbers may be taken, or are the application's.
+            left = self._front(left, rest) if given and not self.doubtful else []
+        self.left = left
+        return max((failure for _, failure in rest), key=_gravity, default=None)
+
+    def _front(self, left: list[int], rest: Sequence[tuple[int, DLedgerError]]) -> list[int]:
+        """What can still be sent: the messages before the first one that is refused; those behind it fail with it."""
+        refused = next((place, failure) for place, failure in rest if place not in left)
+        for place in left:
+            if place > refused[0]:
+                self.outcomes[place] = OutOfOrderSequenceError(f"a message before it is refused: {refused[1]}")
+        return [place for place in left if place < refused[0]]
 
     def fail(self, error: DLedgerError) -> None:
         """Nothing more is tried: what is left fails with ``error``, or with why it had to be sent again."""
@@ -212,6 +284,15 @@ class SendBatch:
 
 def _is_unknown(outcome: Outcome | None) -> bool:
     return isinstance(outcome, DLedgerError) and outcome.outcome == "unknown"
+
+
+def _gravity(error: DLedgerError) -> int:
+    """What concerns the connection weighs more than what concerns a message, and that more than its consequences."""
+    if error.outcome == "unknown":
+        return 3
+    if isinstance(error, OutOfOrderSequenceError):
+        return 0
+    return 1 if isinstance(error, InvalidRequestError | AccessDeniedError) else 2
 
 
 def _is_graver(one: DLedgerError, other: DLedgerError) -> bool:

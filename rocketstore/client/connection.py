@@ -57,6 +57,7 @@ PUT_TOPIC: Final = Method("PutTopic", pb.PutTopicResponse)
 DELETE_TOPIC: Final = Method("DeleteTopic", pb.DeleteTopicResponse)
 LIST_TOPICS: Final = Method("ListTopics", pb.ListTopicsResponse)
 LIST_GROUPS: Final = Method("ListGroups", pb.ListGroupsResponse)
+PRODUCER: Final = Method("Producer", pb.ProducerResponse)
 STATUS: Final = Method("Status", pb.StatusResponse)
 
 

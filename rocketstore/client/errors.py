@@ -19,9 +19,12 @@ from dledger.errors import (
     InvalidRequestError,
     LeaderHint,
     Outcome,
+    OutOfOrderSequenceError,
     PendingFullError,
     RequestTimeoutError,
+    TooManyProducersError,
     UnavailableError,
+    UnknownProducerError,
 )
 from dledger.types import NodeId
 from rocketstore.types import PutMessageStatus
@@ -152,6 +155,12 @@ def send_failure(result: pb.SendResult, address: str) -> DLedgerError | None:
             return BrokerBusyError(reason)
         case PutMessageStatus.NO_PERMISSION:
             return AccessDeniedError(reason)
+        case PutMessageStatus.OUT_OF_ORDER_SEQUENCE:
+            return OutOfOrderSequenceError(reason)
+        case PutMessageStatus.UNKNOWN_PRODUCER:
+            return UnknownProducerError(reason)
+        case PutMessageStatus.TOO_MANY_PRODUCERS:
+            return TooManyProducersError(reason)
         case PutMessageStatus.MESSAGE_ILLEGAL | PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
             return MessageRefusedError(reason)
         case _:

@@ -50,9 +50,10 @@ class SendPipe:
         self._thread = threading.Thread(target=self._read, name=f"rocketstore-send-{address}", daemon=True)
         self._thread.start()
 
-    def submit(self, messages: Sequence[bytes], done: Done) -> None:
+    def submit(self, messages: Sequence[bytes], done: Done, *, producer: str = "", sequence: int = 0) -> None:
         """Send encoded messages as one request; ``done`` is called once, on the pipe's thread.
 
+        ``producer`` numbers them from ``sequence`` on; without one they are not numbered.
         Raises ``UnavailableError`` (not applied) if the stream is broken.
         """
         with self._lock:
@@ -62,9 +63,8 @@ class SendPipe:
             request_id = self._next_id
             self._pending[request_id] = done
             # Fields of a protobuf message may come in any order: the messages are encoded already, the id follows.
-            request = b"".join(
-                (*messages, pb.SendRequest(request_id=request_id, packed_answer=True).SerializeToString())
-            )
+            rest = pb.SendRequest(request_id=request_id, packed_answer=True, producer=producer, sequence=sequence)
+            request = b"".join((*messages, rest.SerializeToString()))
             self._requests.put((request_id, request))
 
     def close(self, why: str = "") -> None:

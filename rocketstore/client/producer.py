@@ -15,7 +15,7 @@ from dledger.client.shared import Deadline
 from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.client.batch import Encoded, SendFuture, SendOptions, SendReceipt, Sent
-from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.connection import PRODUCER, BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
 from rocketstore.client.pipe import SendPipe
 from rocketstore.client.sender import LOOK_TIMEOUT_S, Sender
@@ -23,8 +23,10 @@ from rocketstore.client.topics import PERMISSION_WRITE, TopicCache
 from rocketstore.client.wire import encode_message
 from rocketstore.message.ids import unique_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
+from rocketstore.message.producer_names import check_producer_name
 from rocketstore.message.properties import encode_properties
 from rocketstore.message.tags import java_hash
+from rocketstore.pb import broker_pb2 as pb
 
 ANY_QUEUE: Final = -1
 BODY_BYTES_MAX: Final = 4 * MIB
@@ -38,16 +40,26 @@ class Producer:
     """Sends to a group of brokers, or to one. Thread-safe; every call has a deadline (``timeout_s``).
 
     ``addresses``: listen addresses of one or more brokers; the others are learnt, the master is found and found again.
-    What was certainly not stored is sent again until the deadline. What may be stored is sent again only with
-    ``allow_duplicates``: else it fails with ``outcome="unknown"``, and the caller decides. ``on_failure`` is told of
-    every failed attempt at once, also of those that are repeated: the address and the error. It must not block.
+    What is not known to be stored is sent again until the deadline, and stored once all the same: the messages are
+    numbered (``enable_idempotence``), so that the broker knows those that it has. ``outcome="unknown"`` is left for
+    what had no answer when the time was over, and for a broker on its own (not a group) that was restarted meanwhile.
+
+    With ``producer_name`` the application numbers its messages itself: it asks ``next_sequence``, and gives each
+    message its number (``sequence``), one after the other. So it can go on after a crash, without repeating or losing
+    anything, if it can make the same messages again. A name is for one sender at a time.
+
+    Without ``enable_idempotence``, what may be stored is sent again only with ``allow_duplicates``: else it fails with
+    ``outcome="unknown"``, and the caller decides. ``on_failure`` is told of every failed attempt at once, also of those
+    that are repeated: the address and the error. It must not block.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per option
         self,
         addresses: Sequence[str] | str,
         *,
         timeout_s: float = 5.0,
+        enable_idempotence: bool = True,
+        producer_name: str = "",
         allow_duplicates: bool = False,
         body_bytes_max: int = BODY_BYTES_MAX,
         security: ClientSecurity | None = None,
@@ -58,7 +70,14 @@ class Producer:
         self._turn = itertools.count()
         self._body_bytes_max = body_bytes_max
         self._on_failure = on_failure
-        self._options = SendOptions(timeout_s=timeout_s, allow_duplicates=allow_duplicates)
+        if producer_name:
+            check_producer_name(producer_name)
+        self._options = SendOptions(
+            timeout_s=timeout_s,
+            allow_duplicates=allow_duplicates,
+            idempotent=enable_idempotence,
+            producer_name=producer_name,
+        )
         self._lock = threading.Lock()  # guards the fields below
         self._direct: Sender | None = None
         self._senders: list[MessageSender] = []
@@ -84,27 +103,36 @@ class Producer:
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
-    def send(self, message: Message, *, key: str | None = None, queue_id: int | None = None) -> SendReceipt:
+    def send(
+        self, message: Message, *, key: str | None = None, queue_id: int | None = None, sequence: int | None = None
+    ) -> SendReceipt:
         """Send one message; returns when the master has stored it.
 
-        The queue is ``queue_id``, or the one that ``key`` (a sharding key) hashes to, or the next in turn.
+        The queue is ``queue_id``, or the one that ``key`` (a sharding key) hashes to, or the next in turn. ``sequence``
+        is the message's number, if the producer has a name.
         """
         encoded = self._encode(message, key, queue_id)
         sender = self._direct_sender()
-        future = sender.add(encoded)
+        future = sender.add(encoded, sequence)
         sender.seal()
         return future.result()
 
     def send_many(
-        self, messages: Iterable[Message], *, key: str | None = None, queue_id: int | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        key: str | None = None,
+        queue_id: int | None = None,
+        sequence: int | None = None,
     ) -> list[SendReceipt]:
         """Send messages in as few requests as they fit in; returns one receipt each.
 
-        Raises the error itself if nothing was stored, ``PartlySentError`` with all outcomes if some are or may be.
+        ``sequence`` is the number of the first one, if the producer has a name. Raises the error itself if nothing was
+        stored, ``PartlySentError`` with all outcomes if some are or may be.
         """
         encoded = [self._encode(message, key, queue_id) for message in messages]
         sender = self._direct_sender()
-        futures = [sender.add(one) for one in encoded]
+        futures = [sender.add(one, None if sequence is None else sequence + place) for place, one in enumerate(encoded)]
         sender.seal()
         results = [future.exception() or future.result() for future in futures]
         errors = [result for result in results if isinstance(result, DLedgerError)]
@@ -129,8 +157,12 @@ class Producer:
         pending_bytes_max: int = 16 * MIB,
         inflight_requests_max: int = 12,
         ordered: bool = False,
+        producer_name: str | None = None,
     ) -> MessageSender:
-        """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for what it promises."""
+        """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for what it promises.
+
+        ``producer_name`` is the producer's own if it has one; a sender may have another one.
+        """
         options = replace(
             self._options,
             linger_s=linger_ms / 1000,
@@ -139,12 +171,24 @@ class Producer:
             pending_bytes_max=pending_bytes_max,
             inflight_requests_max=inflight_requests_max,
             ordered=ordered,
+            producer_name=self._options.producer_name if producer_name is None else producer_name,
         )
         made = MessageSender(Sender(self._connect, self._note_failure, self._find_master, options), self._encode)
         with self._lock:
             self._senders = [one for one in self._senders if not one.closed]
             self._senders.append(made)
         return made
+
+    def next_sequence(self, producer_name: str | None = None) -> int:
+        """The number of the next message of a producer (this one), after all that was stored so far; 0 at first.
+
+        What another process of the same producer has sent and not finished counts if it is stored for good, and else
+        never will be, unless that process still sends. Ask before the first message, and after one that failed.
+        """
+        name = self._options.producer_name if producer_name is None else producer_name
+        check_producer_name(name)
+        connection = self._connection
+        return connection.ask_master(PRODUCER, pb.ProducerRequest(producer=name), connection.deadline()).next_sequence
 
     # --- machinery --------------------------------------------------------------------------------------------------
 
@@ -251,12 +295,16 @@ class MessageSender:
         """How many messages have failed so far."""
         return self._sender.failed_messages
 
-    def send(self, message: Message, *, key: str | None = None, queue_id: int | None = None) -> SendFuture:
-        """Queue one message; blocks while too much waits. The queue is chosen as by ``Producer.send``.
+    def send(
+        self, message: Message, *, key: str | None = None, queue_id: int | None = None, sequence: int | None = None
+    ) -> SendFuture:
+        """Queue one message; blocks while too much waits. Queue and ``sequence`` are as with ``Producer.send``.
 
-        Raises ``MessageRefusedError`` for what no broker takes, ``PendingFullError`` if too much waits for too long.
+        Raises ``MessageRefusedError`` for what no broker takes, ``PendingFullError`` if too much waits for too long,
+        ``OutOfOrderSequenceError`` for a number that does not follow that of the message before. After a message of a
+        named producer has failed, so do those behind it: ask ``next_sequence`` and go on from there.
         """
-        return self._sender.add(self._encode(message, key, queue_id))
+        return self._sender.add(self._encode(message, key, queue_id), sequence)
 
     def flush(self) -> None:
         """Return when everything sent so far is finished, well or badly."""

@@ -15,9 +15,13 @@ ends no connection. Recovery, then and after any failure that is not a message's
 2. When nothing is in flight any more, what is to be sent again goes back to the front of the backlog, in order.
 3. The thread looks for the master and sends a single batch; only its success opens the window again.
 
-A broker does not know which request follows which, so a request after a refused one may be stored. That is why
-*ordered* senders have one request in flight, and send a refused message again only if nothing later of its queue is
-stored.
+Messages are numbered (``numbers``), so that a broker stores each once, however often it is sent, and none before those
+sent earlier. After a failure nothing more is sent until all that is in flight is answered, because the numbers of what
+follows may change.
+
+Without numbers a broker does not know which request follows which, so a request after a refused one may be stored. That
+is why *ordered* senders have one request in flight then, and send a refused message again only if nothing later of its
+queue is stored.
 """
 
 from __future__ import annotations
@@ -31,9 +35,19 @@ from types import TracebackType
 from typing import Final
 
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline
-from dledger.errors import DLedgerError, PendingFullError, UnavailableError
+from dledger.errors import (
+    AccessDeniedError,
+    DLedgerError,
+    InvalidRequestError,
+    OutOfOrderSequenceError,
+    PendingFullError,
+    TooManyProducersError,
+    UnavailableError,
+    UnknownProducerError,
+)
 from rocketstore.client.batch import MESSAGE_OVERHEAD_BYTES, Encoded, SendBatch, SendFuture, SendOptions
-from rocketstore.client.errors import MessageRefusedError, is_retried
+from rocketstore.client.errors import BadAnswerError, MessageRefusedError, is_retried
+from rocketstore.client.numbers import Numbers
 from rocketstore.client.pipe import Answer, SendPipe
 
 LOOK_AFTER_S: Final = 0.5
@@ -44,6 +58,10 @@ LOOK_TIMEOUT_S: Final = 0.5
 """How long one look waits for silent brokers."""
 HELD_OPEN_SHARE: Final = 0.1
 """Of a batch's time: so long it may wait for more messages while others wait before it."""
+
+
+_ABOUT_NUMBERS: Final = (OutOfOrderSequenceError, UnknownProducerError, TooManyProducersError)
+"""Refusals that say nothing about the broker."""
 
 
 class Sender:
@@ -66,7 +84,8 @@ class Sender:
         self._note_failure = note_failure
         self._find_master = find_master  # asks every broker; the address of the master as far as is known then
         self._options = options
-        self._lock = threading.Lock()  # guards all fields below
+        self._numbers = Numbers(options.producer_name) if options.idempotent else None
+        self._lock = threading.Lock()  # guards all fields below, and the numbers
         self._work = threading.Condition(self._lock)  # for the thread
         self._room = threading.Condition(self._lock)  # for blocked sends
         self._open: SendBatch | None = None
@@ -77,6 +96,7 @@ class Sender:
         self._batches = 0
         self._pipe: SendPipe | None = None  # None: recovering, or not yet connected
         self._old_pipe: SendPipe | None = None  # its last answers are awaited
+        self._draining = False  # nothing is sent until nothing is in flight
         self._single = True  # one batch in flight at a time, until one has succeeded
         self._failures = 0  # in a row
         self._looking: threading.Thread | None = None
@@ -93,13 +113,20 @@ class Sender:
     ) -> None:
         self.close()
 
-    def add(self, message: Encoded) -> SendFuture:
-        """Queue one message. Raises ``PendingFullError`` if too much waits for too long (nothing was queued)."""
+    def add(self, message: Encoded, sequence: int | None = None) -> SendFuture:
+        """Queue one message; ``sequence`` is its number, if the application numbers its messages.
+
+        Raises ``PendingFullError`` if too much waits for too long, ``InvalidRequestError`` for a number where there
+        should be none or the other way round, ``OutOfOrderSequenceError`` for one that does not follow. Nothing was
+        queued then.
+        """
         options = self._options
         with self._lock:
-            batch = self._open
-            if batch is None or self._pending_bytes >= options.pending_bytes_max:
-                batch = self._open_batch()
+            if self._pending_bytes >= options.pending_bytes_max:
+                self._wait_for_room()
+            if sequence is not None or options.producer_name:
+                self._check_number(sequence)
+            batch = self._open or self._open_batch(sequence)
             place = len(batch.messages)
             data, sent = message
             batch.data.append(data)
@@ -139,24 +166,33 @@ class Sender:
 
     # --- on the caller's thread, under the lock ---------------------------------------------------------------------
 
-    def _open_batch(self) -> SendBatch:
+    def _wait_for_room(self) -> None:
         limit = self._options.pending_bytes_max
-        if self._pending_bytes >= limit:
-            deadline = Deadline(self._options.timeout_s)
-            while self._pending_bytes >= limit and not self._closed:
-                if not self._room.wait(deadline.remaining_s) and deadline.expired:
-                    raise PendingFullError(
-                        f"{self._pending_bytes} bytes wait to be sent (pending_bytes_max={limit}) "
-                        f"and none was finished within {deadline.timeout_s:g} s"
-                    )
+        deadline = Deadline(self._options.timeout_s)
+        while self._pending_bytes >= limit and not self._closed:
+            if not self._room.wait(deadline.remaining_s) and deadline.expired:
+                raise PendingFullError(
+                    f"{self._pending_bytes} bytes wait to be sent (pending_bytes_max={limit}) "
+                    f"and none was finished within {deadline.timeout_s:g} s"
+                )
+
+    def _check_number(self, sequence: int | None) -> None:
+        if self._numbers is None:
+            raise InvalidRequestError("messages have numbers only with enable_idempotence")
         if self._closed:
             raise UnavailableError("the producer is closed")
-        if self._open is None:
-            self._batches += 1
-            linger_until = time.monotonic() + self._options.linger_s
-            self._open = SendBatch(self._batches, linger_until, Deadline(self._options.timeout_s))
-            self._work.notify()
-        return self._open
+        self._numbers.check(sequence)
+
+    def _open_batch(self, sequence: int | None) -> SendBatch:
+        if self._closed:
+            raise UnavailableError("the producer is closed")
+        self._batches += 1
+        linger_until = time.monotonic() + self._options.linger_s
+        batch = self._open = SendBatch(self._batches, linger_until, Deadline(self._options.timeout_s))
+        if self._numbers is not None:
+            self._numbers.begin(batch, sequence)
+        self._work.notify()
+        return batch
 
     def _seal(self) -> None:
         batch = self._open
@@ -183,8 +219,15 @@ class Sender:
             batch = self._backlog.popleft()
             batch.sent_at = time.monotonic()
             self._inflight.append(batch)
+            if self._numbers is not None:
+                self._numbers.assign(batch)
             try:
-                self._pipe.submit([batch.data[place] for place in batch.left], partial(self._on_done, batch))
+                self._pipe.submit(
+                    [batch.data[place] for place in batch.left],
+                    partial(self._on_done, batch),
+                    producer=batch.producer,
+                    sequence=batch.sequence,
+                )
             except DLedgerError as error:
                 self._inflight.remove(batch)
                 batch.error = error
@@ -194,20 +237,53 @@ class Sender:
             self._work.notify()
 
     def _has_room(self) -> bool:
+        if self._draining:
+            return False
         if not self._inflight:
             return True
-        return not (self._single or self._options.ordered) and len(self._inflight) < self._options.inflight_requests_max
+        ordered = self._options.ordered and (self._numbers is None or self._numbers.are_off)
+        return not (self._single or ordered) and len(self._inflight) < self._options.inflight_requests_max
 
     def _leave_pipe(self) -> None:
         if self._pipe is not None:
             self._old_pipe, self._pipe = self._pipe, None
-        self._single = True
+        self._draining = self._single = True
         self._work.notify()
 
     def _finish(self, batch: SendBatch) -> None:
         self._pending_bytes -= batch.bytes
-        self.failed_messages += batch.end()
+        failed = batch.end()
+        self.failed_messages += failed
+        if failed and self._numbers is not None and batch.producer:
+            self._numbers.failed(batch)
+            self._draining = True  # the numbers of those behind it are no longer right
         self._room.notify_all()
+
+    def _regroup(self) -> list[SendBatch]:
+        """Nothing is in flight: put what is sent again before the rest. Gives what cannot be sent any more."""
+        self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
+        self._again.clear()
+        numbers, failed = self._numbers, []
+        if numbers is not None:
+            numbers.regroup(self._backlog)
+            if numbers.is_broken(self._backlog):
+                failed = self._give_up(numbers)
+        self._draining = False
+        return failed
+
+    def _give_up(self, numbers: Numbers) -> list[SendBatch]:
+        """Fail all that waits: it is numbered as if something before it was stored that is not."""
+        if self._open is not None:
+            self._open.begin()
+            self._backlog.append(self._open)
+            self._open = None
+        broken, error = list(self._backlog), numbers.mend()
+        self._backlog.clear()
+        for batch in broken:
+            batch.fail(error)
+            self._finish(batch)
+        numbers.mend()  # those that have just failed are no news
+        return broken
 
     # --- on the pipe's thread ---------------------------------------------------------------------------------------
 
@@ -216,27 +292,43 @@ class Sender:
             self._inflight.remove(batch)  # the first one, nearly always
             pipe = self._pipe or self._old_pipe
             address = pipe.address if pipe is not None else ""
-            trouble = batch.take(answer, address, self._is_sent_again, ordered=self._options.ordered)
-            finished = not batch.left
-            if finished:
+            trouble = self._take(batch, answer, address)
+            finished = [] if batch.left else [batch]
+            if not batch.left:
                 self._finish(batch)
             else:
                 batch.error = trouble
                 self._again.append(batch)
-            if trouble is None or isinstance(trouble, MessageRefusedError):
+            if trouble is None or _is_of_messages(batch, trouble):
                 self._failures = 0
                 self._single = self._pipe is None
-            else:
-                self._note_failure(address, trouble)
+                self._draining = self._draining or (trouble is not None and bool(batch.producer))
+            elif not (self._draining and isinstance(trouble, OutOfOrderSequenceError)):
+                if batch.doubtful or not isinstance(trouble, _ABOUT_NUMBERS):
+                    self._note_failure(address, trouble)
                 self._leave_pipe()
+            if self._draining and not self._inflight and self._pipe is not None:
+                finished += self._regroup()
             if not self._inflight and (self._pipe is None or self._closed):
                 self._work.notify()
             self._pump()
-        if finished:
-            batch.announce()
+        for one in finished:
+            one.announce()
+
+    def _take(self, batch: SendBatch, answer: Answer, address: str) -> DLedgerError | None:
+        numbers = self._numbers
+        if numbers is None or not batch.producer:
+            return batch.take(answer, address, self._is_sent_again, ordered=self._options.ordered)
+        again = partial(_is_numbered_sent_again, doubtful=batch.doubtful)
+        first = batch.sequence
+        trouble = batch.take(answer, address, again, ordered=False, given=numbers.are_given)
+        if batch.sequence > first:
+            numbers.stored(batch)
+        return trouble
 
     def _is_sent_again(self, error: DLedgerError) -> bool:
-        return is_retried(error) or (self._options.allow_duplicates and error.outcome == "unknown")
+        repeats = self._options.allow_duplicates and not self._options.idempotent
+        return is_retried(error) or (repeats and error.outcome == "unknown")
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -280,10 +372,14 @@ class Sender:
                 if self._look_at() <= time.monotonic():
                     self._looking = threading.Thread(target=self._look, name="rocketstore-sender-look", daemon=True)
                     self._looking.start()
-                expired = self._take_expired()
+                finished = self._take_expired()
                 stuck = self._stuck_pipe()
-                reconnect = self._gather() if stuck is None else None
-            for batch in expired:
+                if self._draining and not self._inflight:
+                    finished += self._regroup()
+                    self._pump()
+                idle = stuck is None and self._pipe is None and not self._inflight and self._backlog
+                reconnect = self._backlog[0].deadline if idle else None
+            for batch in finished:
                 batch.announce()
             if stuck is not None:
                 stuck.close("it gave none in time")  # what is in flight becomes unknown, through _on_done
@@ -353,14 +449,6 @@ class Sender:
     def _is_overdue(self) -> bool:
         return bool(self._inflight) and time.monotonic() >= self._inflight[0].sent_at + LOOK_AFTER_S
 
-    def _gather(self) -> Deadline | None:
-        """Put what is sent again before the rest, once nothing is in flight; the deadline for a new connection."""
-        if self._pipe is not None or self._inflight:
-            return None
-        self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
-        self._again.clear()
-        return self._backlog[0].deadline if self._backlog else None
-
     def _reconnect(self, deadline: Deadline) -> None:
         old, self._old_pipe = self._old_pipe, None
         if old is not None:
@@ -392,3 +480,23 @@ class Sender:
                 self._finish(batch)
         for batch in failed:
             batch.announce()
+
+
+def _is_of_messages(batch: SendBatch, trouble: DLedgerError) -> bool:
+    """Whether nothing is wrong but with messages."""
+    if batch.producer and isinstance(trouble, AccessDeniedError):
+        return True
+    return isinstance(trouble, MessageRefusedError)
+
+
+def _is_numbered_sent_again(error: DLedgerError, *, doubtful: bool) -> bool:
+    """Whether to send a numbered message again; ``doubtful``: an earlier attempt may have been stored."""
+    if isinstance(error, UnknownProducerError):
+        return not doubtful  # the broker cannot tell any more
+    if isinstance(error, BadAnswerError):
+        return False  # it would answer the next one likewise
+    return (
+        error.outcome == "unknown"
+        or is_retried(error)
+        or isinstance(error, OutOfOrderSequenceError | TooManyProducersError)
+    )

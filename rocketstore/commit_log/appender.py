@@ -12,12 +12,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.clock import Clock
-from dledger.errors import DiskError, DiskFullError, InvalidRequestError
+from dledger.errors import DiskError, DiskFullError, DLedgerError, InvalidRequestError
+from dledger.types import ProducerBatch
 from rocketstore.commit_log.flush import commit_all, flush_all
-from rocketstore.commit_log.put import TAKES_NO_QUEUE_OFFSET, QueueOffsets, prepare, refused, stored_result
+from rocketstore.commit_log.numbered import NumberedPuts, StoredStretch
+from rocketstore.commit_log.put import (
+    TAKES_NO_QUEUE_OFFSET,
+    QueueOffsets,
+    prepare,
+    refused,
+    status_of_producer,
+    stored_result,
+)
 from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
@@ -26,6 +35,13 @@ from rocketstore.types import PutMessageStatus, PutResult
 
 BLANK_BYTES: Final = BLANK.size
 _CLOSED: Final = "the commit log is not open for writing"
+
+
+class NumberedResult(NamedTuple):
+    """What became of a producer's batch: where its first messages were before, and the results of the others."""
+
+    before: tuple[StoredStretch, ...]
+    results: list[PutResult]
 
 
 class RecordAppender:
@@ -39,6 +55,7 @@ class RecordAppender:
         self.lock = threading.Lock()
         """The put lock: guards the fields below and appends to the queue."""
         self.offsets = QueueOffsets()
+        self.numbered = NumberedPuts()
         self.last_timestamp = 0
         """Store timestamp of the last message; no later one is lower."""
         self.is_open = False
@@ -78,6 +95,42 @@ class RecordAppender:
             finally:
                 self.lock_taken_ms = 0
         return results
+
+    def store_numbered(self, messages: Sequence[Message], batch: ProducerBatch) -> NumberedResult:
+        """Write those messages of a producer's batch that were not written before; none if one of them is refused."""
+        encoded = [self._encode(message) for message in messages]
+        refusals = [one for one in encoded if isinstance(one, PutResult)]
+        if refusals:
+            why = f"another message of the request is refused: {refusals[0].reason}"
+            other = refused(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, why)
+            return NumberedResult((), [one if isinstance(one, PutResult) else other for one in encoded])
+        records = [one for one in encoded if isinstance(one, bytearray)]
+        with self.lock:
+            self.lock_taken_ms = self._clock.monotonic_ms()
+            try:
+                return self._put_numbered(messages, records, batch)
+            finally:
+                self.lock_taken_ms = 0
+
+    def _put_numbered(
+        self, messages: Sequence[Message], records: list[bytearray], batch: ProducerBatch
+    ) -> NumberedResult:
+        plan, now_ms = self.numbered.plan(batch), self._clock.monotonic_ms()
+        if isinstance(plan, DLedgerError):
+            return NumberedResult((), [refused(status_of_producer(plan), str(plan))] * len(messages))
+        before = tuple(self.numbered.places(plan))
+        fresh = messages[plan.stored :]
+        if not fresh:
+            return NumberedResult(before, [])
+        producer = self.numbered.admit(plan, batch.producer, now_ms)
+        if isinstance(producer, DLedgerError):
+            return NumberedResult((), [refused(status_of_producer(producer), str(producer))] * len(messages))
+        results: list[PutResult] = []
+        self._put_all(fresh, records[plan.stored :], results)
+        places = [one.stored for one in results if one.stored is not None]
+        if places:
+            self.numbered.note(producer, places[0].offset, len(places), now_ms)
+        return NumberedResult(before, results)
 
     def store_one(self, messages: Sequence[Message]) -> list[PutResult]:
         """What ``store_many`` does, at half the price for a single message that finds room in the last file."""

@@ -17,9 +17,11 @@ from dledger.instruments import SILENT, Instruments
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
 from dledger.store.mmap_file_list import Placement
+from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender
 from rocketstore.commit_log.flush import CommitLogFlusher
-from rocketstore.commit_log.port import PutDone
+from rocketstore.commit_log.numbered import StoredStretch
+from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.commit_log.recovery import HeadsSink, Recovery, RecoveryReport
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
@@ -29,11 +31,13 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import (
     BLANK,
+    BLANK_MAGIC,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     OFFSETS,
     OVERHEAD,
     QUEUE_OFFSET_AT,
+    place_of,
 )
 from rocketstore.message.scan import scan_records
 from rocketstore.types import (
@@ -229,9 +233,20 @@ class PlainCommitLog:
 
     # Writing
 
-    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
-        results = self._appender.store_one(messages) if len(messages) == 1 else self._appender.store_many(messages)
-        ends = [one.stored.offset + one.stored.size for one in results if one.stored is not None]
+    def submit(
+        self,
+        messages: Sequence[Message],
+        done: PutDone,
+        *,
+        wait: bool = True,
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        if producer is not None:
+            results, end = self._submit_numbered(messages, producer)
+            ends = [end] if end else []
+        else:
+            results = self._appender.store_one(messages) if len(messages) == 1 else self._appender.store_many(messages)
+            ends = [one.stored.offset + one.stored.size for one in results if one.stored is not None]
         flusher = self._flusher
         if ends:
             if wait and flusher.group is not None:
@@ -241,6 +256,45 @@ class PlainCommitLog:
             if flusher.readable_at_once:
                 self._on_readable()
         done(results)
+
+    def _submit_numbered(self, messages: Sequence[Message], producer: ProducerBatch) -> tuple[list[PutResult], int]:
+        """Store what is new of a producer's messages; the results, and up to where the flush is waited for (0: not)."""
+        before, results = self._appender.store_numbered(messages, producer)
+        if before:
+            end = self.end_offset  # behind them all, also those of which it is not known where they are
+            return [*(place for stretch in before for place in self._places(stretch)), *results], end
+        ends = (one.stored.offset + one.stored.size for one in results if one.stored is not None)
+        return results, max(ends, default=0)
+
+    def _places(self, stretch: StoredStretch) -> list[PutResult]:
+        """What is answered to messages that were stored before: where they are, as their records say."""
+        found: list[PutResult] = []
+        offset = stretch.offset
+        while offset is not None and len(found) < stretch.skipped + stretch.count:
+            head = self.read(offset, BLANK.size)
+            if head is None:
+                break
+            size, magic = BLANK.unpack(head)
+            if magic == BLANK_MAGIC:
+                offset = self.next_file_offset(offset)
+                continue
+            record = self.read(offset, OVERHEAD)
+            place = None if record is None else place_of(record, offset)
+            if place is None:
+                break
+            found.append(PutResult(PutMessageStatus.PUT_OK, place))
+            offset += size
+        known = found[stretch.skipped :]
+        return known + [PutResult(PutMessageStatus.PUT_OK)] * (stretch.count - len(known))
+
+    def submit_producer(self, name: str, done: SequenceDone) -> None:
+        with self._appender.lock:
+            sequence = self._appender.numbered.next_sequence(name)
+        group = self._flusher.group
+        if group is None:
+            done(sequence)
+        else:  # what it counts may still be lost
+            group.wait_for(self.end_offset, lambda status, reason: done(_flushed_sequence(sequence, status, reason)))
 
     def flush(self) -> int:
         return self._flusher.flush()
@@ -297,6 +351,10 @@ class PlainCommitLog:
     def earliest_message_time(self) -> int:
         heads = self.scan(self.min_offset, OVERHEAD).heads
         return heads[0].store_timestamp if heads else -1
+
+
+def _flushed_sequence(sequence: int, status: PutMessageStatus, reason: str) -> int | DiskError:
+    return sequence if status == PutMessageStatus.PUT_OK else DiskError(f"the flush failed: {reason}")
 
 
 def _flushed(results: list[PutResult], status: PutMessageStatus, reason: str) -> list[PutResult]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dledger.errors import DLedgerError
+from dledger.types import ProducerBatch
 from rocketstore.message.message import Message
 from rocketstore.types import PutResult, ScannedRecords
 
 PutDone = Callable[[Sequence[PutResult]], None]
 """Called once, with one result per message, on any thread, also within ``submit``; must not block."""
+SequenceDone = Callable[[int | DLedgerError], None]
+"""Called once, on any thread, also within ``submit_producer``; must not block."""
 
 
 class CommitLog(Protocol):
@@ -63,13 +67,27 @@ class CommitLog(Protocol):
     def shutdown(self) -> None:
         """Flush and close. Idempotent."""
 
-    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
+    def submit(
+        self,
+        messages: Sequence[Message],
+        done: PutDone,
+        *,
+        wait: bool = True,
+        producer: ProducerBatch | None = None,
+    ) -> None:
         """Store messages in this order, with consecutive queue offsets per queue.
 
         In a replicated log all of them or none; in a plain one a prefix may be stored if the disk fails in between, and
         the results say which. ``wait=False``: do not wait for the flush. The messages were checked.
         Fields of a message that storing changes (store timestamp, delayed topic) are written into it.
+
+        ``producer`` numbers the messages: those that it had stored before are answered with their places and not
+        stored again, and a batch that does not follow its last one, or of which one message is refused, is refused
+        wholly. ``producer.count`` is how many messages there are.
         """
+
+    def submit_producer(self, name: str, done: SequenceDone) -> None:
+        """The number of a producer's next message, 0 if it is not known, once all that it counts is stored for good."""
 
     def read(self, offset: int, size: int) -> bytes | None:
         """The record at ``offset``; None if it is gone or not wholly readable."""

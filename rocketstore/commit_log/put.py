@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from dledger.errors import DLedgerError, ResponseCode
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -38,6 +39,14 @@ def prepare(message: Message, delay_levels: DelayLevels) -> None:
     }
     message.topic = SCHEDULE_TOPIC
     message.queue_id = level - 1
+
+
+PRODUCER_STATUSES: Final = {
+    ResponseCode.OUT_OF_ORDER_SEQUENCE: PutMessageStatus.OUT_OF_ORDER_SEQUENCE,
+    ResponseCode.UNKNOWN_PRODUCER: PutMessageStatus.UNKNOWN_PRODUCER,
+    ResponseCode.TOO_MANY_PRODUCERS: PutMessageStatus.TOO_MANY_PRODUCERS,
+}
+"""What refuses numbered messages."""
 
 
 class QueueOffsets:
@@ -81,6 +90,11 @@ def stored_result(message: Message) -> PutResult:
     """The result of a message that is stored as its fields say."""
     stored = Stored(message.offset, message.size, message.queue_id, message.queue_offset, message.store_timestamp)
     return PutResult(PutMessageStatus.PUT_OK, stored)
+
+
+def status_of_producer(error: DLedgerError) -> PutMessageStatus:
+    """The status of a batch that its producer's numbers have refused."""
+    return PRODUCER_STATUSES.get(error.code, PutMessageStatus.MESSAGE_ILLEGAL)
 
 
 def refused(status: PutMessageStatus, reason: str, outcome: Outcome = "not_applied") -> PutResult:

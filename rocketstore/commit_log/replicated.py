@@ -45,21 +45,23 @@ from dledger.errors import (
 )
 from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.server import DLedgerServer
-from dledger.types import AppendedBatch, Body, Magic, Position, Term
-from rocketstore.commit_log.port import PutDone
-from rocketstore.commit_log.put import QueueOffsets, prepare, refused
+from dledger.types import AppendedBatch, Body, Magic, Position, ProducerBatch, StoredRun, Term
+from rocketstore.commit_log.port import PutDone, SequenceDone
+from rocketstore.commit_log.put import PRODUCER_STATUSES, QueueOffsets, prepare, refused
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import (
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
+    OVERHEAD,
     PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
     STORE_TIMESTAMP_AT,
     STORE_TIMESTAMP_AT_V6,
     encode_record,
     encode_record_buffer,
+    place_of,
     stored_at,
 )
 from rocketstore.message.scan import scan_entries
@@ -82,7 +84,7 @@ _STATUSES: Final = {
     ResponseCode.LEADER_TRANSFERRING: PutMessageStatus.OS_PAGECACHE_BUSY,
     ResponseCode.LEADER_PENDING_FULL: PutMessageStatus.OS_PAGECACHE_BUSY,
     ResponseCode.WAIT_QUORUM_ACK_TIMEOUT: PutMessageStatus.OS_PAGECACHE_BUSY,
-}
+} | PRODUCER_STATUSES
 
 
 def for_broker(config: ServerConfig) -> ServerConfig:
@@ -245,7 +247,14 @@ class ReplicatedCommitLog:
 
     # -- puts ----------------------------------------------------------------------------------------------------
 
-    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:  # noqa: ARG002
+    def submit(
+        self,
+        messages: Sequence[Message],
+        done: PutDone,
+        *,
+        wait: bool = True,  # noqa: ARG002  # as the port has it
+        producer: ProducerBatch | None = None,
+    ) -> None:
         """See ``CommitLog.submit``. ``wait`` changes nothing: only a quorum makes a message stored (RocketMQ)."""
         if not messages:
             done([])
@@ -267,7 +276,11 @@ class ReplicatedCommitLog:
                 return
             records.append(record)
         put = _Put(self, messages, records, done)
-        self._server.submit_prepared(put, put.finish)
+        self._server.submit_prepared(put, put.finish, producer)
+
+    def submit_producer(self, name: str, done: SequenceDone) -> None:
+        """See ``CommitLog.submit_producer``."""
+        self._server.submit_producer(name, done)
 
     def give_out(self, put: _Put, term: Term) -> DLedgerError | None:
         """Write queue offsets and store timestamps into the records, under the node's lock; takes the put lock.
@@ -318,6 +331,19 @@ class ReplicatedCommitLog:
     def result_of(self, error: DLedgerError) -> tuple[PutMessageStatus, str]:
         """The status of a put that was not confirmed, and who leads, if known."""
         return status_of(error), "" if error.leader is None else self._address_of(error.leader)
+
+    def places_of(self, run: StoredRun) -> list[PutResult]:
+        """What is answered to messages that were stored before: where they are, as their records say.
+
+        A record that is gone, or not yet known here to be committed, is stored all the same.
+        """
+        found: list[PutResult] = []
+        for position in run.positions:
+            offset = position + ENTRY_HEADER_BYTES
+            head = self._log.copy_committed(offset, OVERHEAD)
+            stored = None if head is None or len(head) < OVERHEAD else place_of(head, offset)
+            found.append(PutResult(_PUT_OK, stored))
+        return found if len(found) == run.count else [PutResult(_PUT_OK)] * run.count
 
     # -- reads ---------------------------------------------------------------------------------------------------
 
@@ -391,8 +417,10 @@ class _Put:
     ) -> None:
         self._log = log
         self._done = done
+        self._count = len(messages)
         self.messages = messages
         self.records = records
+        """Of the messages; both without those that the log held before."""
         self.following: dict[tuple[str, int], int] = {}
         """The next offset of each queue after this batch."""
         self.queue_offsets: list[int] = []
@@ -400,8 +428,10 @@ class _Put:
         self.positions: Sequence[int] = ()
         """Of the entries; empty as long as nothing was written."""
 
-    def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:  # noqa: ARG002  # no producer yet
+    def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:
         """See ``PreparedAppend.bodies``."""
+        if stored:
+            self.messages, self.records = self.messages[stored:], self.records[stored:]
         return self._log.give_out(self, term) or self.records
 
     def placed(self, batch: AppendedBatch | None) -> None:
@@ -413,11 +443,16 @@ class _Put:
     def finish(self, result: AppendedBatch | DLedgerError) -> None:
         """Tell the submitter; without any lock."""
         if isinstance(result, AppendedBatch):
-            self._done([_make(PutResult, (_PUT_OK, stored, "stored", "", "")) for stored in self._stored()])
+            results = [one for run in result.duplicates for one in self._log.places_of(run)]
+            if self.positions:
+                results += [_make(PutResult, (_PUT_OK, stored, "stored", "", "")) for stored in self._stored()]
+            self._done(results)
             return
         status, leader = self._log.result_of(result)
         reason, outcome = str(result), result.outcome
-        places = self._stored() if self.positions else [None] * len(self.messages)
+        written: Sequence[Stored] = self._stored() if self.positions else ()
+        # Whether those that were there before stay is not known, either.
+        places: list[Stored | None] = [*([None] * (self._count - len(written))), *written]
         self._done([PutResult(status, place, outcome, reason, leader) for place in places])
 
     def _stored(self) -> list[Stored]:

@@ -28,6 +28,7 @@ from rocketstore.message.message import (
     Message,
 )
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+from rocketstore.types import Stored
 
 MESSAGE_MAGIC: Final = -626_843_481
 """0xDAA320A7."""
@@ -54,6 +55,7 @@ OFFSETS: Final = Struct(">qq")
 """Queue and physical offset, at ``QUEUE_OFFSET_AT``."""
 TIMESTAMP: Final = Struct(">q")
 _MAGIC: Final = Struct(">i")
+_FIRST: Final = Struct(">iiii")
 _IPV4_BYTES: Final = 4
 _IPV6_BYTES: Final = 16
 _FLAGS_BY_LENGTHS: Final = {(4, 4): 0, (16, 4): 0x10, (4, 16): 0x20, (16, 16): 0x30}
@@ -116,6 +118,16 @@ def stored_at(head: bytes) -> int | None:
 def body_at(sys_flag: int) -> int:
     """Where a record with this system flag has its body."""
     return _LAYOUTS[sys_flag & HOST_V6_FLAGS].body_at
+
+
+def place_of(head: bytes, offset: int) -> Stored | None:
+    """Where the record's message is, as its first ``OVERHEAD`` bytes say; None if no record begins at ``offset``."""
+    size, magic, _, queue_id = _FIRST.unpack_from(head)
+    queue_offset, physical_offset = OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)
+    if magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2) or physical_offset != offset:
+        return None
+    (store_timestamp,) = TIMESTAMP.unpack_from(head, store_timestamp_at(head[SYS_FLAG_AT + 3]))
+    return Stored(offset, size, queue_id, queue_offset, store_timestamp)
 
 
 def record_length(message: Message) -> int:

@@ -36,16 +36,32 @@ class Message(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., body: _Optional[bytes] = ..., properties: _Optional[_Mapping[str, str]] = ..., queue_id: _Optional[int] = ..., flag: _Optional[int] = ..., sys_flag: _Optional[int] = ..., born_timestamp_ms: _Optional[int] = ..., reconsume_times: _Optional[int] = ..., property_string: _Optional[bytes] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("messages", "request_id", "no_wait", "packed_answer")
+    __slots__ = ("messages", "request_id", "no_wait", "packed_answer", "producer", "sequence")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     PACKED_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     request_id: int
     no_wait: bool
     packed_answer: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., request_id: _Optional[int] = ..., no_wait: _Optional[bool] = ..., packed_answer: _Optional[bool] = ...) -> None: ...
+    producer: str
+    sequence: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., request_id: _Optional[int] = ..., no_wait: _Optional[bool] = ..., packed_answer: _Optional[bool] = ..., producer: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class ProducerRequest(_message.Message):
+    __slots__ = ("producer",)
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    producer: str
+    def __init__(self, producer: _Optional[str] = ...) -> None: ...
+
+class ProducerResponse(_message.Message):
+    __slots__ = ("next_sequence",)
+    NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    next_sequence: int
+    def __init__(self, next_sequence: _Optional[int] = ...) -> None: ...
 
 class SendResult(_message.Message):
     __slots__ = ("status", "outcome", "reason", "leader", "message_id", "offset", "queue_id", "queue_offset", "store_timestamp_ms")

@@ -76,6 +76,9 @@ class FakeBrokers:
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.commits: list[pb.CommitOffsetsRequest] = []
         self.log_offset = 0
+        self.producers: dict[str, list[pb.SendResult]] = {}
+        """By name what each number was answered."""
+        self.producers_max = 4096
         self.term = 1
         self.auto_create = 0
         """How many queues a topic gets when a message comes for it; 0: unknown topics are refused."""
@@ -200,6 +203,7 @@ class FakeBroker:
 
     def _handlers(self) -> dict[str, tuple[Any, Callable[[Any, grpc.ServicerContext], Any]]]:
         return {
+            "Producer": (pb.ProducerRequest, self._producer),
             "Pull": (pb.PullRequest, lambda request, _: self._pull(request)),
             "QueryById": (pb.QueryByIdRequest, self._query_by_id),
             "QueryByKey": (pb.QueryByKeyRequest, self._query_by_key),
@@ -253,28 +257,59 @@ class FakeBroker:
                 yield script.data
                 continue
             refusal = script if isinstance(script, Refusal) else None
-            results = [self._send_one(message, place, refusal) for place, message in enumerate(request.messages)]
+            results = self._send_all(request, refusal)
             if isinstance(script, Break):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
             yield pb.SendResponse(results=results, request_id=request.request_id).SerializeToString()
 
-    def _send_one(self, message: pb.Message, place: int, refusal: Refusal | None) -> pb.SendResult:
+    def _send_all(self, request: pb.SendRequest, refusal: Refusal | None) -> list[pb.SendResult]:
+        messages, stored = list(enumerate(request.messages)), list[pb.SendResult]()
+        with self.group.changed:
+            if request.producer:
+                refused = [self._refuse(message, place, refusal) for place, message in messages]
+                if any(refused):
+                    other = pb.SendResult(status="OUT_OF_ORDER_SEQUENCE", outcome="not_applied", reason="another is")
+                    return [one or other for one in refused]
+                known = self.group.producers.get(request.producer)
+                if request.sequence > len(known or ()):
+                    status = "UNKNOWN_PRODUCER" if known is None else "OUT_OF_ORDER_SEQUENCE"
+                    return [pb.SendResult(status=status, outcome="not_applied", reason="a hole")] * len(messages)
+                if known is None and len(self.group.producers) >= self.group.producers_max:
+                    return [pb.SendResult(status="TOO_MANY_PRODUCERS", outcome="not_applied")] * len(messages)
+                known = self.group.producers.setdefault(request.producer, [])
+                stored = known[request.sequence : request.sequence + len(messages)]
+                known += (new := [self._send_one(one, place, refusal) for place, one in messages[len(stored) :]])
+                return stored + new
+            return [self._send_one(message, place, refusal) for place, message in messages]
+
+    def _refuse(self, message: pb.Message, place: int, refusal: Refusal | None) -> pb.SendResult | None:
+        """Why the message is not stored, if it is not; its topic is created."""
+        group = self.group
         if refusal is not None and (refusal.only is None or place in refusal.only):
             return pb.SendResult(
                 status=refusal.status, outcome=refusal.outcome, leader=refusal.leader, reason=refusal.reason
             )
+        if self.role is BrokerRole.SLAVE:
+            leader = group.master.advertised if group.master and self.hint else ""
+            return pb.SendResult(status="SERVICE_NOT_AVAILABLE", outcome="not_applied", leader=leader)
+        if message.topic not in group.topics:
+            if not group.auto_create:
+                return pb.SendResult(status="MESSAGE_ILLEGAL", outcome="not_applied", reason="no such topic")
+            group.add_topic(message.topic, group.auto_create)
+        return None
+
+    def _producer(self, request: pb.ProducerRequest, context: grpc.ServicerContext) -> pb.ProducerResponse:
+        self._needs_master(context)
+        return pb.ProducerResponse(next_sequence=len(self.group.producers.get(request.producer, ())))
+
+    def _send_one(self, message: pb.Message, place: int, refusal: Refusal | None) -> pb.SendResult:
         group = self.group
         with group.changed:
-            if self.role is BrokerRole.SLAVE:
-                leader = group.master.advertised if group.master and self.hint else ""
-                return pb.SendResult(status="SERVICE_NOT_AVAILABLE", outcome="not_applied", leader=leader)
-            topic = group.topics.get(message.topic)
-            if topic is None:
-                if not group.auto_create:
-                    return pb.SendResult(status="MESSAGE_ILLEGAL", outcome="not_applied", reason="no such topic")
-                group.add_topic(message.topic, group.auto_create)
-                topic = group.topics[message.topic]
-            queue_id = message.queue_id if message.queue_id >= 0 else group.log_offset % topic.write_queues
+            refused = self._refuse(message, place, refusal)
+            if refused is not None:
+                return refused
+            write_queues = group.topics[message.topic].write_queues
+            queue_id = message.queue_id if message.queue_id >= 0 else group.log_offset % write_queues
             return group.put(
                 Message(
                     message.topic,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dledger.clock import Clock
-from rocketstore.commit_log.port import PutDone
+from dledger.types import ProducerBatch
+from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -65,6 +66,8 @@ class FakeLog:
         self.records: list[FakeRecord] = []
         self.queue_offsets: dict[tuple[str, int], int] = {}
         self.end = 0
+        self.producers: dict[str, list[PutResult]] = {}
+        """By name what each number was answered."""
         self.stores: list[FakeStore] = []
 
 
@@ -98,7 +101,14 @@ class FakeStore:
             self.log.stores.append(self)
         self.dispatch()
 
-    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
+    def submit(
+        self,
+        messages: Sequence[Message],
+        done: PutDone,
+        *,
+        wait: bool = True,
+        producer: ProducerBatch | None = None,
+    ) -> None:
         if self.refusals:
             refusal = self.refusals.pop(0)
             done([refusal for _ in messages])
@@ -107,13 +117,23 @@ class FakeStore:
             done([REFUSED_AS_SLAVE for _ in messages])
             return
         with self.log.lock:
-            results = [self._append(message) for message in messages]
+            known = [] if producer is None else self.log.producers.setdefault(producer.producer, [])
+            if producer is not None and producer.sequence > len(known):
+                done([PutResult(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, outcome="not_applied")] * len(messages))
+                return
+            results = [] if producer is None else known[producer.sequence : producer.sequence + len(messages)]
+            fresh = [self._append(message) for message in messages[len(results) :]]
+            known += fresh
+            results += fresh
         if self.hold_results:
             self.held.append(lambda: done(results))
         else:
             done(results)
         for store in self.log.stores:
             store.dispatch()
+
+    def submit_producer(self, name: str, done: SequenceDone) -> None:
+        done(len(self.log.producers.get(name, ())))
 
     def put(self, message: Message) -> PutResult:
         found: list[PutResult] = []

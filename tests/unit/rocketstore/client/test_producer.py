@@ -32,6 +32,13 @@ def producer(brokers: FakeBrokers) -> Iterator[Producer]:
         yield made
 
 
+@pytest.fixture
+def unnumbered(brokers: FakeBrokers) -> Iterator[Producer]:
+    """A producer whose messages a broker cannot tell from their repetitions."""
+    with Producer(brokers.addresses, enable_idempotence=False) as made:
+        yield made
+
+
 def order(body: bytes = b"one") -> Message:
     return Message("orders", body)
 
@@ -165,12 +172,12 @@ def test_nobody_answers_in_time(brokers: FakeBrokers) -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_an_unknown_outcome_is_told(producer: Producer, brokers: FakeBrokers, *, stored: bool) -> None:
+def test_an_unknown_outcome_is_told(unnumbered: Producer, brokers: FakeBrokers, *, stored: bool) -> None:
     """The connection broke before the answer: only the broker knows, so nothing is sent again."""
     brokers.nodes[0].sends.append(Break(stored=stored))
 
     with pytest.raises(SendOutcomeUnknownError) as caught:
-        producer.send(order())
+        unnumbered.send(order())
 
     assert caught.value.outcome == "unknown"
     assert len(brokers.bodies("orders")) == stored
@@ -181,17 +188,21 @@ def test_an_unknown_outcome_is_sent_again_if_duplicates_are_allowed(brokers: Fak
     """At least once; both copies have the same unique key."""
     brokers.nodes[0].sends.append(Break(stored=True))
 
-    with Producer(brokers.addresses, allow_duplicates=True) as producer:
+    with Producer(brokers.addresses, enable_idempotence=False, allow_duplicates=True) as producer:
         receipt = producer.send(order(), queue_id=0)
 
     assert [message.unique_key for message in brokers.queues["orders", 0].messages] == [receipt.unique_key] * 2
 
 
-def test_an_unknown_attempt_stays_unknown_after_a_refusal(brokers: FakeBrokers) -> None:
+@pytest.mark.parametrize("numbered", [False, True])
+def test_an_unknown_attempt_stays_unknown_after_a_refusal(brokers: FakeBrokers, *, numbered: bool) -> None:
     """The last attempt's refusal does not undo an earlier one."""
     brokers.nodes[0].sends.extend([Refusal("UNKNOWN_ERROR", "unknown"), Refusal("MESSAGE_ILLEGAL")])
 
-    with Producer(brokers.addresses, allow_duplicates=True) as producer, pytest.raises(SendOutcomeUnknownError):
+    with (
+        Producer(brokers.addresses, enable_idempotence=numbered, allow_duplicates=True) as producer,
+        pytest.raises(SendOutcomeUnknownError),
+    ):
         producer.send(order())
 
 
@@ -207,13 +218,13 @@ def test_an_unknown_attempt_stays_unknown_after_a_refusal(brokers: FakeBrokers) 
     ],
 )
 def test_what_is_not_sent_again(
-    producer: Producer, brokers: FakeBrokers, refusal: Refusal, kind: type[DLedgerError], outcome: str
+    unnumbered: Producer, brokers: FakeBrokers, refusal: Refusal, kind: type[DLedgerError], outcome: str
 ) -> None:
     """One request, one typed error that says what became of it."""
     brokers.nodes[0].sends.append(refusal)
 
     with pytest.raises(kind) as caught:
-        producer.send(order())
+        unnumbered.send(order())
 
     assert caught.value.outcome == outcome
     assert len(brokers.nodes[0].requests) == 1

@@ -386,7 +386,7 @@ def test_every_error_has_rocketmqs_status(error: DLedgerError, status: str) -> N
 def test_a_refusal_names_the_leader(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the broker wants it spelled."""
     error = errors.NotLeaderError("elsewhere", leader=LeaderHint(NodeId("n1"), "h:1"))
-    monkeypatch.setattr(replica.server, "submit_prepared", lambda _put, done: done(error))
+    monkeypatch.setattr(replica.server, "submit_prepared", lambda _put, done, _producer: done(error))
 
     (refused,) = replica.put(message())
 

@@ -1,0 +1,20 @@
+"""How producers are called: the log's rule (``dledger``), checked before anything is done with a name."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from dledger.errors import InvalidRequestError
+
+PRODUCER_CHARS_MAX: Final = 128
+_NAME: Final = re.compile(rf"[A-Za-z0-9._/:-]{{1,{PRODUCER_CHARS_MAX}}}")
+
+
+def check_producer_name(name: str) -> None:
+    """Raises ``InvalidRequestError`` for what is no producer's name."""
+    if _NAME.fullmatch(name) is None:
+        shown = name if len(name) <= PRODUCER_CHARS_MAX else f"{name[:PRODUCER_CHARS_MAX]}..."
+        raise InvalidRequestError(
+            f"a producer's name has 1 to {PRODUCER_CHARS_MAX} characters of A-Z, a-z, 0-9 and ._/:-, not {shown!r}"
+        )
