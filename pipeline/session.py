@@ -56,7 +56,10 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 """
+"""Errors only. The gateway's level is that of Python sessions, which would else announce warnings, and let them in."""
 
 
 def spark_session(master: str | None = None, app_name: str = "dledger", **conf: object) -> SparkSession:

@@ -6,6 +6,7 @@ Only the columns asked for are computed, and only what they need of each record 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -87,8 +88,13 @@ def _plain_names(context: DecodeContext) -> DecodeContext:
     return DecodeContext(context.framing, context.content)
 
 
+@lru_cache(maxsize=16)
+def _schema(columns: tuple[Column, ...]) -> pa.Schema:
+    return arrow_schema(columns)
+
+
 def _batch(records: Records, columns: Sequence[Column], crc_ok: Mask | None, broken: Mask) -> pa.RecordBatch:
-    schema = arrow_schema(columns)
+    schema = _schema(tuple(columns))
     if not broken.any():
         shared = Shared(records, None if crc_ok is None else pa.array(crc_ok))
         return pa.RecordBatch.from_arrays([array_of(one, shared) for one in columns], schema=schema)

@@ -100,27 +100,32 @@ def parse_properties(encoded: pa.Array) -> Properties:
     _, offsets_buffer, values = encoded.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[encoded.offset : encoded.offset + count + 1].astype(np.int64)
     joined = np.frombuffer(values, np.uint8)[: int(offsets[-1])] if values is not None else np.empty(0, np.uint8)
-    property_ends = np.flatnonzero(joined == _PROPERTY_END)
     name_ends = np.flatnonzero(joined == _NAME_END)
-    begins = _merged(offsets[:-1], property_ends + 1)
-    ends = _merged(property_ends, offsets[1:])
-    rows = np.repeat(np.arange(count), np.diff(np.searchsorted(property_ends, offsets)) + 1)
     if not len(name_ends):
         nothing = np.empty(0, np.int64)
         return Properties(count, joined, nothing, nothing, nothing, nothing)
+    begins, ends, rows = _pieces(np.flatnonzero(joined == _PROPERTY_END), offsets)
+    if len(name_ends) == len(begins) and (name_ends > begins).all() and (name_ends + 1 < ends).all():
+        return Properties(count, joined, begins, name_ends, ends, rows)
     following = np.searchsorted(name_ends, begins)
     splits = name_ends[np.minimum(following, len(name_ends) - 1)]
     valid = (following < len(name_ends)) & (splits > begins) & (splits + 1 < ends)
-    if valid.all():
-        return Properties(count, joined, begins, splits, ends, rows)
     return Properties(count, joined, begins[valid], splits[valid], ends[valid], rows[valid])
 
 
-def _merged(some: Ints, others: Ints) -> Ints:
-    """Two ascending runs as one."""
-    both = np.concatenate((some, others))
-    both.sort(kind="stable")  # merges runs instead of sorting anew
-    return both
+def _pieces(property_ends: Ints, offsets: Ints) -> tuple[Ints, Ints, Ints]:
+    """What lies between separators and the ends of records: where each begins and ends, and whose it is."""
+    count = len(offsets) - 1
+    is_last = np.zeros(len(property_ends) + count, np.bool_)
+    lasts = np.searchsorted(property_ends, offsets[1:]) + np.arange(count)
+    is_last[lasts] = True
+    ends = np.empty(len(is_last), np.int64)
+    ends[lasts] = offsets[1:]
+    ends[~is_last] = property_ends
+    begins = np.empty(len(is_last), np.int64)
+    begins[0] = offsets[0]
+    np.add(ends[:-1], ~is_last[:-1], out=begins[1:])
+    return begins, ends, np.cumsum(is_last) - is_last
 
 
 def _maps(offsets: NDArray[np.int32], names: pa.Array, values: pa.Array) -> pa.Array:

@@ -16,6 +16,8 @@ from pipeline.decode.layout import ENTRY, ENTRY_MESSAGE, MESSAGE, Bytes, Ints, M
 from rocketstore.message.record import HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, TOPIC_BYTES_MAX
 
 _NORMAL: Final = int(Magic.NORMAL)
+_NOOP: Final = int(Magic.NOOP)
+_CONFIG_CHANGE: Final = int(Magic.CONFIG_CHANGE)
 _BORN_V6: Final = 0x10
 _STORE_V6: Final = 0x20
 
@@ -137,7 +139,7 @@ class Records:
     @cached_property
     def _topic_bounds(self) -> tuple[Ints, Ints]:
         """Where the topics begin and end; of records whose head is broken, nowhere in particular but in the window."""
-        at = self._within(self.body_ends)
+        at = self._within(self.body_ends) if self.broken.any() else self.body_ends
         lengths = self.window[at].astype(np.int64)
         begins = at + 1
         long_ones = self.field("messageMagic") == MESSAGE_MAGIC_V2
@@ -157,8 +159,10 @@ class Records:
 
     @cached_property
     def property_lengths(self) -> Ints:
-        at = self._within(self.topic_ends)
-        return (self.window[at].astype(np.int64) << 8) | self.window[self._within(at + 1)]
+        at, last = self.topic_ends, len(self.window) - 2
+        if len(at) and not 0 <= int(at.min()) <= int(at.max()) <= last:
+            at = np.clip(at, 0, last)
+        return (self.window[at].astype(np.int64) << 8) | self.window[at + 1]
 
     @property
     def property_begins(self) -> Ints:
@@ -226,8 +230,8 @@ def rows_of(window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask |
         return Records(window, starts, context, gather(window, starts, MESSAGE[0]))
     head = gather(window, starts, ENTRY if context.content == "entry" else ENTRY_MESSAGE[0])
     magic = head["magic"].astype(np.int64)
-    noop = (magic == Magic.NOOP) | (magic == Magic.CONFIG_CHANGE)
-    noop |= (magic == _NORMAL) & (head["channel"].astype(np.int64) == NOOP_CHANNEL)
+    noop = (magic == _NOOP) | (magic == _CONFIG_CHANGE)
+    noop |= (magic == _NORMAL) & (head["channel"] == NOOP_CHANNEL)
     if suspect is not None:
         noop &= ~suspect
     if noop.any():
