@@ -28,7 +28,7 @@ from pipeline.schema import Projection
 from pipeline.source.client_log import ClientLog
 from pipeline.source.filters import topic_filters
 from pipeline.source.live import LogPartition, content_of, read_partition
-from pipeline.source.offsets import parse_offset
+from pipeline.source.offsets import LogOffset, parse_offset
 from pipeline.source.progress import StreamProgress
 
 _log = logging.getLogger(__name__)
@@ -75,8 +75,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, str | int]:  # noqa: N802
         """The end of the next batch."""
-        limited = not isinstance(limit, ReadAllAvailable)
-        return self._progress.next_end(parse_offset(start), limited=limited).to_dict()
+        before = parse_offset(start)
+        self._publish(before)  # Spark commits a batch only with the next one: the last one would never be shown
+        return self._progress.next_end(before, limited=not isinstance(limit, ReadAllAvailable)).to_dict()
 
     def reportLatestOffset(self) -> dict[str, str | int]:  # noqa: N802
         """What is committed now, for the query's progress: the lag is the difference to its end offset."""
@@ -93,18 +94,22 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LogPartition(one, content) for one in ranges]
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Publish the progress as the consumer group's offsets, if one is named: what tools show as its lag.
+        """A batch is done: publish the progress."""
+        self._publish(parse_offset(end))
+
+    def _publish(self, done: LogOffset) -> None:
+        """Make what is done the consumer group's offsets, if one is named: what tools show as its lag.
 
         Advisory: what was read is in Spark's checkpoint. So a failure is told and does not stop the stream.
         """
-        index = parse_offset(end).index
-        if not self._options.consumer_group or index == self._published:
+        group = self._options.consumer_group
+        if not group or done.index in (self._published, done.initial):
             return
         try:
-            self._log.publish(self._options.consumer_group, index)
-            self._published = index
+            self._log.publish(group, done.index)
+            self._published = done.index
         except DLedgerError as error:
-            _log.warning("the offsets of group %s are not published: %s", self._options.consumer_group, error)
+            _log.warning("the offsets of group %s are not published: %s", group, error)
 
     # --- in the tasks -------------------------------------------------------------------------------------------------
 

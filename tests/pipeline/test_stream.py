@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests.support.spark_nodes import EntryNode, entry_node
+from rocketstore.client import Admin
+from tests.support.spark_nodes import EntryNode, broker_node, entry_node
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -155,3 +156,24 @@ def test_checkpoint_of_another_group_is_refused(stream: Stream, node: EntryNode,
         other.append(0, 50)
         with pytest.raises(StreamingQueryException, match="belongs to group 'default' of cluster 'c1'"):
             stream.run(other.options)
+
+
+def test_progress_is_published_as_a_consumer_groups(stream: Stream, tmp_path: Path) -> None:
+    """``dledger consumer progress`` shows what the stream has still to read; being told makes it no work."""
+    with broker_node(tmp_path / "broker") as broker:
+        broker.send("t", 0, 30)
+        options = {**broker.options, "startingOffsets": "earliest", "subscribe": "t", "consumerGroup": "spark"}
+
+        stream.run(options)
+        with Admin(broker.server.address) as admin:
+            assert sum(one.lag for one in admin.progress("spark", "t")) == 0
+            broker.send("t", 30, 12)
+            assert sum(one.lag for one in admin.progress("spark", "t")) == 12
+        stream.run(options)
+        stream.run(options)
+        ended = broker.server.node.status().committed_index
+
+        with Admin(broker.server.address) as admin:
+            assert sum(one.lag for one in admin.progress("spark", "t")) == 0
+        assert broker.server.node.status().committed_index == ended
+    assert stream.bodies() == list(range(42))
