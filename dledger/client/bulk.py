@@ -99,9 +99,8 @@ class BulkReads:
                             return
                 raise UnavailableError(f"{node} does not know entries {next_index} to {end - 1} to be committed yet")
             except DLedgerError as error:
-                late = isinstance(error, IndexOutOfRangeError) and request.end_index > request.first_index
                 self._note_failure(node, error, patience)
-                patience.wait_after(error, retried=late or is_retried_read(error))
+                patience.wait_after(error, retried=_is_retried(error))
 
     def digests(self, request: codec.BlockDigests, target: Target) -> Iterator[BlockDigest]:
         """See ``DLedgerClient.block_digests``."""
@@ -127,7 +126,7 @@ class BulkReads:
                 raise UnavailableError(f"{node} does not know positions {position} to {end} to be committed yet")
             except DLedgerError as error:
                 self._note_failure(node, error, patience)
-                patience.wait_after(error, retried=is_retried_read(error))
+                patience.wait_after(error, retried=_is_retried(error))
 
     def locate(self, request: codec.Locate, target: Target) -> codec.Located:
         """See ``DLedgerClient.locate``."""
@@ -139,7 +138,7 @@ class BulkReads:
                 return codec.decode_located(data)
             except DLedgerError as error:
                 self._note_failure(node, error, patience)
-                patience.wait_after(error, retried=is_retried_read(error))
+                patience.wait_after(error, retried=_is_retried(error))
 
     def _choose(self, target: Target, patience: _Patience) -> str:
         """The address of a member to ask now. Raises ``UnavailableError`` and whatever makes asking hopeless."""
@@ -191,6 +190,11 @@ class BulkReads:
             raise rpc_failure(error, address, sent=False) from error
         finally:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+
+def _is_retried(error: DLedgerError) -> bool:
+    """Whether trying again, perhaps elsewhere, may help: a member may be behind the one that told an index."""
+    return is_retried_read(error) or isinstance(error, IndexOutOfRangeError)
 
 
 class _Patience:

@@ -282,8 +282,8 @@ class DLedgerClient:
         raises when nothing new comes for ``timeout_s``. ``address`` picks one node and no other.
 
         Raises ``IndexBeforeBeginError`` (retention has removed some of it), ``IndexOutOfRangeError`` (it begins beyond
-        the committed end), ``CorruptLogError`` and ``DiskError`` (naming file and offset), ``PendingFullError`` (too
-        many readers).
+        the committed end, also after a while), ``CorruptLogError`` and ``DiskError`` (naming file and offset),
+        ``PendingFullError`` (too many readers).
         """
         end = LogIndex(0 if end_index is None else end_index)
         if end_index is not None and end_index <= first_index:

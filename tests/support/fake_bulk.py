@@ -21,6 +21,8 @@ class FakeBulkLog:
 
     def __init__(self, node: FakeNode) -> None:
         self._node = node
+        self.asked = 0
+        """How often it was asked what there is."""
         self.reads = 0
         """How many chunks and digests were read."""
         self.fail_reads: list[DLedgerError | None] = []
@@ -32,6 +34,7 @@ class FakeBulkLog:
 
     def committed_range(self) -> LogRange:
         node = self._node
+        self.asked += 1
         return LogRange(self._place(node.begin_index), self._place(node.committed + 1))
 
     def read_chunk(self, first_index: LogIndex, end_index: LogIndex, max_bytes: int) -> LogChunk:

@@ -107,19 +107,23 @@ def test_a_stream_that_a_node_breaks_off_is_taken_up_again(group: FakeGroup, cli
     assert indexes(client.fetch_log(0, chunk_bytes=300, address=group.addresses[1])) == list(range(ALL))
 
 
-def test_a_follower_that_is_behind_is_waited_for(group: FakeGroup, client: DLedgerClient) -> None:
-    """An end that the leader said is committed will be so there, too."""
+@pytest.mark.parametrize(("first", "end"), [(0, 30), (25, 30), (25, None)])
+def test_a_follower_that_is_behind_is_waited_for(
+    group: FakeGroup, client: DLedgerClient, first: int, end: int | None
+) -> None:
+    """An index that the leader said is committed will be so there, too."""
     behind = group.nodes[2]
     behind.committed = 19
     found: list[int] = []
-    reader = threading.Thread(target=lambda: found.extend(indexes(client.fetch_log(0, 30, address=group.addresses[2]))))
+    chunks = client.fetch_log(first, end, address=group.addresses[2])
+    reader = threading.Thread(target=lambda: found.extend(indexes(chunks)))
     reader.start()
-    wait_until(lambda: behind.bulk.reads == 1, "it has given what it had")
+    wait_until(lambda: behind.bulk.asked >= 2, "it has been asked again")
     behind.committed = 29
     behind.tell(CommitEvent(LogIndex(29)))
     reader.join(10)
 
-    assert found == list(range(30))
+    assert found == list(range(first, 30))
 
 
 def test_a_range_beyond_what_is_committed_is_an_error_in_the_end(group: FakeGroup) -> None:
