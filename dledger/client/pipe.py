@@ -12,11 +12,12 @@ from queue import SimpleQueue
 
 import grpc
 
-from dledger.client.shared import Deadline, rpc_failure
+from dledger.client.lanes import Lane
+from dledger.client.shared import LOOK_AFTER_S, LOOK_AGAIN_S, Deadline, rpc_failure
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from dledger.types import AppendedBatch
+from dledger.types import AppendedBatch, ProducerBatch
 
 Outcome = AppendedBatch | DLedgerError
 Done = Callable[[Outcome], None]
@@ -27,6 +28,8 @@ class AppendPipe:
 
     def __init__(self, channel: grpc.Channel, address: str, group: str, deadline: Deadline) -> None:
         self.address = address
+        self.lane: Lane | None = None
+        """For whoever sends with it: from where its appends have their numbers."""
         self._group = group
         self._lock = threading.Lock()  # guards _pending, _next_id, _broken
         self._pending: dict[int, Done] = {}
@@ -53,19 +56,40 @@ class AppendPipe:
         """Whether nothing can be sent any more."""
         return self._failure() is not None
 
-    def submit(self, bodies: Sequence[bytes], done: Done, *, ordered: bool = False) -> int:
-        """Send a batch; ``done`` is called once, on the pipe's thread. Raises ``UnavailableError`` (not applied)."""
+    def submit(
+        self,
+        bodies: Sequence[bytes],
+        done: Done,
+        *,
+        ordered: bool = False,
+        producer: ProducerBatch | Callable[[], ProducerBatch] | None = None,
+    ) -> int:
+        """Send a batch; ``done`` is called once, on the pipe's thread. Raises ``UnavailableError`` (not applied).
+
+        A function as ``producer`` is called right before the batch goes into the stream: in the order of the requests.
+        """
         with self._lock:
             if self._broken is not None:
                 raise UnavailableError(f"the stream to {self.address} is closed: {self._broken}")
             self._next_id += 1
             request_id = self._next_id
+            if callable(producer):
+                producer = producer()
             self._pending[request_id] = done
-            self._requests.put(codec.encode_append(codec.Append(self._group, bodies, request_id, ordered)))
+            self._requests.put(codec.encode_append(codec.Append(self._group, bodies, request_id, ordered, producer)))
         return request_id
 
-    def append(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
-        """Send a batch and wait for it. Raises what the node answered, or ``RequestTimeoutError`` (unknown)."""
+    def append(
+        self,
+        bodies: Sequence[bytes],
+        deadline: Deadline,
+        producer: ProducerBatch | Callable[[], ProducerBatch] | None = None,
+        is_deposed: Callable[[], bool] | None = None,
+    ) -> AppendedBatch:
+        """Send a batch and wait for it. Raises what the node answered, or ``RequestTimeoutError`` (unknown).
+
+        ``is_deposed`` is asked now and then when no answer comes: if so, it is waited for no longer (also unknown).
+        """
         if deadline.expired:
             raise UnavailableError(f"no time was left to ask {self.address}: {deadline.timeout_s} s are over")
         arrived = threading.Lock()
@@ -76,11 +100,14 @@ class AppendPipe:
             outcomes.append(outcome)
             arrived.release()
 
-        request_id = self.submit(bodies, done)
-        if not arrived.acquire(timeout=deadline.remaining_s):
-            with self._lock:
-                self._pending.pop(request_id, None)
-            raise RequestTimeoutError(f"no answer of {self.address} within {deadline.timeout_s} s")
+        request_id = self.submit(bodies, done, producer=producer)
+        wait_s = deadline.remaining_s if is_deposed is None else min(LOOK_AFTER_S, deadline.remaining_s)
+        while not arrived.acquire(timeout=wait_s):
+            if deadline.expired or (is_deposed is not None and is_deposed()):
+                with self._lock:
+                    self._pending.pop(request_id, None)
+                raise RequestTimeoutError(f"no answer of {self.address} within {deadline.timeout_s} s")
+            wait_s = min(LOOK_AGAIN_S, deadline.remaining_s)
         outcome = outcomes[0]
         if isinstance(outcome, DLedgerError):
             raise outcome

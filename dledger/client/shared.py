@@ -33,7 +33,7 @@ from dledger.errors import (
 )
 from dledger.rpc import tls
 from dledger.rpc.ports import NodeStatus
-from dledger.types import AppendedBatch, LogIndex, NodeId, Position, Role, Term
+from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, LogIndex, NodeId, Position, Role, StoredRun, Term
 
 REQUEST_BYTES_MAX: Final = MIB
 """How many bytes of bodies ``append_many`` puts into one request (at least one entry)."""
@@ -43,6 +43,13 @@ DISCOVERY_TIMEOUT_S: Final = 1.0
 RETRY_WAIT_S_MIN: Final = 0.02
 RETRY_WAIT_S_MAX: Final = 0.1
 """A longer pause would be longer than the election that it waits for: clients found the new leader 0.5 s late."""
+
+LOOK_AFTER_S: Final = 0.5
+"""An answer that takes longer is overdue: then it is asked whether another node leads by now."""
+LOOK_AGAIN_S: Final = 0.25
+"""The pause between two such questions."""
+LOOK_TIMEOUT_S: Final = 0.5
+"""How long one of them waits for silent nodes."""
 
 _RETRIED: Final = (
     NotLeaderError,
@@ -58,18 +65,36 @@ _HOPELESS: Final = (InvalidRequestError, IdentityError, AccessDeniedError)
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where an entry is: its index, the term it was appended in, and its record's first byte in the log."""
+    """Where an entry is: its index, the term it was appended in, and its record's first byte in the log.
+
+    All three are -1 for an entry that is certainly stored, but that the leader was sent again so long after the first
+    time that it does not remember where it is (many other appends of this client came between).
+    """
 
     index: LogIndex
     term: Term
     position: Position
 
 
+_SOMEWHERE: Final = AppendResult(NO_INDEX, NO_TERM, Position(-1))
+
+
 def results_of(batch: AppendedBatch) -> list[AppendResult]:
-    """One result per entry of a batch."""
-    return [
+    """One result per entry of a batch, those that were there before first."""
+    results = [
         AppendResult(LogIndex(batch.first_index + offset), batch.term, Position(position))
         for offset, position in enumerate(batch.positions)
+    ]
+    return [one for run in batch.duplicates for one in _results_of_run(run)] + results if batch.duplicates else results
+
+
+def _results_of_run(run: StoredRun) -> list[AppendResult]:
+    if not run.first_index:
+        return [_SOMEWHERE] * run.count
+    positions = run.positions or (-1,) * run.count
+    return [
+        AppendResult(LogIndex(run.first_index + offset), run.term, Position(position))
+        for offset, position in enumerate(positions)
     ]
 
 

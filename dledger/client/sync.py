@@ -13,11 +13,13 @@ import grpc
 import tenacity
 
 from dledger.client.appender import Appender, AppenderOptions
+from dledger.client.appends import Appends, Links
 from dledger.client.bulk import BulkReads, ReadFrom, Target, Ways
-from dledger.client.pipe import AppendPipe
+from dledger.client.lanes import LanePool
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     DISCOVERY_TIMEOUT_S,
+    LOOK_TIMEOUT_S,
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     AppendResult,
@@ -43,7 +45,7 @@ from dledger.rpc import options
 from dledger.rpc.bulk_codec import BlockDigests, FetchLog, Locate, Located
 from dledger.rpc.client_codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.types import AppendedBatch, BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position
+from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position, ProducerBatch, Role
 
 _T = TypeVar("_T")
 _UNARY_METHODS: Final = ("Read", "Metadata", "TransferLeadership")
@@ -66,6 +68,7 @@ class DLedgerClient:
         group: str = "default",
         timeout_s: float = 5.0,
         security: ClientSecurity | None = None,
+        enable_idempotence: bool = True,
     ) -> None:
         self.group = group
         self.timeout_s = timeout_s
@@ -76,9 +79,11 @@ class DLedgerClient:
         self._old_channels: list[grpc.Channel] = []  # made with certificates that were replaced since
         self._tls_version = 0
         self._methods: dict[tuple[str, str], _Unary] = {}
-        self._pipes: dict[str, AppendPipe] = {}
-        self._opening: dict[str, threading.Lock] = {}  # one at a time opens a pipe to an address
         self._closing = threading.Event()
+        links = Links(
+            group, self._directory, self._closing, self._channel, self._leader, self._retry, self._is_led_by_another
+        )
+        self._appends = Appends(links, LanePool() if enable_idempotence else None)
         self._bulk = BulkReads(
             Ways(group, self._directory, self._closing, self._channel, self._leader, self._ask_all, self._call)
         )
@@ -95,22 +100,19 @@ class DLedgerClient:
         """Close every connection; calls under way fail, open iterators end with an error. Idempotent."""
         with self._lock:
             self._closing.set()
-            pipes, self._pipes = self._pipes, {}
             channels = [*self._channels.values(), *self._old_channels]
             self._channels.clear()
             self._old_channels.clear()
             self._methods.clear()
-        for pipe in pipes.values():
-            pipe.close()
+        self._appends.close()
         for channel in channels:
             channel.close()
 
     # --- append -----------------------------------------------------------------------------------------------------
 
     def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
-        """Append one entry; returns when a quorum has stored it."""
-        batch = self._append_batch((body,), self._deadline(timeout_s))
-        return AppendResult(batch.first_index, batch.term, results_of(batch)[0].position)
+        """Append one entry; returns when a quorum has stored it, once."""
+        return results_of(self._appends.append((body,), self._deadline(timeout_s)))[0]
 
     def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
         """Append entries in order, in requests of up to 1 MiB one after the other; each request is all or nothing.
@@ -124,10 +126,45 @@ class DLedgerClient:
         results: list[AppendResult] = []
         for part in split(bodies):
             try:
-                results += results_of(self._append_batch(part, deadline))
+                results += results_of(self._appends.append(part, deadline))
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    def append_as(
+        self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
+    ) -> list[AppendResult]:
+        """Append entries as a producer with a name of your own, whose entry number ``sequence`` is the first of them.
+
+        What the log holds of them already is not appended again, however often and by whom it is repeated: by a second
+        attempt, another process, the next day (until the producer was idle for ``producer_expiry_ms``). For one
+        producer, one caller at a time. Split as ``append_many``; also after an error, ``producer_sequence`` tells how
+        far it came. Raises ``OutOfOrderSequenceError`` and ``UnknownProducerError``, besides what ``append`` raises.
+        """
+        if not bodies:
+            raise EmptyBatchError("an append needs at least one entry")
+        deadline = self._deadline(timeout_s)
+        results: list[AppendResult] = []
+        for part in split(bodies):
+            batch = ProducerBatch(producer, sequence + len(results), len(part))
+            try:
+                results += results_of(self._appends.append_as(batch, part, deadline))
+            except DLedgerError as error:
+                raise partly_appended(error, len(results)) from None
+        return results
+
+    def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
+        """The number of the next entry of a producer; 0 if the group does not know it. All before it is committed.
+
+        An append under way may still come after the answer: ask when none is.
+        """
+        deadline = self._deadline(timeout_s)
+        request = codec.encode_producer_request(self.group, producer)
+
+        def ask(node: str) -> int:
+            return codec.decode_producer_answer(self._call("Producer", node, request, deadline))
+
+        return self._retry(deadline, lambda: self._ask_leader(deadline, ask), is_retried_read)
 
     def appender(
         self,
@@ -150,54 +187,7 @@ class DLedgerClient:
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             retry_unknown=retry_unknown,
         )
-        return Appender(self._open_leader_pipe, self._directory.note_failure, settings)
-
-    def _append_batch(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
-        return self._retry(deadline, lambda: self._append_once(bodies, deadline))
-
-    def _append_once(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
-        address = self._leader(deadline)
-        try:
-            return self._pipe(address, deadline).append(bodies, deadline)
-        except DLedgerError as error:
-            self._directory.note_failure(address, error)
-            raise
-
-    def _pipe(self, address: str, deadline: Deadline) -> AppendPipe:
-        pipe = self._pipes.get(address)
-        if pipe is not None and not pipe.broken:
-            return pipe
-        with self._lock:
-            opening = self._opening.setdefault(address, threading.Lock())
-        if not opening.acquire(timeout=deadline.remaining_s):
-            raise UnavailableError(f"{address} did not accept a stream within {deadline.timeout_s} s")
-        try:
-            pipe = self._pipes.get(address)
-            if pipe is None or pipe.broken:
-                stale, pipe = pipe, AppendPipe(self._channel(address), address, self.group, deadline)
-                if stale is not None:
-                    stale.close()
-                with self._lock:
-                    closed = self._closing.is_set()
-                    if not closed:
-                        self._pipes[address] = pipe
-                if closed:
-                    pipe.close()
-                    raise _closed_error()
-            return pipe
-        finally:
-            opening.release()
-
-    def _open_leader_pipe(self, deadline: Deadline) -> AppendPipe:
-        def attempt() -> AppendPipe:
-            address = self._leader(deadline)
-            try:
-                return AppendPipe(self._channel(address), address, self.group, deadline)
-            except DLedgerError as error:
-                self._directory.note_failure(address, error)
-                raise
-
-        return self._retry(deadline, attempt)
+        return Appender(self._appends.open_pipe, self._directory.note_failure, settings)
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -414,6 +404,14 @@ class DLedgerClient:
         return tenacity.Retrying(**retry_options(deadline, lambda e: not self._closing.is_set() and retried(e)))(
             attempt
         )
+
+    def _is_led_by_another(self, address: str) -> bool:
+        """Whether somebody else says that it leads: the node at ``address`` is frozen, or cut off."""
+        for other, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
+            if other != address and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
+                self._directory.learn(other, answer)
+                return True
+        return False
 
     def _leader(self, deadline: Deadline) -> str:
         leader = self._directory.leader

@@ -38,6 +38,8 @@ class Checker:
         self.committed: list[EntryId] = []
         self.chain: list[int] = []
         self.records: list[bytes] = []
+        self.bodies: dict[bytes, int] = {}
+        """Every committed body that is no NOOP's, and where it is."""
         self._commit_terms: list[Term] = []
         self._leaders: dict[Term, tuple[NodeId, int]] = {}
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
@@ -81,7 +83,11 @@ class Checker:
         for index in range(new, commit + 1):
             self.committed.append(EntryId(log.term_at(LogIndex(index)), LogIndex(index)))
             self.chain.append(log.chain_crc_at(LogIndex(index)))
-            self.records.append(log.record_bytes(LogIndex(index)))
+            record = log.record_bytes(LogIndex(index))
+            self.records.append(record)
+            if not _is_noop(record):
+                require(record[48:] not in self.bodies, "an entry was committed twice", index, record[48:68])
+                self.bodies[record[48:]] = index
         term = max(node.seen.term if node.seen else NO_TERM, self._commit_terms[-1] if self._commit_terms else NO_TERM)
         self._commit_terms += [term] * (len(self.chain) - new)
         self._require_durable(node, commit)
@@ -144,25 +150,29 @@ class Checker:
 
     def observe_ack(self, term: Term, first_index: LogIndex, bodies: Sequence[bytes]) -> None:
         """What is acknowledged is committed, in the acknowledged place, with the bytes that were given."""
-        for index, body in enumerate(bodies, first_index):
+        for index in range(first_index, first_index + len(bodies)):
             require(index < len(self.records), "acknowledged before it was committed", index)
             require(self.committed[index].term == term, "acknowledged in another term", index, term)
-            require(self.records[index][48:] == body, "another entry was committed in its place", index)
+        self.observe_stored(first_index, bodies)
         self.acked_index = max(self.acked_index, first_index + len(bodies) - 1)
 
+    def observe_stored(self, first_index: LogIndex, bodies: Sequence[bytes]) -> None:
+        """What is said to be stored somewhere is committed there."""
+        for index, body in enumerate(bodies, first_index):
+            require(index < len(self.records), "acknowledged before it was committed", index)
+            require(self.records[index][48:] == body, "another entry was committed in its place", index)
+
     def finish(self, forbidden: Sequence[bytes]) -> None:
-        """The O(n) checks: every replica byte for byte, no refused append in the log, nothing twice."""
-        seen: dict[bytes, int] = {}
-        for index, record in enumerate(self.records):
-            body = record[48:]
-            fresh = not body or record[32:36] == b"NOOP" or body not in seen
-            require(fresh, "an entry was committed twice", index, seen.get(body), body[:20])
-            seen[body] = index
+        """The O(n) checks: every replica byte for byte, no refused append in the log."""
         for body in forbidden:
-            require(body not in seen, "a refused append was applied", body[:20])
+            require(body not in self.bodies, "a refused append was applied", body[:20])
         for node in self._nodes():
             log = node.log
             require(log.last.index == len(self.records) - 1, "a replica ends elsewhere", node.name, log.last)
             for index in range(log.begin.index + 1, log.last.index + 1):
                 same = log.record_bytes(LogIndex(index)) == self.records[index]
                 require(same, "a replica differs", node.name, index)
+
+
+def _is_noop(record: bytes) -> bool:
+    return record[:4] == b"\0\0\0\2" or record[32:36] == b"NOOP"

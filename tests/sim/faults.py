@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dledger.core.node import Node
+from dledger.core.producers import needed_from
 from dledger.types import LogIndex, NodeId
 
 if TYPE_CHECKING:
@@ -197,9 +198,14 @@ class Nemesis:
         if limit <= node.log.begin.index + 1:
             return False
         share = self._random.choice((0.5, 1.0, 1.0))
-        node.log.drop_before(
-            LogIndex(limit - int(self._random.random() * (1 - share) * (limit - node.log.begin.index)))
-        )
+        wanted = limit - int(self._random.random() * (1 - share) * (limit - node.log.begin.index))
+        needed = needed_from(node.log, self._simulation.options.config_of(node.name))
+        if needed is not None and needed < wanted:  # as the server does it
+            wanted = needed
+            node.ask(lambda core, now_ms: core.quorum_ack.write_snapshot(now_ms), node.boots)
+            self._simulation.hits["expire_blocked"] += 1
+        if wanted > node.log.begin.index + 1:
+            node.log.drop_before(LogIndex(wanted))
         return True
 
     def _wipe(self) -> bool:

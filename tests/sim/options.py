@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig
+from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.types import NodeId
 
 SWARM: Final = (
@@ -53,6 +53,7 @@ class Options:
     fault_interval_us: int
     think_us: int
     clients: int
+    producers: int
     drop: float
     duplicate: float
     reorder: float
@@ -73,12 +74,19 @@ class Options:
     def config_of(self, name: NodeId) -> ServerConfig:
         """The configuration of one member."""
         members = tuple(Member(other, "127.0.0.1", 1 + number) for number, other in enumerate(self.names))
-        return ServerConfig(node_id=name, members=members, election=self.election, replication=self.replication).check()
+        return ServerConfig(
+            node_id=name,
+            members=members,
+            election=self.election,
+            replication=self.replication,
+            store=StoreConfig(segment_bytes=self.segment_bytes),
+        ).check()
 
 
 def choose(seed: int, events: int) -> Options:
     """Decide everything about a seed's world."""
     random = Random(f"options/{seed}")
+    more = Random(f"more options/{seed}")
     density = random.choice((0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9))
     faults = tuple(fault for fault in SWARM if random.random() < density)
     return Options(
@@ -89,6 +97,7 @@ def choose(seed: int, events: int) -> Options:
         fault_interval_us=random.choice((200_000, 500_000, 500_000, 1_500_000)),
         think_us=random.choice((10_000, 40_000, 40_000, 120_000, 400_000)),
         clients=random.choice((1, 2, 3)),
+        producers=more.choice((0, 1, 2, 4)),
         drop=random.choice((0.01, 0.05, 0.3)) if "drop" in faults else 0.0,
         duplicate=random.choice((0.02, 0.1, 0.5)) if "duplicate" in faults else 0.0,
         reorder=random.choice((0.02, 0.2, 0.5)) if "reorder" in faults else 0.0,
@@ -105,5 +114,6 @@ def choose(seed: int, events: int) -> Options:
             handler_queue_pushes_max=random.choice((16, 256)),
             pending_entries_max=random.choice((8, 10_000)),
             ack_timeout_ms=random.choice((600, 2500)),
+            producer_snapshot_entries=more.choice((1, 4, 20, 16_384)),
         ),
     )

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 from unittest.mock import patch
 
-from dledger.config import ReplicationConfig
+from dledger.config import ReplicationConfig, ServerConfig
+from dledger.core import leader_elector
 from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker
 from dledger.core.leader_elector import LeaderElector
 from dledger.core.member_state import Candidate, Leader, MemberState
@@ -28,9 +29,12 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.core.outbox import RoleReason, Wake
+from dledger.core.ports import Log
+from dledger.core.producers import Plan, ProducerTable, Rebuilt, rebuild
 from dledger.core.read_index import ReadDone, ReadIndexQueue
-from dledger.errors import QuorumAckTimeoutError, ResponseCode, TermChangedError
-from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, Term
+from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, TermChangedError
+from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, ProducerBatch, Term
+from tests.sim import faults
 from tests.sim.simulation import Result, run_seed
 
 
@@ -38,7 +42,7 @@ from tests.sim.simulation import Result, run_seed
 class Plant:
     """One method and what it is replaced by."""
 
-    owner: type
+    owner: object
     name: str
     replacement: object
 
@@ -136,7 +140,7 @@ def _success_in_another_term(self: QuorumAckChecker, now_ms: int) -> int | None:
     self._advance_commit()
     while self._pending:
         head = self._pending[0]
-        if head.batch.last_index <= self._state.commit_index:
+        if head.needed_index <= self._state.commit_index:
             self._pop(head.batch)
         elif not isinstance(self._state.role, Leader):
             self._pop(TermChangedError("lost"))
@@ -191,13 +195,40 @@ def _nothing(self: object, *_arguments: object) -> None:
     pass
 
 
-def _read_what_is_committed(self: ReadIndexQueue, now_ms: int, done: ReadDone) -> None:
+def _read_what_is_committed(
+    self: ReadIndexQueue, now_ms: int, done: ReadDone, *, at_least: LogIndex = NO_INDEX
+) -> None:
     leader = self._state.role
     if isinstance(leader, Leader):
         with patch.object(leader, "noop_index", NO_INDEX):
-            _submit(self, now_ms, done)
+            _submit(self, now_ms, done, at_least=at_least)
     else:
-        _submit(self, now_ms, done)
+        _submit(self, now_ms, done, at_least=at_least)
+
+
+def _nobody_is_known(_log: Log, config: ServerConfig, _last_index: LogIndex, _now_ms: int) -> Rebuilt:
+    return Rebuilt(ProducerTable(config.replication), None)
+
+
+def _only_committed_counts(log: Log, config: ServerConfig, _last_index: LogIndex, now_ms: int) -> Rebuilt:
+    return rebuild(log, config, max(log.committed_index, log.begin.index), now_ms)
+
+
+def _nothing_is_needed(_log: Log, _config: ServerConfig) -> None:
+    return None
+
+
+_plan = ProducerTable.plan
+
+
+def _repeated_is_committed(self: ProducerTable, batch: ProducerBatch, count: int) -> Plan | DLedgerError:
+    plan = _plan(self, batch, count)
+    return plan if isinstance(plan, DLedgerError) else replace(plan, stored_index=NO_INDEX)
+
+
+def _gaps_are_taken(self: ProducerTable, batch: ProducerBatch, count: int) -> Plan | DLedgerError:
+    expected = self.next_sequence(batch.producer)
+    return _plan(self, replace(batch, sequence=min(batch.sequence, expected)), count)
 
 
 PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
@@ -223,6 +254,11 @@ PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "campaign-in-old-term": (Plant(MemberState, "become_candidate", _campaign_in_old_term),),
     "install-always": (Plant(EntryHandler, "_install", _install_always),),
     "truncate-answered-early": (Plant(EntryHandler, "_answer_when_durable", _answer_before_durable),),
+    "forgotten-producers": (Plant(leader_elector, "rebuild", _nobody_is_known),),
+    "producers-of-what-is-committed": (Plant(leader_elector, "rebuild", _only_committed_counts),),
+    "expired-producers": (Plant(faults, "needed_from", _nothing_is_needed),),
+    "repeated-answered-early": (Plant(ProducerTable, "plan", _repeated_is_committed),),
+    "gaps-taken": (Plant(ProducerTable, "plan", _gaps_are_taken),),
     "no-adopted-term": (Plant(MemberState, "_adopt_term_of_log", _nothing),),
 }
 

@@ -17,6 +17,7 @@ from tests.sim.driver import SimNode
 from tests.sim.faults import Nemesis
 from tests.sim.network import Network
 from tests.sim.options import Options, choose
+from tests.sim.producers import Producers
 from tests.sim.scheduler import Scheduler
 
 HEAL_US: Final = 10_000_000
@@ -56,6 +57,7 @@ class Simulation:
         self.nodes = [SimNode(self, name, rate) for name, rate in zip(options.names, rates, strict=True)]
         self._by_name = {node.name: node for node in self.nodes}
         self.clients = Clients(self, Random(f"clients/{seed}"))
+        self.producers = Producers(self, Random(f"producers/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
         self.events = 0
         self.healed_us: int | None = None
@@ -153,6 +155,7 @@ class Simulation:
             self.hits["late_start"] += node is late
             self.scheduler.after(delay_us, self._restart, node, node.boots)
         self.clients.start()
+        self.producers.start()
         self.nemesis.start()
         while self.events < self.options.events:
             require(self.scheduler.run_next(), "nothing happens any more")
@@ -163,6 +166,17 @@ class Simulation:
         self._append_once_more()
         refused = [body for append in self.clients.appends if append.outcome == "not_applied" for body in append.bodies]
         self.checker.finish(refused)
+        self._check_producers()
+
+    def _check_producers(self) -> None:
+        """In the order of their sequences, from 0 on, without a gap. (``Checker`` sees what is stored twice.)"""
+        bodies = self.checker.bodies
+        for session in self.producers.sessions:
+            places = [bodies[body] for body in session.history if body in bodies]
+            stored = session.history[: len(places)]
+            require(all(body in bodies for body in stored), "a producer's entries have a gap", session.name)
+            require(places == sorted(places), "a producer's entries are out of order", session.name)
+            require(len(places) >= session.acked, "what was acknowledged is lost", session.name)
 
     def _heal(self) -> None:
         self.healed_us = self.scheduler.now_us
@@ -213,7 +227,7 @@ class Simulation:
                 return False
             if node.log.last_chain_crc != leader.log.last_chain_crc or node.log.last != leader.log.last:
                 return False
-        return not self.clients.open_operations()
+        return not self.clients.open_operations() and not self.producers.open_operations()
 
     def _is_done(self) -> bool:
         """Well, and everything is committed and durable everywhere."""
@@ -235,7 +249,7 @@ class Simulation:
             heal_ms=(self.well_us - (self.healed_us or 0)) // 1000,
             elections=self.checker.elections,
             committed=len(self.checker.chain),
-            outcomes=self.clients.outcomes(),
+            outcomes=self.clients.outcomes() + self.producers.outcomes(),
             hits=self.hits,
             trace_hash=self.trace_hash & (1 << 64) - 1,
             failure=failure,

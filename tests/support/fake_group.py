@@ -49,8 +49,10 @@ def elect(nodes: Sequence[FakeNode], addresses: Sequence[str], leader: int) -> N
     hint = LeaderHint(nodes[leader].node_id, addresses[leader])
     source = next((node for node in nodes if node.leader is None), nodes[0])
     term, entries, committed = source.term, source.entries, source.committed
+    producers = source.producers
     for number, node in enumerate(nodes):
         node.term, node.entries, node.committed = term, list(entries), committed
+        node.producers = {name: list(places) for name, places in producers.items()}
         node.become(None if number == leader else hint)
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dledger.config import ENTRY_HEADER_BYTES
-from dledger.errors import DLedgerError, IndexBeforeBeginError, LeaderHint, NotLeaderError
+from dledger.errors import (
+    DLedgerError,
+    IndexBeforeBeginError,
+    LeaderHint,
+    NotLeaderError,
+    OutOfOrderSequenceError,
+    UnknownProducerError,
+)
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, Term
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, StoredRun, Term
 from tests.support.fake_bulk import FakeBulkLog
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
@@ -41,6 +48,10 @@ class FakeNode:
     committed: int = -1
     held: list[Held] = field(default_factory=list)
     batches: list[tuple[bytes, ...]] = field(default_factory=list)
+    producers: dict[str, list[int]] = field(default_factory=dict)
+    """The indexes of each producer's entries."""
+    repeated: int = 0
+    """Entries that came again."""
     read_index_error: DLedgerError | None = None
     listeners: list[Callable[[NodeEvent], None]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -49,35 +60,27 @@ class FakeNode:
     def __post_init__(self) -> None:
         self.bulk = FakeBulkLog(self)
 
-    def submit_append(
-        self,
-        bodies: Sequence[bytes],
-        done: AppendDone,
-        producer: ProducerBatch | None = None,
-    ) -> None:
+    def submit_append(self, bodies: Sequence[bytes], done: AppendDone, producer: ProducerBatch | None = None) -> None:
         with self.lock:
-            error = self._refusal()
-            if error is None:
-                batch = self._store(bodies)
+            result = self._refusal() or (self._store(bodies) if producer is None else self._store_as(producer, bodies))
+            if isinstance(result, AppendedBatch):
                 if self.hold:
-                    self.held.append(Held(batch, done))
+                    self.held.append(Held(result, done))
                     return
-                self.committed = batch.last_index
-        if error is not None:
-            done(error)
-            return
-        done(batch)
-        self.tell(CommitEvent(LogIndex(self.committed)))
+                self.committed = max(self.committed, result.last_index)
+        done(result)
+        if isinstance(result, AppendedBatch):
+            self.tell(CommitEvent(LogIndex(self.committed)))
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
-        done(self._not_leader() or 0)
+        done(self._not_leader() or len(self.producers.get(name, ())))
 
     def release(self, count: int | None = None, error: DLedgerError | None = None) -> None:
         """Complete held appends, all of them by default."""
         with self.lock:
             ready, self.held = self.held[:count], self.held[len(self.held) if count is None else count :]
             if ready and error is None:
-                self.committed = ready[-1].batch.last_index
+                self.committed = max(self.committed, ready[-1].batch.last_index)
         for one in ready:
             one.done(error or one.batch)
         self.tell(CommitEvent(LogIndex(self.committed)))
@@ -148,6 +151,23 @@ class FakeNode:
 
     def _not_leader(self) -> DLedgerError | None:
         return NotLeaderError(f"{self.node_id} does not lead", leader=self.leader) if self.leader else None
+
+    def _store_as(self, producer: ProducerBatch, bodies: Sequence[bytes]) -> AppendedBatch | DLedgerError:
+        """As the core does it: what the producer has stored before is only found again."""
+        name, sequence = producer.producer, producer.sequence
+        places = self.producers.get(name)
+        if places is None and sequence:
+            return UnknownProducerError(f"{name} is not known")
+        places = self.producers.setdefault(name, [])
+        if sequence > len(places):
+            return OutOfOrderSequenceError(f"{name} is at {len(places)}, not {sequence}")
+        stored = places[sequence : sequence + len(bodies)]
+        new = bodies[len(stored) :]
+        batch = self._store(new) if new else AppendedBatch(self.term, LogIndex(0), LogIndex(-1), ())
+        places += range(batch.first_index, batch.last_index + 1)
+        self.repeated += len(stored)
+        runs = (self.entries[index] for index in stored)
+        return replace(batch, duplicates=tuple(StoredRun(one.index, 1, one.term, (one.position,)) for one in runs))
 
     def _store(self, bodies: Sequence[bytes]) -> AppendedBatch:
         first, positions = len(self.entries), []

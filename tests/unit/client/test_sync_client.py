@@ -47,6 +47,13 @@ def client(group: FakeGroup) -> Iterator[DLedgerClient]:
         yield made
 
 
+@pytest.fixture
+def plain(group: FakeGroup) -> Iterator[DLedgerClient]:
+    """A client whose appends are not known again when they are repeated."""
+    with DLedgerClient(group.addresses, enable_idempotence=False) as made:
+        yield made
+
+
 def test_append_returns_where_the_entry_is(client: DLedgerClient, group: FakeGroup) -> None:
     """Index, term and position."""
     first, second = client.append(b"a"), client.append(b"bc")
@@ -97,7 +104,7 @@ def test_append_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup
     """Retried until the group has a leader again."""
     client.append(b"a")
     group.kill(0)
-    wait_until(lambda: client._pipes[group.addresses[0]].broken, "the loss to be noticed")
+    wait_until(lambda: client._appends._pipes[group.addresses[0]].broken, "the loss to be noticed")
     electing = threading.Timer(0.3, group.elect, [2])
     electing.start()
 
@@ -116,12 +123,12 @@ def test_append_retries_what_passes(client: DLedgerClient, group: FakeGroup, err
     assert client.append(b"a").index == 0
 
 
-def test_append_does_not_retry_an_unknown_outcome(client: DLedgerClient, group: FakeGroup) -> None:
+def test_append_without_idempotence_does_not_retry_an_unknown_outcome(plain: DLedgerClient, group: FakeGroup) -> None:
     """It may be in the log already."""
     group.nodes[0].fail_appends = [TermChangedError("lost")]
 
     with pytest.raises(TermChangedError) as caught:
-        client.append(b"a")
+        plain.append(b"a")
 
     assert caught.value.outcome == "unknown"
     assert group.nodes[0].bodies() == []
@@ -139,8 +146,9 @@ def test_append_that_gets_no_answer_is_unknown(client: DLedgerClient, group: Fak
     assert caught.value.outcome == "unknown"
 
 
-def test_append_in_flight_at_a_broken_stream_is_unknown(client: DLedgerClient, group: FakeGroup) -> None:
+def test_append_without_idempotence_at_a_broken_stream_is_unknown(plain: DLedgerClient, group: FakeGroup) -> None:
     """Sent, and the node is gone: only the log knows."""
+    client = plain
     client.append(b"a")
     group.nodes[0].hold = True
     errors: list[DLedgerError] = []

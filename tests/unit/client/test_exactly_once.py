@@ -1,0 +1,271 @@
+"""Appends that are repeated until it is known what became of them, against fake nodes that know producers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dledger.client import DLedgerClient
+from dledger.client.lanes import LanePool, Ticket
+from dledger.errors import (
+    DLedgerError,
+    EntryTooLargeError,
+    NotLeaderError,
+    OutOfOrderSequenceError,
+    PendingFullError,
+    QuorumAckTimeoutError,
+    RequestTimeoutError,
+    TermChangedError,
+    TooManyProducersError,
+    UnavailableError,
+    UnknownProducerError,
+)
+from tests.support.fake_group import FakeGroup, fake_group
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def group() -> Iterator[FakeGroup]:
+    with fake_group() as made:
+        yield made
+
+
+@pytest.fixture
+def client(group: FakeGroup) -> Iterator[DLedgerClient]:
+    with DLedgerClient(group.addresses) as made:
+        yield made
+
+
+@pytest.mark.parametrize("error", [TermChangedError("lost"), QuorumAckTimeoutError("late")])
+def test_an_unknown_outcome_is_repeated(client: DLedgerClient, group: FakeGroup, error: DLedgerError) -> None:
+    """It ends with the certainty that the entry is stored."""
+    group.nodes[0].fail_appends = [None, error]
+    client.append(b"a")
+
+    assert client.append(b"b").index == 1
+    assert group.nodes[0].bodies() == [b"a", b"b"]
+
+
+def test_an_append_whose_answer_was_lost_is_found_again(client: DLedgerClient, group: FakeGroup) -> None:
+    """The leader has stored it, and dies; the next one tells where it is."""
+    client.append(b"a")
+    group.nodes[0].hold = True
+    with ThreadPoolExecutor(1) as pool:
+        appended = pool.submit(client.append, b"b")
+        wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
+        group.elect(1)
+        group.kill(0)
+        result = appended.result()
+
+    assert result.index == 1
+    assert group.nodes[1].bodies() == [b"a", b"b"]
+    assert group.nodes[1].repeated == 1
+
+
+def test_a_frozen_leader_is_left_when_another_one_leads(client: DLedgerClient, group: FakeGroup) -> None:
+    """It answers nothing and ends no connection; the deadline is far away."""
+    client.append(b"a")
+    group.nodes[0].hold = True
+    with ThreadPoolExecutor(1) as pool:
+        appended = pool.submit(client.append, b"b", timeout_s=30)
+        wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
+        group.elect(2)
+
+        result = appended.result(timeout=10)
+
+    assert result.index == 1
+    assert group.nodes[2].bodies() == [b"a", b"b"]
+
+
+def test_many_threads_survive_lost_answers(client: DLedgerClient, group: FakeGroup) -> None:
+    """All that was under way is sent again in order; nothing is stored twice, nothing is refused."""
+    bodies = [b"%d" % number for number in range(60)]
+    client.append(b"first")
+    group.nodes[0].hold = True
+    with ThreadPoolExecutor(60) as pool:
+        futures = [pool.submit(client.append, body) for body in bodies[:40]]
+        wait_until(lambda: len(group.nodes[0].held) == 40, "in flight")
+        group.elect(1)
+        group.nodes[1].fail_appends = [None, TermChangedError("lost"), PendingFullError("full"), None, None]
+        group.kill(0)
+        futures += [pool.submit(client.append, body) for body in bodies[40:]]
+        places = [future.result().index for future in futures]
+
+    stored = group.nodes[1].bodies()
+    assert sorted(stored[1:]) == sorted(bodies)
+    assert [stored[place] for place in places] == bodies
+
+
+def test_only_the_deadline_leaves_an_outcome_unknown(client: DLedgerClient, group: FakeGroup) -> None:
+    """Then the error says so, and what comes later gets a name of its own."""
+    client.append(b"a")
+    group.nodes[0].fail_appends = [TermChangedError("lost")] * 100
+
+    with pytest.raises(RequestTimeoutError, match="lost") as caught:
+        client.append(b"b", timeout_s=0.3)
+    group.nodes[0].fail_appends = []
+
+    assert caught.value.outcome == "unknown"
+    assert client.append(b"c").index == 1
+    assert len(group.nodes[0].producers) == 2
+
+
+def test_a_refused_append_uses_up_no_name(client: DLedgerClient, group: FakeGroup) -> None:
+    """What is certainly not stored leaves no hole."""
+    for number in range(5):
+        client.append(b"a")
+        group.nodes[0].fail_appends = [EntryTooLargeError("large")]
+        with pytest.raises(EntryTooLargeError):
+            client.append(b"large")
+        assert client.append(b"b").index == 2 * number + 1
+
+    assert len(group.nodes[0].producers) == 1
+
+
+def test_a_client_that_was_forgotten_goes_on_under_a_new_name(client: DLedgerClient, group: FakeGroup) -> None:
+    """It was idle for longer than the group remembers producers."""
+    client.append(b"a")
+    group.nodes[0].producers.clear()
+
+    assert client.append(b"b").index == 1
+    assert group.nodes[0].bodies() == [b"a", b"b"]
+
+
+def test_a_group_without_room_for_producers_says_so(client: DLedgerClient, group: FakeGroup) -> None:
+    """Repeating it would not help."""
+    group.nodes[0].fail_appends = [TooManyProducersError("4096 producers")]
+
+    with pytest.raises(TooManyProducersError) as caught:
+        client.append(b"a")
+
+    assert caught.value.outcome == "not_applied"
+
+
+def test_without_a_leader_nothing_was_applied(client: DLedgerClient, group: FakeGroup) -> None:
+    """A refusal is certain, also of what was numbered already."""
+    client.append(b"a")
+    group.nodes[0].fail_appends = [NotLeaderError("no leader")] * 1000
+
+    with pytest.raises((NotLeaderError, UnavailableError)) as caught:
+        client.append(b"b", timeout_s=0.3)
+
+    assert caught.value.outcome == "not_applied"
+
+
+def test_append_as_repeats_under_the_given_name(client: DLedgerClient, group: FakeGroup) -> None:
+    """An application decides what is the same; requests are split, and each is known again."""
+    bodies = [b"%d" % number for number in range(1500)]
+    client.append(b"another")
+    first = client.append_as("job/0", 0, bodies)
+    group.nodes[0].fail_appends = [None, TermChangedError("lost")]
+
+    again = client.append_as("job/0", 0, [*bodies, b"new"])
+
+    assert [one.index for one in again] == [*range(1, 1502)]
+    assert again[:-1] == first
+    assert group.nodes[0].bodies() == [b"another", *bodies, b"new"]
+    assert client.producer_sequence("job/0") == 1501
+    assert client.producer_sequence("job/1") == 0
+
+
+def test_append_as_tells_what_is_wrong_with_the_numbers(client: DLedgerClient, group: FakeGroup) -> None:
+    """Only the application can know how to go on."""
+    client.append_as("job", 0, [b"a"])
+
+    with pytest.raises(OutOfOrderSequenceError):
+        client.append_as("job", 2, [b"c"])
+    with pytest.raises(UnknownProducerError):
+        client.append_as("other", 1, [b"c"])
+    group.nodes[0].fail_appends = [TermChangedError("lost")] * 100
+    with pytest.raises(TermChangedError) as caught:
+        client.append_as("job", 1, [b"b"], timeout_s=0.3)
+    assert caught.value.outcome == "unknown"
+    assert group.nodes[0].bodies() == [b"a"]
+
+
+def test_an_interrupted_append_does_not_hold_up_others(client: DLedgerClient, group: FakeGroup) -> None:
+    """Whoever gives up waiting leaves its place; later ones learn whether they are stored."""
+    client.append(b"a")
+    group.nodes[0].hold = True
+    errors: list[DLedgerError] = []
+
+    def give_up_soon() -> None:
+        try:
+            client.append(b"b", timeout_s=0.2)
+        except DLedgerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=give_up_soon)
+    thread.start()
+    wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
+    thread.join()
+    group.nodes[0].hold = False
+
+    assert client.append(b"c").index == 2
+    assert errors[0].outcome == "unknown"
+
+
+def entered(pool: LanePool, *counts: int) -> list[Ticket]:
+    lane, tickets = None, [Ticket(count) for count in counts]
+    for ticket in tickets:
+        lane = pool.enter(ticket, lane)
+    return tickets
+
+
+def test_tickets_are_numbered_in_the_order_in_which_they_are_sent() -> None:
+    """A lane counts entries, not requests."""
+    first, second = entered(LanePool(), 2, 3)
+
+    assert first.lane is second.lane
+    assert (first.producer.sequence, second.producer.sequence) == (0, 2)
+
+
+def test_only_the_first_of_a_failed_lane_is_sent_again() -> None:
+    """Each waits for all before it."""
+    pool = LanePool()
+    first, second, third = entered(pool, 1, 1, 1)
+    for ticket in (first, second, third):
+        assert pool.judge(ticket, OutOfOrderSequenceError("x")) is None
+
+    assert [pool.is_first(ticket) for ticket in (first, second, third)] == [True, False, False]
+    assert pool.settle(first)
+    assert pool.is_first(second)
+
+
+def test_after_a_hole_only_what_is_certainly_not_stored_gets_a_new_number() -> None:
+    """The other one may be on its way under the old number still."""
+    pool = LanePool()
+    first, certain, uncertain = entered(pool, 1, 1, 1)
+    pool.judge(certain, OutOfOrderSequenceError("x"))
+    pool.judge(uncertain, TermChangedError("x"))
+    assert isinstance(pool.judge(first, EntryTooLargeError("x")), EntryTooLargeError)
+
+    assert pool.is_first(certain)
+    assert pool.judge(certain, OutOfOrderSequenceError("x")) is None
+    moved = certain.lane is None
+    assert pool.is_first(uncertain)
+    given_up = pool.judge(uncertain, OutOfOrderSequenceError("x"))
+
+    assert moved
+    assert given_up is not None
+    assert given_up.outcome == "unknown"
+
+
+def test_an_empty_lane_goes_on_after_what_is_stored() -> None:
+    """Unless it is not known what is."""
+    pool = LanePool()
+    first, second = entered(pool, 2, 3)
+    name = first.producer.producer
+    pool.settle(first)
+    pool.judge(second, EntryTooLargeError("x"))
+    (third,) = entered(pool, 1)
+    same = (third.producer.producer, third.producer.sequence)
+    pool.judge(third, TermChangedError("x"))
+    pool.give_up(third, None)
+    (fourth,) = entered(pool, 1)
+
+    assert same == (name, 2)
+    assert fourth.producer.producer != name
