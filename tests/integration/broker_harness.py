@@ -109,10 +109,17 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         )
 
     def verify(self, topic: str = TOPIC, queues: int = QUEUES) -> dict[int, list[bytes]]:
-        """The verdict; gives the bodies of each queue.
+        """The verdict: ``verified_bodies``, and the queues explain what every client was told."""
+        bodies = self.verified_bodies(topic, queues)
+        complaints = self.history.complaints(bodies)
+        assert not complaints, "\n".join(complaints)
+        return bodies
 
-        All brokers hold the same log, the same queues and the same index, byte for byte; the queues explain what every
-        client was told; every file is sound when all have stopped.
+    def verified_bodies(self, topic: str = TOPIC, queues: int = QUEUES) -> dict[int, list[bytes]]:
+        """The bodies of each queue; all brokers are stopped for it.
+
+        All brokers hold the same log, the same queues and the same index, byte for byte; every file is sound when all
+        have stopped.
         """
         if not self.plain:
             digests = self.digests()
@@ -123,8 +130,6 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         records = next(iter(stored.values()))
         assert all(one == records for one in stored.values()), "the brokers answer pulls differently"
         bodies = {queue: [one.body for one in split_records(b"".join(all_))] for queue, all_ in records.items()}
-        complaints = self.history.complaints(bodies)
-        assert not complaints, "\n".join(complaints)
         self.check_files()
         return bodies
 

@@ -1,0 +1,125 @@
+"""Numbered messages under SIGKILL, of brokers and of the application: each is stored once, and all are acknowledged."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dledger.errors import DLedgerError
+from rocketstore.client import Producer, SendFuture
+from rocketstore.message.message import Message
+from tests.integration.broker_harness import QUEUES, BrokerGroup
+from tests.support.broker_load import TOPIC
+from tests.support.waiting import wait_until
+
+KILLS = 3
+MESSAGES_PER_KILL = 10_000
+DONE_BEFORE_KILL = 1_000
+TIMEOUT_S = 30.0
+NUMBERED = 20_000
+APPLICATION = """
+import sys
+from rocketstore.client import Producer
+from rocketstore.message.message import Message
+
+*addresses, name, topic, count = sys.argv[1:]
+with Producer(addresses, timeout_s=30, producer_name=name) as producer:
+    first = producer.next_sequence()
+    with producer.sender(batch_messages=100) as sender:
+        for number in range(first, int(count)):
+            future = sender.send(Message(topic, b"%d" % number), queue_id=number % 4, sequence=number)
+            future.add_done_callback(lambda done, number=number: print(number, flush=True) if done.result() else None)
+"""
+
+
+@contextmanager
+def in_background(work: Callable[[], None]) -> Iterator[None]:
+    """Around what happens meanwhile; the work's error is raised at the end."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(2 * TIMEOUT_S)
+    assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.slow
+def test_every_message_is_stored_once_while_masters_are_killed(brokers: BrokerGroup) -> None:
+    """Pipelined, by a producer as anybody makes it: nothing fails, nothing is stored twice, each queue is in order."""
+    failures: list[DLedgerError] = []
+    futures: list[SendFuture] = []
+    numbers = itertools.count()
+
+    def send() -> None:
+        for number in itertools.islice(numbers, MESSAGES_PER_KILL):
+            future = sender.send(Message(TOPIC, b"%d" % number), queue_id=number % QUEUES)
+            futures.append(future)
+
+    with (
+        Producer(
+            brokers.addresses, timeout_s=TIMEOUT_S, on_failure=lambda _, error: failures.append(error)
+        ) as producer,
+        producer.sender(batch_messages=100) as sender,
+    ):
+        for kill in range(KILLS):
+            wanted = kill * MESSAGES_PER_KILL + DONE_BEFORE_KILL
+            with in_background(send):
+                wait_until(lambda: len(futures) > wanted and futures[wanted].done(), "some are stored", TIMEOUT_S)  # noqa: B023
+                master = brokers.master()
+                brokers.kill(master)
+                brokers.master(other_than=master)
+                brokers.start(master)
+        sender.flush()
+
+    bodies = brokers.verified_bodies()
+    assert [future.exception() for future in futures if future.exception()] == []
+    for queue, stored in bodies.items():
+        assert stored == [b"%d" % number for number in range(queue, KILLS * MESSAGES_PER_KILL, QUEUES)]
+    for number, receipt in enumerate(future.result() for future in futures):
+        assert (receipt.queue_id, receipt.queue_offset) == (number % QUEUES, number // QUEUES)
+    assert "unknown" in {one.outcome for one in failures}, "no kill hit a request under way"
+
+
+@pytest.mark.slow
+def test_an_application_goes_on_with_its_numbers_after_it_was_killed(brokers: BrokerGroup) -> None:
+    """It asks what is stored of its messages, and sends the rest: also when the master dies at the same time."""
+
+    def start() -> subprocess.Popen[str]:
+        arguments = [*brokers.addresses, "writer/0", TOPIC, str(NUMBERED)]
+        return subprocess.Popen([sys.executable, "-c", APPLICATION, *arguments], stdout=subprocess.PIPE, text=True)
+
+    acknowledged: set[int] = set()
+    for kill_master in (False, True):
+        with start() as application:
+            assert application.stdout is not None
+            acknowledged |= {int(line) for line in itertools.islice(application.stdout, 3000)}
+            if kill_master:
+                master = brokers.master()
+                brokers.kill(master)
+            application.kill()
+            acknowledged |= {int(line) for line in application.stdout if line.endswith("\n")}
+    brokers.start(master)
+    with Producer(brokers.addresses, timeout_s=TIMEOUT_S) as producer:
+        assert producer.next_sequence("writer/0") > max(acknowledged)
+    with start() as application:
+        application.communicate(timeout=TIMEOUT_S)
+        assert application.returncode == 0
+
+    bodies = brokers.verified_bodies()
+    for queue, stored in bodies.items():
+        assert stored == [b"%d" % number for number in range(queue, NUMBERED, QUEUES)]
