@@ -99,12 +99,10 @@ class RecordAppender:
     def store_numbered(self, messages: Sequence[Message], batch: ProducerBatch) -> NumberedResult:
         """Write those messages of a producer's batch that were not written before; none if one of them is refused."""
         encoded = [self._encode(message) for message in messages]
-        refusals = [one for one in encoded if isinstance(one, PutResult)]
-        if refusals:
-            why = f"another message of the request is refused: {refusals[0].reason}"
-            other = refused(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, why)
-            return NumberedResult((), [one if isinstance(one, PutResult) else other for one in encoded])
         records = [one for one in encoded if isinstance(one, bytearray)]
+        if len(records) < len(messages):
+            other = refused(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, "another message of the request is refused")
+            return NumberedResult((), [one if isinstance(one, PutResult) else other for one in encoded])
         with self.lock:
             self.lock_taken_ms = self._clock.monotonic_ms()
             try:
@@ -119,17 +117,19 @@ class RecordAppender:
         if isinstance(plan, DLedgerError):
             return NumberedResult((), [refused(status_of_producer(plan), str(plan))] * len(messages))
         before = tuple(self.numbered.places(plan))
-        fresh = messages[plan.stored :]
-        if not fresh:
+        if plan.stored == len(messages):
             return NumberedResult(before, [])
+        if plan.stored:
+            messages, records = messages[plan.stored :], records[plan.stored :]
         producer = self.numbered.admit(plan, batch.producer, now_ms)
         if isinstance(producer, DLedgerError):
             return NumberedResult((), [refused(status_of_producer(producer), str(producer))] * len(messages))
         results: list[PutResult] = []
-        self._put_all(fresh, records[plan.stored :], results)
-        places = [one.stored for one in results if one.stored is not None]
-        if places:
-            self.numbered.note(producer, places[0].offset, len(places), now_ms)
+        self._put_all(messages, records, results)
+        first, last = results[0].stored, results[-1].stored
+        if first is not None:  # what is stored are the first ones: all of them, nearly always
+            count = len(results) if last is not None else sum(one.stored is not None for one in results)
+            self.numbered.note(producer, first.offset, count, now_ms)
         return NumberedResult(before, results)
 
     def store_one(self, messages: Sequence[Message]) -> list[PutResult]:

@@ -263,8 +263,8 @@ class PlainCommitLog:
         if before:
             end = self.end_offset  # behind them all, also those of which it is not known where they are
             return [*(place for stretch in before for place in self._places(stretch)), *results], end
-        ends = (one.stored.offset + one.stored.size for one in results if one.stored is not None)
-        return results, max(ends, default=0)
+        last = next((one.stored for one in reversed(results) if one.stored is not None), None)
+        return results, 0 if last is None else last.offset + last.size
 
     def _places(self, stretch: StoredStretch) -> list[PutResult]:
         """What is answered to messages that were stored before: where they are, as their records say."""
