@@ -170,8 +170,8 @@ def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
     gone = first < extent.begin or (source.from_time_ms is not None and first == extent.begin > 0)
     if gone and not skip_lost:
         raise JobError(
-            f"the log no longer reaches back to where the replay is to begin: it was trimmed, and begins at {extent.begin}"
-            f" ({extent.unit}). Begin there or later: --from-index {extent.begin}; or, if the rest is all you want and "
+            "the log no longer reaches back to where the replay is to begin: it was trimmed, and begins at "
+            f"{extent.begin} ({extent.unit}). Begin there or later: --from-index {extent.begin}; or, if the rest is all you want and "
             "no earlier run of this replay has to be completed, --skip-lost"
         )
     return max(first, extent.begin) if skip_lost else first

@@ -36,7 +36,7 @@ def _message(number: int, count: int) -> Message:
 
 def write_log(base: Path, count: int, **how: int) -> DiskLog:
     """The log on a disk, in several segments."""
-    return write_disk_log(base, messages(count), noop_every=160, **how)  # type: ignore[arg-type]  # numbers, all of them
+    return write_disk_log(base, messages(count), noop_every=160, **how)
 
 
 def bodies(log: DiskLog) -> Counter[bytes]:

@@ -74,7 +74,7 @@ def test_a_second_run_adds_what_is_new_and_a_third_nothing(spark: SparkSession, 
 
     reports = [export.run(spark, options) for options in (part, whole, whole)]
 
-    assert [report.fact("next") for report in reports][0] == 500
+    assert reports[0].fact("next") == 500
     assert sum(int(str(report.fact("new rows"))) for report in reports) == 1000
     assert reports[2].fact("new batches") == 0
     assert reports[2].notes
