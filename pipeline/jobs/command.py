@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXIT_USAGE = 2
+_SHUFFLE = "spark.sql.shuffle.partitions"
 
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -128,11 +129,19 @@ def job_session(frame: Frame) -> Iterator[SparkSession]:
     before = SparkSession.getActiveSession()
     conf = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(), **frame.conf}
     spark = spark_session(frame.master, **conf)
+    _suit_machine(spark)
     try:
         yield spark
     finally:
         if before is None:
             spark.stop()
+
+
+def _suit_machine(spark: SparkSession) -> None:
+    """Fewer pieces per shuffle than Spark's 200, which are for clusters, where one machine does everything."""
+    context = spark.sparkContext
+    if context.master.startswith("local") and not context.getConf().contains(_SHUFFLE):
+        spark.conf.set(_SHUFFLE, str(2 * context.defaultParallelism))
 
 
 def require_spark() -> None:
