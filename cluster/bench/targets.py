@@ -15,6 +15,7 @@ OWN_P50: Final = "own p50"
 BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
 PLAINTEXT: Final = "the same in plaintext"
 UNMEASURED: Final = "the same group without metrics"
+MD5SUM: Final = "md5sum of one replica"
 SMALL_LOG: Final = "same restart of a tenth of the log"
 
 
@@ -108,6 +109,9 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     # A quarter of the throughput in plaintext is what TLS may cost, in one run.
     "tls_append_pipelined": (at_least(0.75, baseline=PLAINTEXT),),
     "tls_broker_send": (at_least(0.75, baseline=PLAINTEXT),),
+    # "audit of two replicas ≥ 3× md5sum of one; rebuild ≥ 400,000 records/s on two cores"
+    "spark_audit": (at_least(3, baseline=MD5SUM),),
+    "spark_rebuild": (at_least(400_000, "records/s", quiet_machine_only=True),),
     "idle_rss": (at_most(150, "MB"),),
     "pending_threads": (at_most(64, "threads"),),
 }

@@ -5,6 +5,8 @@ What dispatch would stop at is an error here too: a record that does not add up 
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -36,6 +38,8 @@ RECORDS_AT_ONCE: Final = 16_384
 _NO_PLACE_IN_QUEUE: Final = 0x4
 """Set in the system flag of prepared and of rolled-back messages, and of no others."""
 _QUEUE_ID_BITS: Final = 32
+_make_head: Final = functools.partial(tuple.__new__, RecordHead)
+"""Makes named tuples without their constructor's detour: one per message."""
 
 
 class Run(NamedTuple):
@@ -161,10 +165,9 @@ def _heads(records: Records, names: pa.Array, properties: pa.Array) -> list[Reco
     known = [topic.decode(errors="replace") for topic in encoded.dictionary.to_pylist()]
     topics = [known[number] for number in encoded.indices.to_pylist()]
     flags = records.field("sysFlag").tolist()
-    return [
-        RecordHead(topic, 0, 0, 0, 0, 0, 0, flag, 0, text)
-        for topic, flag, text in zip(topics, flags, properties.to_pylist(), strict=True)
-    ]
+    zeros = itertools.repeat(0)
+    columns = (topics, zeros, zeros, zeros, zeros, zeros, zeros, flags, zeros, properties.to_pylist())
+    return list(map(_make_head, zip(*columns, strict=False)))
 
 
 def as_units(data: bytes) -> NDArray[np.void]:

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pipeline.audit.blocks import BLOCK_BYTES, SPLIT_BYTES, BlockDigest, Stretch, coverage, digest, plan
 from pipeline.audit.replica import common_end, open_replicas
 from pipeline.errors import OptionError
+from pipeline.source.rows import settle_worker
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -98,7 +99,9 @@ class BlocksReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
-        assert isinstance(partition, BlocksPartition)
+        if not isinstance(partition, BlocksPartition):  # Spark's way to say that there are none
+            return
+        settle_worker()
         rows: list[BlockDigest] = []
         for one in digest(partition.stretch, self._block_bytes):
             rows.append(one)

@@ -14,6 +14,7 @@ from cluster.bench.scenarios import (
     metrics,
     resources,
     restart,
+    spark_replicas,
     store,
     tls,
 )
@@ -33,4 +34,5 @@ ALL: Final[tuple[Scenario, ...]] = (
     brokers.GROUP,
     brokers.PLAIN,
     restart.SCENARIO,
+    spark_replicas.SCENARIO,
 )
