@@ -61,6 +61,9 @@ class BlockReader(Protocol):
     def divergence(self, block: int, end: int, names: Sequence[str]) -> Divergence | None:
         """The first difference within the block; None if it is gone. ``names``: the replicas to compare."""
 
+    def segment_of(self, position: int) -> str:
+        """The name of the segment that holds ``position``; empty if it is not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Directories:
@@ -69,6 +72,11 @@ class Directories:
     replicas: Mapping[str, Replica]
     end_position: int
     """Where what is compared ends."""
+
+    def segment_of(self, position: int) -> str:
+        """See ``BlockReader``."""
+        segment_bytes = next(iter(self.replicas.values())).segment_bytes
+        return segment_name(position - position % segment_bytes)
 
     def divergence(self, block: int, end: int, names: Sequence[str]) -> Divergence | None:
         """See ``BlockReader``."""
@@ -169,9 +177,7 @@ def _by_index(replica: Replica, position: int) -> Header | None:
     return found
 
 
-def examine(
-    blocks: Iterable[tuple[int, int, Sequence[BlockDigest]]], reader: BlockReader, segment_bytes: int
-) -> list[Finding]:
+def examine(blocks: Iterable[tuple[int, int, Sequence[BlockDigest]]], reader: BlockReader) -> list[Finding]:
     """Findings for blocks that differ (position, end, digests), which come in order of position.
 
     What cannot be read is told once per replica and segment, a difference once per damaged replica.
@@ -181,7 +187,7 @@ def examine(
     suspects: set[str] = set()
     examined = 0
     for position, end, digests in blocks:
-        segment = segment_name(position - position % segment_bytes)
+        segment = reader.segment_of(position)
         for one in digests:
             if one.error and (one.replica, segment) not in told:
                 told.add((one.replica, segment))
@@ -194,7 +200,7 @@ def examine(
         if divergence is None:
             continue
         suspects.update(divergence.damaged or (one.replica for one in readable))
-        findings.append(_found(divergence, segment, position))
+        findings.append(_found(divergence, reader.segment_of(divergence.position), position))
     return findings
 
 

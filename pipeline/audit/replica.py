@@ -166,12 +166,13 @@ def _guessed_begin(segments: dict[int, Path]) -> Boundary:
 class CommonEnd:
     """Up to where all replicas know the log to be committed: the last such entry, where it ends, its chain CRC.
 
-    ``bounded_by`` is the replica that knows least. ``position`` is exclusive.
+    ``bounded_by`` is the replica that knows least. ``position`` is exclusive, ``chain_crc`` None if
+    it is not known.
     """
 
     index: int
     position: int
-    chain_crc: int
+    chain_crc: int | None
     bounded_by: str
 
 

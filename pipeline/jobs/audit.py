@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -22,6 +22,7 @@ from pipeline.audit.blocks import (
     SPLIT_BYTES,
     BlockDigest,
     Coverage,
+    Stretch,
     block_bounds,
     coverage,
     plan,
@@ -32,6 +33,7 @@ from pipeline.audit.replica import CommonEnd, Replica, common_end, open_replicas
 from pipeline.jobs.command import job_command, run_standalone
 from pipeline.jobs.errors import JobError
 from pipeline.jobs.report import Column, Fact, Report, Table
+from pipeline.jobs.source import assigned
 from pipeline.jobs.units import Unit
 
 if TYPE_CHECKING:
@@ -43,15 +45,24 @@ DIFFERING_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """What to compare. ``directories``: nodes' directories, or brokers' around them; at least two."""
+    """What to compare: ``directories`` (nodes', or brokers' around them; at least two), or a running group.
 
-    directories: tuple[Path, ...]
+    ``connection`` are options of the format ``dledger`` for that: ``bootstrap.servers``, ``group``, ….
+    """
+
+    directories: tuple[Path, ...] = ()
     block_bytes: int = BLOCK_BYTES
     split_bytes: int = SPLIT_BYTES
+    connection: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        problems = []
         if self.block_bytes < 1 or self.split_bytes < 1:
-            raise ConfigError(["the sizes of blocks and splits must be greater than 0"])
+            problems.append("the sizes of blocks and splits must be greater than 0")
+        if bool(self.directories) == bool(self.connection):
+            problems.append("name the replicas' directories, or --bootstrap HOST:PORT,… of a running group")
+        if problems:
+            raise ConfigError(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +74,25 @@ class Differences:
     digested_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One replica, for the report."""
+
+    name: str
+    place: str
+    begin_index: int
+    committed: int | None
+
+
 def run(spark: SparkSession, options: AuditOptions) -> Report:
     """Compare. The report has a problem for everything that is wrong.
 
-    Raises ``ConfigError``: these are no replicas of one log; ``JobError``: nothing can be compared.
+    Raises ``ConfigError``: these are no replicas of one log; ``JobError``: nothing can be compared; what clients raise.
     """
+    return _audit_group(spark, options) if options.connection else _audit_directories(spark, options)
+
+
+def _audit_directories(spark: SparkSession, options: AuditOptions) -> Report:
     replicas = open_replicas(options.directories)
     end = common_end(replicas)
     if end is None:
@@ -75,27 +100,55 @@ def run(spark: SparkSession, options: AuditOptions) -> Report:
             "there is nothing that all these replicas know to be committed: "
             + "; ".join(f"{one.name} knows up to entry {one.committed}" for one in replicas)
         )
-    segment_bytes = replicas[0].segment_bytes
-    covered = coverage([(one.name, int(one.begin.position)) for one in replicas], end.position, segment_bytes)
-    began_s = time.monotonic()
-    stretches = plan(covered, replicas, options.block_bytes, options.split_bytes)
-    rows = _digests(spark, [list(one) for one in stretches], options.block_bytes)
-    found = differences(rows)
-    took_s = time.monotonic() - began_s
-    bounded = [
-        (position, _end_of(position, covered, options.block_bytes), digests) for position, digests in found.blocks
-    ]
-    findings = _of_checkpoints(replicas) + examine(
-        bounded, Directories({one.name: one for one in replicas}, end.position), segment_bytes
+    covered = coverage(
+        [(one.name, int(one.begin.position)) for one in replicas], end.position, replicas[0].segment_bytes
     )
-    return _report(replicas, end, covered, found, findings, took_s)
+    stretches = plan(covered, replicas, options.block_bytes, options.split_bytes)
+    began_s = time.monotonic()
+    found = differences(_digests(spark, stretches, options))
+    took_s = time.monotonic() - began_s
+    reader = Directories({one.name: one for one in replicas}, end.position)
+    findings = _of_checkpoints(replicas) + examine(_with_ends(found, covered, options.block_bytes), reader)
+    members = [Member(one.name, str(one.directory), one.begin.index + 1, one.committed) for one in replicas]
+    return _report(members, end, covered, found, findings, took_s)
 
 
-def _digests(spark: SparkSession, stretches: list[list[object]], block_bytes: int) -> DataFrame:
+def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
+    """Of running nodes: they digest, Spark compares, and only blocks that differ are fetched."""
+    from pipeline.audit.live import RunningNodes, connected, live_coverage, live_plan, look
+    from pipeline.options import ReadOptions
+
+    with connected(ReadOptions.parse(options.connection)) as client:
+        group = look(client)
+        lowest = min(group.nodes, key=lambda one: one.committed_position)
+        if lowest.committed_index < 0 or any(one.begin_position >= lowest.committed_position for one in group.nodes):
+            raise JobError(f"there is nothing that all nodes have: {lowest.name} knows up to {lowest.committed_index}")
+        covered = live_coverage(group.nodes, lowest.committed_position, options.block_bytes)
+        stretches = live_plan(covered, group.nodes, options.block_bytes)
+        began_s = time.monotonic()
+        found = differences(_digests(spark, stretches, options))
+        took_s = time.monotonic() - began_s
+        findings = examine(_with_ends(found, covered, options.block_bytes), RunningNodes(client, group.nodes))
+    end = CommonEnd(lowest.committed_index, lowest.committed_position, None, lowest.name)
+    members = [Member(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
+    return _report(members, end, covered, found, findings, took_s, group.silent)
+
+
+def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOptions) -> DataFrame:
     from pipeline.source.blocks import NAME, BlocksDataSource
 
     spark.dataSource.register(BlocksDataSource)
-    return spark.read.format(NAME).option("plan", json.dumps(stretches)).option("blockBytes", block_bytes).load()
+    reader = spark.read.format(NAME).option("plan", json.dumps(stretches)).option("blockBytes", options.block_bytes)
+    if options.connection:
+        reader = reader.option("connection", json.dumps(dict(options.connection)))
+    return reader.load()
+
+
+def _with_ends(
+    found: Differences, covered: Coverage, block_bytes: int
+) -> list[tuple[int, int, tuple[BlockDigest, ...]]]:
+    """Blocks that differ, with where they end."""
+    return [(position, _end_of(position, covered, block_bytes), digests) for position, digests in found.blocks]
 
 
 def differences(rows: DataFrame) -> Differences:
@@ -142,27 +195,26 @@ def _of_checkpoints(replicas: Sequence[Replica]) -> list[Finding]:
     ]
 
 
-def _report(
-    replicas: Sequence[Replica],
+def _report(  # what was found, from every side
+    members: Sequence[Member],
     end: CommonEnd,
     covered: Coverage,
     found: Differences,
     findings: Sequence[Finding],
     took_s: float,
+    silent: Sequence[str] = (),
 ) -> Report:
     equal = not findings and not found.count
-    problems = tuple(one.sentence() for one in findings)
-    if found.count and not problems:
-        problems = (
-            "blocks differed when they were digested, and no longer: is a node still writing below its commit?",
-        )
+    problems = (*silent, *(one.sentence() for one in findings))
+    if found.count and not findings:
+        problems = (*problems, "blocks differed when they were digested and no longer do: repeat the audit")
     facts = (
         Fact("verdict", "equal" if equal else "different"),
-        Fact("replicas", len(replicas), Unit.COUNT),
+        Fact("replicas", len(members), Unit.COUNT),
         Fact("compared", covered.compared_bytes, Unit.BYTES),
         Fact("up to entry", end.index, Unit.COUNT),
         Fact("up to position", end.position, Unit.COUNT),
-        Fact("chain crc", f"{end.chain_crc:#010x}"),
+        Fact("chain crc", None if end.chain_crc is None else f"{end.chain_crc:#010x}"),
         Fact("bounded by", end.bounded_by),
         Fact("blocks that differ", found.count, Unit.COUNT),
         Fact("held by one only", covered.alone_bytes, Unit.BYTES),
@@ -173,7 +225,7 @@ def _report(
     notes = [
         f"{one.name} knows entries up to {one.committed} to be committed; what lies behind entry {end.index} was not "
         "compared"
-        for one in replicas
+        for one in members
         if one.committed is not None and one.committed > end.index
     ]
     if found.count > DIFFERING_MAX:
@@ -181,16 +233,16 @@ def _report(
     title = "all replicas are equal" if equal else "the replicas differ"
     return Report(
         "audit",
-        f"Audit of {', '.join(one.name for one in replicas)}: {title}",
+        f"Audit of {', '.join(one.name for one in members)}: {title}",
         facts,
-        (_replica_table(replicas, found), *_finding_tables(findings)),
+        (_member_table(members, found), *_finding_tables(findings)),
         problems=problems,
         notes=tuple(notes),
     )
 
 
-def _replica_table(replicas: Sequence[Replica], found: Differences) -> Table:
-    counts = {one.name: 0 for one in replicas}
+def _member_table(members: Sequence[Member], found: Differences) -> Table:
+    counts = {one.name: 0 for one in members}
     for _, digests in found.blocks:
         for name in outvoted(digests):
             counts[name] += 1
@@ -198,23 +250,12 @@ def _replica_table(replicas: Sequence[Replica], found: Differences) -> Table:
         "replicas",
         (
             Column("replica"),
-            Column("directory"),
-            Column("segments", Unit.COUNT),
+            Column("place"),
             Column("begins at entry", Unit.COUNT),
             Column("committed up to", Unit.COUNT),
             Column("blocks in question", Unit.COUNT),
         ),
-        tuple(
-            (
-                one.name,
-                str(one.directory),
-                len(one.segments),
-                one.begin.index + 1,
-                one.committed,
-                counts[one.name],
-            )
-            for one in replicas
-        ),
+        tuple((one.name, one.place, one.begin_index, one.committed, counts[one.name]) for one in members),
     )
 
 
@@ -259,14 +300,25 @@ Exit code 0: equal; 1: they differ, or something could not be read; 2: these are
 \b
 Examples:
   dledger pipeline audit /data/dledger-n0 /backup/dledger-n1 /mnt/c/dledger-n2
+  dledger pipeline audit -b 10.0.0.1:30911,10.0.0.2:30911 -g orders
   dledger pipeline audit --json broker-a broker-b broker-c""",
 )
 @click.argument(
-    "directories",
-    nargs=-1,
-    required=True,
-    metavar="DIR...",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "directories", nargs=-1, metavar="[DIR]...", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option(
+    "-b",
+    "--bootstrap",
+    metavar="HOST:PORT,…",
+    help="Instead of directories: nodes of a running group, all are audited.",
+)
+@click.option("-g", "--group", default="default", show_default=True, help="Name of the group.")
+@click.option(
+    "--option",
+    "others",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="How to connect, as the format dledger: tlsCa, accessKey, secretKey, …; may be repeated.",
 )
 @click.option(
     "--block-bytes",
@@ -275,13 +327,20 @@ Examples:
     show_default=True,
     help="What one checksum covers.",
 )
-def command(directories: tuple[Path, ...], block_bytes: int) -> AuditOptions:
+def command(
+    directories: tuple[Path, ...], bootstrap: str | None, group: str, others: tuple[str, ...], block_bytes: int
+) -> AuditOptions:
     """Compare the committed logs of two or more replicas, byte for byte.
 
-    DIR is a node's directory (dledger-n0), or a broker's that has one in it. Nodes may run meanwhile. What is compared
-    ends where the replica that knows least knows entries to be committed, and begins for each pair where both do.
+    DIR is a node's directory (dledger-n0), or a broker's that has one in it; the nodes may run meanwhile. With
+    --bootstrap each node of a running group digests its own disk, and only blocks that differ are fetched. What is
+    compared ends where the replica that knows least knows entries to be committed, and begins for each pair where both
+    do.
     """
-    return AuditOptions(directories, block_bytes)
+    connection: dict[str, str] = {}
+    if bootstrap is not None:
+        connection = {"bootstrap.servers": bootstrap, "group": group, **assigned(others, "--option")}
+    return AuditOptions(directories, block_bytes, connection=connection)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -1,8 +1,9 @@
 """Format ``dledger-blocks``: the digest of every block of the replicas of a log, for comparing them.
 
 One row per replica and block. ``load("/a/dledger-n0,/b/dledger-n1")`` reads directories; with ``plan`` (JSON: lists of
-replica, path, base, start, stop) exactly those stretches, which is how the audit gives every task the same bounds. Of
-running nodes (``nodes``: JSON, name to address; ``group``) each is asked for the digests of its own disk.
+replica, path, base, start, stop) exactly those stretches, which is how the audit gives every task the same bounds. With
+``connection`` (JSON: options of the format ``dledger`` for a running group) the paths of a plan are addresses of nodes,
+and each is asked for the digests of its own disk.
 
 Rows travel as Arrow batches; a block that cannot be read is a row with an ``error``.
 """
@@ -10,7 +11,7 @@ Rows travel as Arrow batches; a block that cannot be read is a row with an ``err
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,8 +20,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from pipeline.audit.blocks import BLOCK_BYTES, SPLIT_BYTES, BlockDigest, Stretch, coverage, digest, plan
+from pipeline.audit.live import connected, live_digest
 from pipeline.audit.replica import common_end, open_replicas
 from pipeline.errors import OptionError
+from pipeline.options import ReadOptions
 from pipeline.source.rows import settle_worker
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ _ARROW: Final = pa.schema(
         ("error", pa.string()),
     ]
 )
-_OPTIONS: Final = frozenset({"path", "plan", "blockbytes", "splitbytes"})
+_OPTIONS: Final = frozenset({"path", "plan", "connection", "blockbytes", "splitbytes"})
 _ROWS_MAX: Final = 4096
 
 
@@ -76,11 +79,17 @@ class BlocksReader(DataSourceReader):
         options = {name.lower(): value for name, value in options.items()}
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
-            raise OptionError(f"{NAME} knows no option {', '.join(unknown)}; it has path, plan, blockBytes, splitBytes")
+            raise OptionError(
+                f"{NAME} knows no option {', '.join(unknown)}; it has path, plan, connection, blockBytes, splitBytes"
+            )
         if columns != _ARROW.names:
             raise OptionError(f"{NAME} has the columns {SCHEMA} and no others")
         self._path = options.get("path", "")
         self._plan = options.get("plan", "")
+        connection = options.get("connection", "")
+        self._connection = ReadOptions.parse(json.loads(connection)) if connection else None
+        if self._connection is not None and not self._plan:
+            raise OptionError(f"{NAME} needs a plan for running nodes: `dledger pipeline audit` makes one")
         self._block_bytes = _positive(options, "blockbytes", BLOCK_BYTES)
         self._split_bytes = _positive(options, "splitbytes", SPLIT_BYTES)
 
@@ -102,14 +111,22 @@ class BlocksReader(DataSourceReader):
         if not isinstance(partition, BlocksPartition):  # Spark's way to say that there are none
             return
         settle_worker()
-        rows: list[BlockDigest] = []
-        for one in digest(partition.stretch, self._block_bytes):
-            rows.append(one)
-            if len(rows) == _ROWS_MAX:
-                yield to_batch(rows)
-                rows = []
-        if rows:
+        if self._connection is None:
+            yield from _batches(digest(partition.stretch, self._block_bytes))
+            return
+        with connected(self._connection) as client:
+            yield from _batches(live_digest(client, partition.stretch, self._block_bytes))
+
+
+def _batches(digests: Iterable[BlockDigest]) -> Iterator[pa.RecordBatch]:
+    rows: list[BlockDigest] = []
+    for one in digests:
+        rows.append(one)
+        if len(rows) == _ROWS_MAX:
             yield to_batch(rows)
+            rows = []
+    if rows:
+        yield to_batch(rows)
 
 
 def to_batch(rows: Sequence[BlockDigest]) -> pa.RecordBatch:

@@ -107,4 +107,4 @@ def audit(nodes: list[Path], block_bytes: int = BLOCK_BYTES) -> list[Finding]:
         if differ(one)
     ]
     reader = Directories({one.name: one for one in replicas}, end.position)
-    return examine(differing, reader, SEGMENT_BYTES)
+    return examine(differing, reader)
