@@ -33,7 +33,7 @@ from pipeline.audit.replica import CommonEnd, Replica, common_end, open_replicas
 from pipeline.jobs.command import job_command, run_standalone
 from pipeline.jobs.errors import JobError
 from pipeline.jobs.report import Column, Fact, Report, Table
-from pipeline.jobs.source import assigned
+from pipeline.jobs.source import assigned, security_of_environment
 from pipeline.jobs.units import Unit
 
 if TYPE_CHECKING:
@@ -339,7 +339,8 @@ def command(
     """
     connection: dict[str, str] = {}
     if bootstrap is not None:
-        connection = {"bootstrap.servers": bootstrap, "group": group, **assigned(others, "--option")}
+        given = assigned(others, "--option")
+        connection = {"bootstrap.servers": bootstrap, "group": group, **security_of_environment(), **given}
     return AuditOptions(directories, block_bytes, connection=connection)
 
 
