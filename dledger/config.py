@@ -380,19 +380,21 @@ class BulkReadConfig:
     """Large reads of the log (raw chunks, block digests) at once; more are refused, and tried again elsewhere."""
     bulk_stream_ms_max: int = 600_000
     """Longest such read; clients go on where it ended. One chunk may take ``call_ms_max`` until the client takes it."""
+    fetch_rate_bytes_max: int = 0
+    """Bytes of log per second that are given raw, to all who ask together; 0: as fast as they take them."""
     digest_rate_bytes_max: int = 1024 * MIB
     """Bytes of log per second of which digests are computed, for all who ask together; 0: no limit."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
-        return _out_of_bounds(
-            self,
-            {
-                "bulk_streams_max": (1, 10_000),
-                "bulk_stream_ms_max": (1_000, 86_400_000),
-                "digest_rate_bytes_max": (0, 1 << 50),
-            },
-        )
+        found = _out_of_bounds(self, {"bulk_streams_max": (1, 10_000), "bulk_stream_ms_max": (1_000, 86_400_000)})
+        # One piece of work must fit into a second, or readers that take turns would wait too long to be told apart from
+        # those that get nothing.
+        for name, least in (("fetch_rate_bytes_max", MIB), ("digest_rate_bytes_max", 16 * MIB)):
+            rate = getattr(self, name)
+            if rate and rate < least:
+                found.append(f"{name}={rate} must be 0 (no limit) or at least {least}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

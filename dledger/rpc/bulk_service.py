@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from dledger.config import MIB, ServerConfig
 from dledger.errors import DLedgerError, IdentityError, IndexOutOfRangeError, InvalidRequestError
@@ -27,11 +27,21 @@ _DIGEST_STEP_BYTES: Final = 16 * MIB
 """Log of which digests are computed in one go, and told in one message; at least one block, at most ..."""
 _DIGEST_STEP_BLOCKS: Final = 256
 
+_NO_LIMIT: Final = 1 << 62
+
 _Result = TypeVar("_Result")
 
 
 class TooManyBulkReadsError(Exception):
     """Raised when more large reads are asked for at once than ``bulk_streams_max`` allows."""
+
+
+class _Ready(NamedTuple):
+    """A chunk that can be sent."""
+
+    end_index: LogIndex
+    size: int
+    encoded: bytes
 
 
 class RateLimit:
@@ -60,6 +70,7 @@ class BulkService:
         self._log = log
         self._streams_max = config.bulk.bulk_streams_max
         self._streams = 0
+        self._fetch_rate = RateLimit(config.bulk.fetch_rate_bytes_max)
         self._digest_rate = RateLimit(config.bulk.digest_rate_bytes_max)
         self._threads = ThreadPoolExecutor(BULK_THREADS_MAX, thread_name_prefix=f"dledger-bulk-{config.node_id}")
 
@@ -78,37 +89,40 @@ class BulkService:
                 self._check_group(request.group)
                 async with aclosing(self._chunks(request, chunk_bytes)) as chunks:
                     async for chunk in chunks:
-                        yield codec.encode_chunk(chunk)
+                        yield chunk
             except DLedgerError as error:
                 yield codec.encode_chunk(error)
 
-    async def _chunks(self, request: codec.FetchLog, chunk_bytes: int) -> AsyncGenerator[LogChunk, None]:
+    async def _chunks(self, request: codec.FetchLog, chunk_bytes: int) -> AsyncGenerator[bytes, None]:
         """The chunks of a request, the next one being read while one is sent; an empty one if there is nothing."""
         known = await self._run(self._log.committed_range)
-        next_index, left = request.first_index, request.max_bytes
+        next_index, left = request.first_index, request.max_bytes or _NO_LIMIT
         end = min(request.end_index or known.end.index, known.end.index)
         if next_index >= end:
-            yield await self._run(lambda: self._nothing(next_index))
+            yield codec.encode_chunk(await self._run(lambda: self._nothing(next_index)))
             return
-        reading = self._start_read(next_index, end, chunk_bytes if not left else min(left, chunk_bytes))
+        reading = self._start_read(next_index, end, min(left, chunk_bytes))
         try:
             while True:
-                chunk = await reading
-                next_index = chunk.end_index
-                left -= len(chunk.data)
-                done = next_index >= end or (request.max_bytes and left <= 0)
+                ready = await reading
+                next_index, left = ready.end_index, left - ready.size
+                done = next_index >= end or left <= 0
                 if not done:
-                    wanted = chunk_bytes if not request.max_bytes else min(left, chunk_bytes)
-                    reading = self._start_read(next_index, end, wanted)
-                yield chunk
+                    reading = self._start_read(next_index, end, min(left, chunk_bytes))
+                await self._fetch_rate.take(ready.size)
+                yield ready.encoded
                 if done:
                     return
         finally:
             _drop(reading)
 
-    def _start_read(self, first: LogIndex, end: LogIndex, max_bytes: int) -> asyncio.Future[LogChunk]:
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._threads, self._log.read_chunk, first, end, max_bytes)
+    def _start_read(self, first: LogIndex, end: LogIndex, max_bytes: int) -> asyncio.Future[_Ready]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, self._read, first, end, max_bytes)
+
+    def _read(self, first: LogIndex, end: LogIndex, max_bytes: int) -> _Ready:
+        """Read and encode a chunk here, on a thread: copying a megabyte would hold up what else the loop does."""
+        chunk = self._log.read_chunk(first, end, max_bytes)
+        return _Ready(chunk.end_index, len(chunk.data), codec.encode_chunk(chunk))
 
     def _nothing(self, first: LogIndex) -> LogChunk:
         """An empty chunk, which says what there is. Raises for an index that is not the next one to come."""
@@ -205,7 +219,7 @@ class BulkService:
             self._streams -= 1
 
 
-def _drop(reading: asyncio.Future[LogChunk]) -> None:
+def _drop(reading: asyncio.Future[_Ready]) -> None:
     """Nobody waits for this any more; an error that it ended with was meant for a client who has gone."""
     if reading.done() and not reading.cancelled():
         reading.exception()

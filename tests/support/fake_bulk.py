@@ -21,6 +21,7 @@ class FakeBulkLog:
 
     def __init__(self, node: FakeNode) -> None:
         self._node = node
+        self._data = b""
         self.asked = 0
         """How often it was asked what there is."""
         self.reads = 0
@@ -82,7 +83,8 @@ class FakeBulkLog:
         stop = min(position - position % block_bytes + block_bytes, end_position, known.end.position)
         if max(position, start) >= stop:
             return None
-        data = b"".join(map(_record, self._node.entries))
+        data = self._data if len(self._data) == known.end.position else b"".join(map(_record, self._node.entries))
+        self._data = data
         first, past = self.place_at_position(start).index, self.place_at_position(stop).index
         return BlockDigest(Position(start), stop - start, crc32c(data[start:stop]), first, LogIndex(past - 1), 0)
 

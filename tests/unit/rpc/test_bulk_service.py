@@ -17,6 +17,7 @@ from dledger.access.control import AccessControl
 from dledger.clock import SystemClock
 from dledger.config import MIB, AccessConfig, BulkReadConfig, ConnectionLimits, ServerConfig
 from dledger.errors import (
+    ConfigError,
     CorruptLogError,
     IdentityError,
     IndexBeforeBeginError,
@@ -284,6 +285,19 @@ def test_a_rate_is_kept_by_all_together() -> None:
     assert asyncio.run(three(RateLimit(0))) < 0.1
 
 
+def test_raw_bytes_and_digests_have_rates_of_their_own() -> None:
+    """``fetch_rate_bytes_max`` and ``digest_rate_bytes_max``: the first piece at once, the others in their turn."""
+    with serving(fetch_rate_bytes_max=MIB, digest_rate_bytes_max=16 * MIB) as service:
+        service.node.submit_append([bytes(MIB // 8)] * 4, lambda _result: None)
+        began = time.monotonic()
+        assert service.fetch(10, chunk_bytes=MIB // 8)[-1].end_index == 14
+        assert time.monotonic() - began > 0.37
+        service.node.submit_append([bytes(MIB)] * 4, lambda _result: None)
+        began = time.monotonic()
+        assert len(service.digests(0, 0, 4096)) == 5
+        assert time.monotonic() - began > 0.24
+
+
 # --- places and digests ---------------------------------------------------------------------------------------------
 
 
@@ -378,3 +392,20 @@ def test_a_chunk_encoded_by_hand_is_what_protobuf_reads() -> None:
         assert codec.decode_chunk(codec.encode_chunk(chunk)) == chunk
     with pytest.raises(InvariantError, match="broken"):
         codec.decode_chunk(codec.encode_chunk(InvariantError("broken")))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bulk_streams_max", 0),
+        ("bulk_stream_ms_max", 999),
+        ("fetch_rate_bytes_max", MIB - 1),
+        ("digest_rate_bytes_max", 16 * MIB - 1),
+    ],
+)
+def test_limits_have_limits(name: str, value: int) -> None:
+    """A rate below one piece of work per second would look like a disk that does not answer."""
+    config = ServerConfig(bulk=BulkReadConfig(**{name: value}))
+    with pytest.raises(ConfigError, match=f"{name}={value} must be"):
+        config.check()
+    ServerConfig(bulk=BulkReadConfig(fetch_rate_bytes_max=0, digest_rate_bytes_max=0)).check()
