@@ -1,7 +1,8 @@
 """Clients of a group: ``DLedgerClient`` for threads, ``AsyncDLedgerClient`` for asyncio."""
 
 from dledger.client.aio import AsyncAppender, AsyncDLedgerClient
-from dledger.client.appender import Appender, AppendFuture
+from dledger.client.append_batch import AppendFuture
+from dledger.client.appender import Appender
 from dledger.client.bulk import ReadFrom
 from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client.shared import AppendResult

@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 import grpc
 import tenacity
 
-from dledger.client.appender import Appender, AppendFuture
-from dledger.client.pipe import Outcome
+from dledger.client.aio_appends import AsyncAppends, AsyncLinks
+from dledger.client.append_batch import AppendFuture
+from dledger.client.appender import Appender
+from dledger.client.lanes import LanePool
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     DISCOVERY_TIMEOUT_S,
+    LOOK_TIMEOUT_S,
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     AppendResult,
@@ -34,13 +37,13 @@ from dledger.client.shared import (
     split,
 )
 from dledger.client.sync import DLedgerClient
-from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
+from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, UnavailableError
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId
+from dledger.types import Entry, LogIndex, NodeId, ProducerBatch, Role
 
 _T = TypeVar("_T")
 
@@ -55,6 +58,7 @@ class AsyncDLedgerClient:
         group: str = "default",
         timeout_s: float = 5.0,
         security: ClientSecurity | None = None,
+        enable_idempotence: bool = True,
     ) -> None:
         self.group = group
         self.timeout_s = timeout_s
@@ -63,9 +67,10 @@ class AsyncDLedgerClient:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._old_channels: list[grpc.aio.Channel] = []  # made with certificates that were replaced since
         self._tls_version = 0
-        self._pipes: dict[str, _AsyncPipe] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
         self._closed = False
+        self._idempotent = enable_idempotence
+        links = AsyncLinks(group, self._directory, self._channel, self._leader, self._retry, self._is_led_by_another)
+        self._appends = AsyncAppends(links, LanePool() if enable_idempotence else None)
 
     async def __aenter__(self) -> AsyncDLedgerClient:
         return self
@@ -78,12 +83,10 @@ class AsyncDLedgerClient:
     async def close(self) -> None:
         """Close every connection; calls under way fail. Idempotent."""
         self._closed = True
-        pipes, self._pipes = self._pipes, {}
         channels = [*self._channels.values(), *self._old_channels]
         self._channels.clear()
         self._old_channels.clear()
-        for pipe in pipes.values():
-            await pipe.close()
+        await self._appends.close()
         for channel in channels:
             await channel.close(None)
 
@@ -91,8 +94,7 @@ class AsyncDLedgerClient:
 
     async def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
         """See ``DLedgerClient.append``."""
-        batch = await self._append_batch((body,), self._deadline(timeout_s))
-        return results_of(batch)[0]
+        return results_of(await self._appends.append((body,), self._deadline(timeout_s)))[0]
 
     async def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
         """See ``DLedgerClient.append_many``."""
@@ -102,10 +104,36 @@ class AsyncDLedgerClient:
         results: list[AppendResult] = []
         for part in split(bodies):
             try:
-                results += results_of(await self._append_batch(part, deadline))
+                results += results_of(await self._appends.append(part, deadline))
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    async def append_as(
+        self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
+    ) -> list[AppendResult]:
+        """See ``DLedgerClient.append_as``."""
+        if not bodies:
+            raise EmptyBatchError("an append needs at least one entry")
+        deadline = self._deadline(timeout_s)
+        results: list[AppendResult] = []
+        for part in split(bodies):
+            batch = ProducerBatch(producer, sequence + len(results), len(part))
+            try:
+                results += results_of(await self._appends.append_as(batch, part, deadline))
+            except DLedgerError as error:
+                raise partly_appended(error, len(results)) from None
+        return results
+
+    async def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
+        """See ``DLedgerClient.producer_sequence``."""
+        deadline = self._deadline(timeout_s)
+        request = codec.encode_producer_request(self.group, producer)
+
+        async def ask(node: str) -> int:
+            return codec.decode_producer_answer(await self._call("Producer", node, request, deadline))
+
+        return await self._retry(deadline, lambda: self._ask_leader(deadline, ask), is_retried_read)
 
     def appender(self, **settings: Any) -> AsyncAppender:  # noqa: ANN401  # the arguments of DLedgerClient.appender
         """See ``DLedgerClient.appender``, whose arguments it takes. Use with ``async with``."""
@@ -114,32 +142,9 @@ class AsyncDLedgerClient:
             group=self.group,
             timeout_s=self.timeout_s,
             security=self._channel_maker.security,
+            enable_idempotence=self._idempotent,
         )
         return AsyncAppender(client, client.appender(**settings))
-
-    async def _append_batch(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
-        async def ask(address: str) -> AppendedBatch:
-            pipe = await self._pipe(address, deadline)
-            return await pipe.append(bodies, deadline)
-
-        return await self._retry(deadline, lambda: self._ask_leader(deadline, ask))
-
-    async def _pipe(self, address: str, deadline: Deadline) -> _AsyncPipe:
-        pipe = self._pipes.get(address)
-        if pipe is not None and pipe.broken is None:
-            return pipe
-        async with self._opening.setdefault(address, asyncio.Lock()):
-            pipe = self._pipes.get(address)
-            if pipe is None or pipe.broken is not None:
-                if pipe is not None:
-                    await pipe.close()
-                pipe = _AsyncPipe(self._channel(address), address, self.group)
-                await pipe.open(deadline)
-                if self._closed:
-                    await pipe.close()
-                    raise UnavailableError("the client is closed")
-                self._pipes[address] = pipe
-            return pipe
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -277,6 +282,16 @@ class AsyncDLedgerClient:
 
         return await policy(again)
 
+    async def _is_led_by_another(self, address: str) -> bool:
+        """As ``DLedgerClient._is_led_by_another``."""
+        if not self._directory.may_look(address):
+            return self._directory.is_elsewhere(address)
+        async for other, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
+            if other != address and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
+                self._directory.learn(other, answer)
+                return True
+        return False
+
     async def _leader(self, deadline: Deadline) -> str:
         leader = self._directory.leader
         if leader is not None:
@@ -362,94 +377,6 @@ class AsyncDLedgerClient:
             channel = self._channel_maker.open_async(address)
             self._channels[address] = channel
         return channel
-
-
-class _AsyncPipe:
-    """As ``AppendPipe``, on the loop."""
-
-    def __init__(self, channel: grpc.aio.Channel, address: str, group: str) -> None:
-        self.broken: DLedgerError | None = None
-        self._address = address
-        self._group = group
-        self._pending: dict[int, asyncio.Future[Outcome]] = {}
-        self._next_id = 0
-        self._requests: asyncio.Queue[bytes] = asyncio.Queue()
-        stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            options.method(options.LOG_SERVICE, "AppendStream"), request_serializer=None, response_deserializer=None
-        )
-        self._call = stream(self._iterate())
-        self._reader: asyncio.Task[None] | None = None
-
-    async def open(self, deadline: Deadline) -> None:
-        """Wait for the server to accept the stream. Raises ``UnavailableError`` (not applied)."""
-        try:
-            async with asyncio.timeout(deadline.remaining_s):
-                await self._call.wait_for_connection()
-        except TimeoutError:
-            self._call.cancel()
-            message = f"{self._address} did not accept a stream within {deadline.timeout_s} s"
-            raise UnavailableError(message) from None
-        except grpc.RpcError as error:
-            raise rpc_failure(error, self._address, sent=False) from error
-        self._reader = asyncio.create_task(self._read())
-
-    async def append(self, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
-        """As ``AppendPipe.append``."""
-        if self.broken is not None:
-            raise UnavailableError(f"the stream to {self._address} is closed: {self.broken}")
-        if deadline.expired:
-            raise UnavailableError(f"no time was left to ask {self._address}: {deadline.timeout_s} s are over")
-        self._next_id += 1
-        request_id = self._next_id
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = future
-        self._requests.put_nowait(codec.encode_append(codec.Append(self._group, bodies, request_id)))
-        try:
-            async with asyncio.timeout(deadline.remaining_s):
-                outcome = await future
-        except TimeoutError:
-            raise RequestTimeoutError(f"no answer of {self._address} within {deadline.timeout_s} s") from None
-        finally:
-            self._pending.pop(request_id, None)
-        if isinstance(outcome, DLedgerError):
-            raise outcome
-        return outcome
-
-    async def close(self) -> None:
-        """End the stream; what still waits gets an unknown outcome."""
-        self._call.cancel()
-        if self._reader is not None:
-            await self._reader
-
-    async def _iterate(self) -> AsyncIterator[bytes]:
-        while True:
-            yield await self._requests.get()
-
-    async def _read(self) -> None:
-        failure: DLedgerError = RequestTimeoutError(f"{self._address} ended the stream before the answer came")
-        try:
-            async for data in self._call:
-                request_id, outcome = codec.decode_appended(data)
-                future = self._pending.get(request_id)
-                if future is not None and not future.done():
-                    future.set_result(outcome)
-        except grpc.RpcError as error:
-            failure = rpc_failure(error, self._address, sent=True)
-        except asyncio.CancelledError:  # our own close
-            failure = RequestTimeoutError(f"the stream to {self._address} was closed before the answer came")
-        except DLedgerError as error:  # garbage
-            failure = error
-        finally:
-            self._fail(failure)
-
-    def _fail(self, failure: DLedgerError) -> None:
-        self.broken = failure
-        self._call.cancel()
-        if failure.outcome == "not_applied":
-            failure = RequestTimeoutError(f"the stream to {self._address} ended before the answer came: {failure}")
-        for future in self._pending.values():
-            if not future.done():
-                future.set_result(failure)
 
 
 class AsyncAppender:

@@ -9,6 +9,10 @@ lingering batches, notices deadlines and recovers. Recovery, after any failure i
 2. When nothing is in flight any more, what is to be tried again goes back to the front of the backlog, in order.
 3. The thread connects to the present leader and sends a single batch; only its success opens the window again. So a
    batch never overtakes an earlier one that is still to be written.
+
+When an answer is overdue, somebody looks whether another node leads by now: one that is frozen or cut off ends no
+connection. Entries are numbered under a name of the appender's (``dledger.client.numbering``), so that what has an
+unknown outcome is sent again, too, and stored once.
 """
 
 from __future__ import annotations
@@ -17,119 +21,43 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final
 
+from dledger.client.append_batch import (
+    ENTRY_OVERHEAD_BYTES,
+    AppendBatch,
+    AppenderOptions,
+    AppendFuture,
+    announce,
+    expired_error,
+)
+from dledger.client.numbering import Numbering
 from dledger.client.pipe import AppendPipe, Outcome
 from dledger.client.shared import (
+    LOOK_AFTER_S,
+    LOOK_AGAIN_S,
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
-    AppendResult,
     Deadline,
     is_retried,
 )
-from dledger.config import MIB
-from dledger.errors import DLedgerError, PendingFullError, RequestTimeoutError, UnavailableError
-from dledger.types import LogIndex, Position
+from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 
-ENTRY_OVERHEAD_BYTES: Final = 64
-"""What a waiting entry costs besides its body: without it, any number of empty ones could wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppenderOptions:
-    """See ``Appender``."""
-
-    linger_s: float = 0.002
-    batch_bytes: int = MIB // 2
-    batch_entries: int = 1024
-    pending_bytes_max: int = 8 * MIB
-    inflight_entries_max: int = 4096
-    timeout_s: float = 5.0
-    retry_unknown: bool = False
-
-
-class _Batch:
-    """Entries that travel together. Its lock is the appender's."""
-
-    __slots__ = ("bodies", "bytes", "callbacks", "deadline", "error", "finished", "linger_until", "number", "outcome")
-
-    def __init__(self, number: int, linger_until: float, deadline: Deadline) -> None:
-        self.number = number
-        self.linger_until = linger_until
-        self.deadline = deadline
-        self.bodies: list[bytes] = []
-        self.bytes = 0
-        self.outcome: Outcome | None = None
-        self.error: DLedgerError | None = None  # why it is tried again
-        self.finished = threading.Event()
-        self.callbacks: list[tuple[Callable[[AppendFuture], object], AppendFuture]] = []
-
-
-class AppendFuture:
-    """The result of one entry; shares its batch's state, so it costs next to nothing."""
-
-    __slots__ = ("_batch", "_offset")
-
-    def __init__(self, batch: _Batch, offset: int) -> None:
-        self._batch = batch
-        self._offset = offset
-
-    def done(self) -> bool:
-        """Whether ``result`` returns at once."""
-        return self._batch.outcome is not None
-
-    def result(self, timeout: float | None = None) -> AppendResult:
-        """Where the entry is; raises its error, or ``TimeoutError`` if there is neither within ``timeout`` seconds.
-
-        Without ``timeout`` it ends all the same: every batch has a deadline.
-        """
-        batch = self._batch
-        if batch.outcome is None:
-            batch.finished.wait(timeout)
-        outcome = batch.outcome
-        if outcome is None:
-            raise TimeoutError(f"the append is not finished after {timeout} s")
-        if isinstance(outcome, DLedgerError):
-            raise outcome
-        offset = self._offset
-        return AppendResult(LogIndex(outcome.first_index + offset), outcome.term, Position(outcome.positions[offset]))
-
-    def exception(self, timeout: float | None = None) -> DLedgerError | None:
-        """The entry's error, or None; waits as ``result`` does."""
-        try:
-            self.result(timeout)
-        except DLedgerError as error:
-            return error
-        return None
-
-    def add_done_callback(self, callback: Callable[[AppendFuture], object]) -> None:
-        """Call ``callback(self)`` when done, on the client's thread (or here and now); it must not block."""
-        batch = self._batch
-        if not self.done():
-            # list.append is atomic, and the finishing thread reads the list only after it has set the outcome: either
-            # it still finds this callback, or we see the outcome below and take it back (whoever removes it calls it).
-            item = (callback, self)
-            batch.callbacks.append(item)
-            if not self.done():
-                return
-            try:
-                batch.callbacks.remove(item)
-            except ValueError:
-                return
-        callback(self)
+INFLIGHT_REQUESTS_MAX: Final = 32
+"""Requests under way at once: a leader remembers the places of as many, for the case that they come again."""
 
 
 class Appender:
     """Use as a context manager; made by ``DLedgerClient.appender``.
 
-    Entries are stored in the order of the ``append`` calls, batch by batch (a batch is all or nothing). A batch that
-    was certainly not applied is tried again until ``timeout_s`` after it was begun. One whose outcome is unknown fails
-    with ``outcome="unknown"``, or with ``retry_unknown`` is sent again, so that its entries may be in the log twice
-    (at-least-once). ``append`` blocks while ``pending_bytes_max`` bytes wait, at most ``timeout_s``; besides its
-    body each entry counts ``ENTRY_OVERHEAD_BYTES``.
+    Entries are stored in the order of the ``append`` calls, batch by batch (a batch is all or nothing), and once. A
+    batch is tried again until ``timeout_s`` after it was begun; if it was not certainly refused every time, it then
+    fails with ``outcome="unknown"``. Without idempotence one whose outcome is unknown fails at once, or with
+    ``retry_unknown`` is sent again, so that its entries may be in the log twice (at-least-once). ``append`` blocks
+    while ``pending_bytes_max`` bytes wait, at most ``timeout_s``; besides its body each entry counts
+    ``ENTRY_OVERHEAD_BYTES``.
 
     Leaving the context (or ``close``) waits for everything; errors are told by the futures only, and counted in
     ``failed_entries``.
@@ -140,19 +68,21 @@ class Appender:
         connect: Callable[[Deadline], AppendPipe],
         note_failure: Callable[[str, DLedgerError], None],
         options: AppenderOptions,
+        is_led_by_another: Callable[[str], bool] = lambda _address: False,
     ) -> None:
         self.failed_entries = 0
         """How many entries have failed so far."""
         self._connect = connect
         self._note_failure = note_failure
+        self._is_led_by_another = is_led_by_another  # asks all nodes
         self._options = options
         self._lock = threading.Lock()  # guards all fields below
         self._work = threading.Condition(self._lock)  # for the thread
         self._room = threading.Condition(self._lock)  # for blocked appends
-        self._open: _Batch | None = None
-        self._backlog: deque[_Batch] = deque()
-        self._inflight: deque[_Batch] = deque()
-        self._again: list[_Batch] = []
+        self._open: AppendBatch | None = None
+        self._backlog: deque[AppendBatch] = deque()
+        self._inflight: deque[AppendBatch] = deque()
+        self._again: list[AppendBatch] = []
         self._pending_bytes = 0
         self._inflight_entries = 0
         self._batches = 0
@@ -160,6 +90,9 @@ class Appender:
         self._old_pipe: AppendPipe | None = None  # its last answers are awaited
         self._single = True  # one batch in flight at a time, until one has succeeded
         self._failures = 0  # in a row
+        self._numbering = Numbering() if options.idempotent else None
+        self._looking: threading.Thread | None = None
+        self._looked_at = float("-inf")
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="dledger-appender", daemon=True)
         self._thread.start()
@@ -210,10 +143,13 @@ class Appender:
             self._work.notify()
             self._room.notify_all()
         self._thread.join()
+        looking = self._looking
+        if looking is not None:
+            looking.join()
 
     # --- on the caller's thread, under the lock ---------------------------------------------------------------------
 
-    def _open_batch(self) -> _Batch:
+    def _open_batch(self) -> AppendBatch:
         if self._pending_bytes >= self._options.pending_bytes_max:
             deadline = Deadline(self._options.timeout_s)
             while self._pending_bytes >= self._options.pending_bytes_max and not self._closed:
@@ -227,7 +163,7 @@ class Appender:
         if self._open is None:
             self._batches += 1
             linger_until = time.monotonic() + self._options.linger_s
-            self._open = _Batch(self._batches, linger_until, Deadline(self._options.timeout_s))
+            self._open = AppendBatch(self._batches, linger_until, Deadline(self._options.timeout_s))
             self._work.notify()
         return self._open
 
@@ -243,10 +179,13 @@ class Appender:
         """Send from the backlog what the window has room for."""
         while self._backlog and self._pipe is not None and self._has_room(self._backlog[0]):
             batch = self._backlog.popleft()
+            batch.sent_at, batch.sent_alone = time.monotonic(), self._single
             self._inflight.append(batch)
             self._inflight_entries += len(batch.bodies)
+            if self._numbering is not None:
+                self._numbering.number(batch)
             try:
-                self._pipe.submit(batch.bodies, partial(self._on_done, batch), ordered=True)
+                self._pipe.submit(batch.bodies, partial(self._on_done, batch), ordered=True, producer=batch.producer)
             except DLedgerError as error:
                 self._land(batch)
                 batch.error = error
@@ -255,12 +194,14 @@ class Appender:
         if self._backlog and self._pipe is None:
             self._work.notify()
 
-    def _has_room(self, batch: _Batch) -> bool:
+    def _has_room(self, batch: AppendBatch) -> bool:
         if not self._inflight:
             return True
-        return not self._single and self._inflight_entries + len(batch.bodies) <= self._options.inflight_entries_max
+        if self._single or len(self._inflight) >= INFLIGHT_REQUESTS_MAX:
+            return False
+        return self._inflight_entries + len(batch.bodies) <= self._options.inflight_entries_max
 
-    def _land(self, batch: _Batch) -> None:
+    def _land(self, batch: AppendBatch) -> None:
         self._inflight.remove(batch)  # the first one, nearly always
         self._inflight_entries -= len(batch.bodies)
 
@@ -270,8 +211,10 @@ class Appender:
         self._single = True
         self._work.notify()
 
-    def _finish(self, batch: _Batch, outcome: Outcome) -> None:
+    def _finish(self, batch: AppendBatch, outcome: Outcome) -> None:
         self._pending_bytes -= batch.bytes
+        if self._numbering is not None:
+            self._numbering.finish(batch, stored=not isinstance(outcome, DLedgerError))
         if isinstance(outcome, DLedgerError):
             self.failed_entries += len(batch.bodies)
         batch.outcome = outcome
@@ -280,7 +223,7 @@ class Appender:
 
     # --- on the pipe's thread ---------------------------------------------------------------------------------------
 
-    def _on_done(self, batch: _Batch, outcome: Outcome) -> None:
+    def _on_done(self, batch: AppendBatch, outcome: Outcome) -> None:
         finished = True
         with self._lock:
             self._land(batch)
@@ -293,21 +236,27 @@ class Appender:
                 pipe = self._pipe or self._old_pipe
                 if pipe is not None:
                     self._note_failure(pipe.address, outcome)
-                if self._is_tried_again(outcome):
+                final = self._judge(batch, outcome)
+                if final is None:
                     batch.error = outcome
                     self._again.append(batch)
                     finished = False
                 else:
-                    self._finish(batch, outcome)
+                    self._finish(batch, final)
                 self._leave_pipe()
             if not self._inflight and (self._pipe is None or self._closed):
                 self._work.notify()
             self._pump()
         if finished:
-            _announce(batch)
+            announce(batch)
 
-    def _is_tried_again(self, error: DLedgerError) -> bool:
-        return is_retried(error) or (self._options.retry_unknown and error.outcome == "unknown")
+    def _judge(self, batch: AppendBatch, error: DLedgerError) -> DLedgerError | None:
+        """What a batch ends with after a failed attempt; None: it is tried again."""
+        if self._numbering is not None:
+            return self._numbering.judge(batch, error)
+        if is_retried(error) or (self._options.retry_unknown and error.outcome == "unknown"):
+            return None
+        return error
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -335,7 +284,7 @@ class Appender:
             if self._inflight:  # becomes unknown when its pipe is closed
                 self._leave_pipe()
         for batch in failed:
-            _announce(batch)
+            announce(batch)
 
     def _drive(self) -> None:
         while True:
@@ -346,11 +295,14 @@ class Appender:
                     break
                 if self._open is not None and time.monotonic() >= self._open.linger_until:
                     self._seal()
+                if self._look_at() <= time.monotonic():
+                    self._looking = threading.Thread(target=self._look, name="dledger-appender-look", daemon=True)
+                    self._looking.start()
                 expired = self._take_expired()
                 stuck = self._stuck_pipe()
                 reconnect = self._gather() if stuck is None else None
             for batch in expired:
-                _announce(batch)
+                announce(batch)
             if stuck is not None:
                 stuck.close()  # what is in flight becomes unknown, through _on_done
             if reconnect is not None:
@@ -366,17 +318,18 @@ class Appender:
         due = [batch.deadline.remaining_s for batch in (*self._again, *self._oldest())]
         if self._open is not None:
             due.append(self._open.linger_until - time.monotonic())
-        return min(due, default=float("inf"))
+        due.append(self._look_at() - time.monotonic())
+        return min(due)
 
-    def _oldest(self) -> list[_Batch]:
+    def _oldest(self) -> list[AppendBatch]:
         return [queue[0] for queue in (self._inflight, self._backlog) if queue]
 
-    def _take_expired(self) -> list[_Batch]:
+    def _take_expired(self) -> list[AppendBatch]:
         """Give up what has waited for its turn too long; nothing of it is in flight."""
         expired = [batch for batch in (*self._again, *self._backlog) if batch.deadline.expired]
         for batch in expired:
             (self._again if batch in self._again else self._backlog).remove(batch)
-            self._finish(batch, _expired(batch))
+            self._finish(batch, expired_error(batch))
         return expired
 
     def _stuck_pipe(self) -> AppendPipe | None:
@@ -385,12 +338,38 @@ class Appender:
         self._leave_pipe()
         return self._old_pipe
 
+    def _look_at(self) -> float:
+        """When to look whether another node leads; again and again while nothing is answered."""
+        if self._looking is not None or self._pipe is None or not self._inflight:
+            return float("inf")
+        return max(self._inflight[0].sent_at + LOOK_AFTER_S, self._looked_at + LOOK_AGAIN_S)
+
+    def _look(self) -> None:
+        """On a thread of its own, since asking takes a while: leave a silent node if another one leads."""
+        pipe = self._pipe
+        try:
+            if pipe is None or not self._is_led_by_another(pipe.address):
+                return
+            with self._lock:
+                overdue = self._inflight and time.monotonic() >= self._inflight[0].sent_at + LOOK_AFTER_S
+                if self._pipe is not pipe or not overdue:
+                    return
+                self._leave_pipe()
+            pipe.close()  # what is in flight becomes unknown, through _on_done
+        finally:
+            with self._lock:
+                self._looking = None
+                self._looked_at = time.monotonic()
+                self._work.notify()
+
     def _gather(self) -> Deadline | None:
         """Put what is tried again before the rest, once nothing is in flight; the deadline for a new connection."""
         if self._pipe is not None or self._inflight:
             return None
         self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
         self._again.clear()
+        if self._numbering is not None:
+            self._numbering.close_gaps(self._backlog)
         return self._backlog[0].deadline if self._backlog else None
 
     def _reconnect(self, deadline: Deadline) -> None:
@@ -422,23 +401,4 @@ class Appender:
                 self._backlog.remove(batch)
                 self._finish(batch, batch.error or error)
         for batch in failed:
-            _announce(batch)
-
-
-def _expired(batch: _Batch) -> DLedgerError:
-    why = batch.error or UnavailableError("earlier appends were still under way")
-    message = f"not appended within {batch.deadline.timeout_s} s: {why}"
-    if why.outcome == "unknown":
-        return RequestTimeoutError(message)
-    return UnavailableError(message)
-
-
-def _announce(batch: _Batch) -> None:
-    """Wake whoever waits for a finished batch; outside the lock."""
-    batch.finished.set()
-    while batch.callbacks:
-        try:
-            callback, future = batch.callbacks.pop(0)
-        except IndexError:  # taken back by add_done_callback
-            return
-        callback(future)
+            announce(batch)

@@ -32,7 +32,8 @@ from dledger.errors import (
 )
 from dledger.types import ProducerBatch
 
-_LOST: Final = (OutOfOrderSequenceError, UnknownProducerError)
+LOST: Final = (OutOfOrderSequenceError, UnknownProducerError)
+"""What says that something sent before is missing."""
 
 
 def new_producer_name() -> str:
@@ -126,7 +127,7 @@ class LanePool:
         if error.outcome == "unknown" and not isinstance(error, InvalidRequestError):
             ticket.uncertain = True
             return None
-        if isinstance(error, _LOST):
+        if isinstance(error, LOST):
             if not ticket.was_first:
                 return None
             lane.spoiled = lane.spoiled or isinstance(error, UnknownProducerError)
@@ -145,7 +146,7 @@ class LanePool:
             self._leave(ticket, lane)
         if ticket.uncertain:
             return RequestTimeoutError(f"it is not known whether the append was stored: {error}")
-        if isinstance(error, _LOST):
+        if isinstance(error, LOST):
             return UnavailableError(f"appends that were sent before failed, and no time was left to go on: {error}")
         return error or UnavailableError("the append was given up")
 

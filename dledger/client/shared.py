@@ -25,11 +25,14 @@ from dledger.errors import (
     LeaderNotReadyError,
     LeaderTransferringError,
     NotLeaderError,
+    OutOfOrderSequenceError,
     PendingFullError,
     RequestTimeoutError,
     ShutdownError,
     TlsError,
+    TooManyProducersError,
     UnavailableError,
+    UnknownProducerError,
 )
 from dledger.rpc import tls
 from dledger.rpc.ports import NodeStatus
@@ -60,6 +63,14 @@ _RETRIED: Final = (
     ShutdownError,
     UnavailableError,
 )
+_OF_A_LEADER: Final = (
+    LeaderNotReadyError,
+    PendingFullError,
+    OutOfOrderSequenceError,
+    UnknownProducerError,
+    TooManyProducersError,
+)
+"""Only who leads says so."""
 _HOPELESS: Final = (InvalidRequestError, IdentityError, AccessDeniedError)
 
 
@@ -227,6 +238,7 @@ class Directory:
         self._whereabouts = Whereabouts(addresses)
         self._leader: str | None = None
         self._turn = 0
+        self._looked_at = float("-inf")
 
     @property
     def leader(self) -> str | None:
@@ -278,6 +290,19 @@ class Directory:
         with self._lock:
             self._leader = address
 
+    def is_elsewhere(self, address: str) -> bool:
+        """Whether somebody else than the node at ``address`` is believed to lead."""
+        return self._leader not in (None, address)
+
+    def may_look(self, address: str) -> bool:
+        """Whether to ask who leads instead of ``address``: not if that is known, nor if somebody has just asked."""
+        with self._lock:
+            now = time.monotonic()
+            if self.is_elsewhere(address) or now - self._looked_at < LOOK_AGAIN_S:
+                return False
+            self._looked_at = now
+            return True
+
     def note_failure(self, address: str, error: DLedgerError) -> None:
         """Draw the conclusion from a failed request: follow the hint, or forget a leader that does not answer."""
         with self._lock:
@@ -286,7 +311,7 @@ class Directory:
             hinted = self._whereabouts.find(hint.node_id, hint.address) if hint is not None else None
             if hinted is not None and hinted != address:
                 self._leader = hinted
-            elif self._leader == address and not isinstance(error, LeaderNotReadyError | PendingFullError):
+            elif self._leader == address and not isinstance(error, _OF_A_LEADER):
                 self._leader = None
 
 

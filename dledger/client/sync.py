@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import grpc
 import tenacity
 
-from dledger.client.appender import Appender, AppenderOptions
+from dledger.client.append_batch import AppenderOptions
+from dledger.client.appender import Appender
 from dledger.client.appends import Appends, Links
 from dledger.client.bulk import BulkReads, ReadFrom, Target, Ways
 from dledger.client.lanes import LanePool
@@ -72,6 +73,7 @@ class DLedgerClient:
     ) -> None:
         self.group = group
         self.timeout_s = timeout_s
+        self._idempotent = enable_idempotence
         self._directory = Directory(parse_addresses(addresses))
         self._channel_maker = ChannelMaker(security, self._directory.addresses)
         self._lock = threading.Lock()  # guards the fields below
@@ -186,8 +188,9 @@ class DLedgerClient:
             inflight_entries_max=inflight_entries_max,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             retry_unknown=retry_unknown,
+            idempotent=self._idempotent,
         )
-        return Appender(self._appends.open_pipe, self._directory.note_failure, settings)
+        return Appender(self._appends.open_pipe, self._directory.note_failure, settings, self._is_led_by_another)
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -407,6 +410,8 @@ class DLedgerClient:
 
     def _is_led_by_another(self, address: str) -> bool:
         """Whether somebody else says that it leads: the node at ``address`` is frozen, or cut off."""
+        if not self._directory.may_look(address):
+            return self._directory.is_elsewhere(address)
         for other, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
             if other != address and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
                 self._directory.learn(other, answer)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.client import Appender, AppendFuture, DLedgerClient
-from dledger.client.appender import ENTRY_OVERHEAD_BYTES, AppenderOptions
+from dledger.client.append_batch import ENTRY_OVERHEAD_BYTES, AppenderOptions
 from dledger.client.pipe import AppendPipe
 from dledger.client.shared import Deadline
 from dledger.errors import (
@@ -36,6 +36,13 @@ def group() -> Iterator[FakeGroup]:
 @pytest.fixture
 def client(group: FakeGroup) -> Iterator[DLedgerClient]:
     with DLedgerClient(group.addresses) as made:
+        yield made
+
+
+@pytest.fixture
+def plain(group: FakeGroup) -> Iterator[DLedgerClient]:
+    """A client whose appends are not known again when they are repeated."""
+    with DLedgerClient(group.addresses, enable_idempotence=False) as made:
         yield made
 
 
@@ -128,11 +135,11 @@ def test_appender_survives_a_killed_leader(client: DLedgerClient, group: FakeGro
     assert group.nodes[2].bodies() == [b"first", *bodies]
 
 
-def test_appender_tells_an_unknown_outcome(client: DLedgerClient, group: FakeGroup) -> None:
+def test_appender_without_idempotence_tells_an_unknown_outcome(plain: DLedgerClient, group: FakeGroup) -> None:
     """It is the caller's decision whether to risk a repetition."""
     group.nodes[0].fail_appends = [TermChangedError("lost")]
 
-    with client.appender() as appender:
+    with plain.appender() as appender:
         lost = appender.append(b"a")
         appender.flush()
         kept = appender.append(b"b")
@@ -144,21 +151,25 @@ def test_appender_tells_an_unknown_outcome(client: DLedgerClient, group: FakeGro
     assert appender.failed_entries == 1
 
 
-def test_appender_repeats_an_unknown_outcome_if_told_to(client: DLedgerClient, group: FakeGroup) -> None:
+def test_appender_without_idempotence_repeats_an_unknown_outcome_if_told_to(
+    plain: DLedgerClient, group: FakeGroup
+) -> None:
     """At least once."""
     group.nodes[0].fail_appends = [QuorumAckTimeoutError("?"), None, TermChangedError("lost")]
 
-    with client.appender(batch_entries=1, retry_unknown=True) as appender:
+    with plain.appender(batch_entries=1, retry_unknown=True) as appender:
         futures = [appender.append(body) for body in (b"a", b"b", b"c")]
 
     assert [future.exception() for future in futures] == [None, None, None]
     assert group.nodes[0].bodies() == [b"a", b"b", b"c"]
 
 
-def test_appender_in_flight_at_a_broken_stream_is_unknown(client: DLedgerClient, group: FakeGroup) -> None:
+def test_appender_without_idempotence_in_flight_at_a_broken_stream_is_unknown(
+    plain: DLedgerClient, group: FakeGroup
+) -> None:
     """Sent, and the node is gone."""
     group.nodes[0].hold = True
-    with client.appender() as appender:
+    with plain.appender() as appender:
         future = appender.append(b"a")
         wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
         group.kill(0)

@@ -18,6 +18,7 @@ from dledger.errors import (
     IdentityError,
     IndexOutOfRangeError,
     LeaderNotReadyError,
+    PendingFullError,
     RequestTimeoutError,
     TermChangedError,
     UnavailableError,
@@ -50,14 +51,16 @@ class AsyncGroup:
 Test = Callable[[AsyncGroup, AsyncDLedgerClient], Awaitable[None]]
 
 
-def run(test: Test, *, group: str = "default", timeout_s: float = 5.0) -> None:
+def run(test: Test, *, group: str = "default", timeout_s: float = 5.0, idempotent: bool = True) -> None:
     """Run a test body with a served group and a client."""
 
     async def main() -> None:
         async with (
             asyncio.timeout(20),
             _served() as served,
-            AsyncDLedgerClient(served.addresses, group=group, timeout_s=timeout_s) as client,
+            AsyncDLedgerClient(
+                served.addresses, group=group, timeout_s=timeout_s, enable_idempotence=idempotent
+            ) as client,
         ):
             await test(served, client)
 
@@ -138,7 +141,7 @@ def test_async_append_retries_only_what_is_safe() -> None:
             await client.append(b"d", timeout_s=0.1)
         assert caught.value.outcome == "unknown"
 
-    run(test)
+    run(test, idempotent=False)
 
 
 def test_async_append_in_flight_at_a_broken_stream_is_unknown() -> None:
@@ -155,7 +158,7 @@ def test_async_append_in_flight_at_a_broken_stream_is_unknown() -> None:
             await pending
         assert caught.value.outcome == "unknown"
 
-    run(test)
+    run(test, idempotent=False)
 
 
 def test_async_append_without_a_group() -> None:
@@ -229,7 +232,7 @@ def test_async_appender() -> None:
         assert [result.index for result in results] == list(range(1000))
         assert appender.failed_entries == 1
 
-    run(test)
+    run(test, idempotent=False)
 
 
 def test_async_client_is_closed_for_good() -> None:
@@ -247,5 +250,77 @@ def test_async_client_is_closed_for_good() -> None:
             await pending
         with pytest.raises(UnavailableError, match="closed"):
             await client.append(b"c")
+
+    run(test)
+
+
+def test_async_appends_are_repeated_until_they_are_stored() -> None:
+    """Lost answers, refusals and a new leader: each entry is there once, where its result says."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        bodies = [b"%d" % number for number in range(50)]
+        await client.append(b"first")
+        group.nodes[0].hold = True
+        tasks = [asyncio.create_task(client.append(body)) for body in bodies]
+        while len(group.nodes[0].held) < 50:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        group.elect(1)
+        group.nodes[1].fail_appends = [TermChangedError("lost"), PendingFullError("full"), None, TermChangedError("x")]
+        await group.kill(0)
+        places = [result.index for result in await asyncio.gather(*tasks)]
+
+        stored = group.nodes[1].bodies()
+        assert len(stored) == 51
+        assert [stored[place] for place in places] == bodies
+
+    run(test, timeout_s=10)
+
+
+def test_async_frozen_leader_is_left_when_another_one_leads() -> None:
+    """As the sync client."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        await client.append(b"a")
+        group.nodes[0].hold = True
+        task = asyncio.create_task(client.append(b"b", timeout_s=60))
+        while not group.nodes[0].held:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        group.elect(1)
+
+        assert (await task).index == 1
+
+    run(test)
+
+
+def test_async_cancelled_append_does_not_hold_up_others() -> None:
+    """What becomes of it nobody knows; what comes later has a name of its own."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        await client.append(b"a")
+        group.nodes[0].hold = True
+        task = asyncio.create_task(client.append(b"b"))
+        while not group.nodes[0].held:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        task.cancel()
+        await asyncio.wait([task])
+        group.nodes[0].hold = False
+
+        assert (await client.append(b"c")).index == 2
+        assert len(group.nodes[0].producers) == 2
+
+    run(test)
+
+
+def test_async_append_as_repeats_under_the_given_name() -> None:
+    """As the sync client."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        await client.append(b"another")
+        first = await client.append_as("job", 0, [b"a", b"b"])
+        group.nodes[0].fail_appends = [TermChangedError("lost")]
+
+        assert await client.append_as("job", 1, [b"b", b"c"]) == [first[1], *await client.append_as("job", 2, [b"c"])]
+        assert await client.producer_sequence("job") == 3
+        assert group.nodes[0].bodies() == [b"another", b"a", b"b", b"c"]
 
     run(test)

@@ -269,3 +269,72 @@ def test_an_empty_lane_goes_on_after_what_is_stored() -> None:
 
     assert same == (name, 2)
     assert fourth.producer.producer != name
+
+
+def test_an_appender_repeats_what_is_unknown_and_keeps_the_order(client: DLedgerClient, group: FakeGroup) -> None:
+    """Many batches under way, answers lost, refusals in between: every entry is stored once, in order."""
+    bodies = [b"%04d" % number for number in range(300)]
+    with client.appender(batch_entries=10) as appender:
+        appender.append(b"first").result(5)
+        group.nodes[0].hold = True
+        futures = [appender.append(body) for body in bodies]
+        wait_until(lambda: len(group.nodes[0].held) > 3, "in flight")
+        group.elect(1)
+        group.nodes[1].fail_appends = [None, TermChangedError("lost"), PendingFullError("full"), None, None]
+        group.kill(0)
+        places = [future.result(20).index for future in futures]
+
+    assert group.nodes[1].bodies() == [b"first", *bodies]
+    assert places == list(range(1, 301))
+    assert appender.failed_entries == 0
+
+
+def test_an_appender_leaves_a_frozen_leader(client: DLedgerClient, group: FakeGroup) -> None:
+    """Long before its deadline."""
+    with client.appender(timeout_s=60) as appender:
+        appender.append(b"a").result(5)
+        group.nodes[0].hold = True
+        frozen = appender.append(b"b")
+        wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
+        group.elect(2)
+
+        assert frozen.result(15).index == 1
+
+
+def test_an_appender_goes_on_after_a_batch_that_was_refused() -> None:
+    """Its number is given to what comes next, under the same name."""
+    with fake_group(1, max_entry_bytes=1000) as group, DLedgerClient(group.addresses) as client:
+        with client.appender(batch_entries=1) as appender:
+            futures = [appender.append(body) for body in (b"a", b"x" * 2000, b"b", b"c", b"x" * 2000, b"d")]
+
+        errors = [type(future.exception()) for future in futures]
+        assert errors == [type(None), EntryTooLargeError, type(None), type(None), EntryTooLargeError, type(None)]
+        assert group.nodes[0].bodies() == [b"a", b"b", b"c", b"d"]
+        assert len(group.nodes[0].producers) == 1
+
+
+def test_an_appender_takes_another_name_after_an_unknown_end(client: DLedgerClient, group: FakeGroup) -> None:
+    """What was given up may be stored; what comes later must not depend on that."""
+    with client.appender(batch_entries=1, timeout_s=0.4) as appender:
+        appender.append(b"a").result(5)
+        group.nodes[0].fail_appends = [TermChangedError("lost")] * 1000
+        lost = appender.append(b"lost").exception(5)
+        group.nodes[0].fail_appends = []
+        appender.append(b"b").result(5)
+
+    assert lost is not None
+    assert lost.outcome == "unknown"
+    assert group.nodes[0].bodies() == [b"a", b"b"]
+    assert len(group.nodes[0].producers) == 2
+
+
+def test_a_forgotten_appender_takes_another_name(client: DLedgerClient, group: FakeGroup) -> None:
+    """Nobody hears of it."""
+    with client.appender(batch_entries=1) as appender:
+        appender.append(b"a").result(5)
+        group.nodes[0].producers.clear()
+        futures = [appender.append(b"b"), appender.append(b"c")]
+        places = [future.result(5).index for future in futures]
+
+    assert places == [1, 2]
+    assert group.nodes[0].bodies() == [b"a", b"b", b"c"]
