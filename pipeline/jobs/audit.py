@@ -140,7 +140,7 @@ def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOp
     spark.dataSource.register(BlocksDataSource)
     reader = spark.read.format(NAME).option("plan", json.dumps(stretches)).option("blockBytes", options.block_bytes)
     if options.connection:
-        reader = reader.option("connection", json.dumps(dict(options.connection)))
+        reader = reader.options(**options.connection)
     return reader.load()
 
 

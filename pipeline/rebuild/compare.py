@@ -242,9 +242,12 @@ class _IndexFile:
     ) -> tuple[int, bool]:
         """Compare entries from number ``first`` on; gives how far keys were used, and whether all is well."""
         offsets = block["offset"].astype(np.int64)
-        if np.any(np.diff(offsets) < 0):
-            at = int(np.argmax(np.diff(offsets) < 0)) + 1
-            self._differs(first + at, f"an offset of at least {offsets[at - 1]}", f"offset {offsets[at]}")
+        descents = np.flatnonzero(np.diff(offsets) < 0)
+        if len(descents):  # one of the two before and behind is wrong: the keys tell which
+            at = int(descents[0]) + 1
+            cursor, good = self._entries(block[:at], first, keys, cursor, header)
+            if good:
+                self._differs(first + at, f"an offset of at least {offsets[at - 1]}", f"offset {offsets[at]}")
             return cursor, False
         low = int(np.searchsorted(offsets, self._bounds.begin))
         high = int(np.searchsorted(offsets, self._bounds.end))

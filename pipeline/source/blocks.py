@@ -2,8 +2,8 @@
 
 One row per replica and block. ``load("/a/dledger-n0,/b/dledger-n1")`` reads directories; with ``plan`` (JSON: lists of
 replica, path, base, start, stop) exactly those stretches, which is how the audit gives every task the same bounds. With
-``connection`` (JSON: options of the format ``dledger`` for a running group) the paths of a plan are addresses of nodes,
-and each is asked for the digests of its own disk.
+``bootstrap.servers`` and the other options of the format ``dledger`` for a running group, the paths of a plan are
+addresses of nodes, and each is asked for the digests of its own disk.
 
 Rows travel as Arrow batches; a block that cannot be read is a row with an ``error``.
 """
@@ -40,7 +40,7 @@ _ARROW: Final = pa.schema(
         ("error", pa.string()),
     ]
 )
-_OPTIONS: Final = frozenset({"path", "plan", "connection", "blockbytes", "splitbytes"})
+_OPTIONS: Final = frozenset({"path", "plan", "blockbytes", "splitbytes"})
 _ROWS_MAX: Final = 4096
 
 
@@ -77,17 +77,17 @@ class BlocksReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], columns: Sequence[str]) -> None:
         options = {name.lower(): value for name, value in options.items()}
-        unknown = sorted(options.keys() - _OPTIONS)
-        if unknown:
+        others = {name: value for name, value in options.items() if name not in _OPTIONS}
+        self._connection = ReadOptions.parse(others) if "bootstrap.servers" in others else None
+        if others and self._connection is None:
             raise OptionError(
-                f"{NAME} knows no option {', '.join(unknown)}; it has path, plan, connection, blockBytes, splitBytes"
+                f"{NAME} knows no option {', '.join(sorted(others))}; it has path, plan, blockBytes, splitBytes, and "
+                "for running nodes those of the format dledger"
             )
         if columns != _ARROW.names:
             raise OptionError(f"{NAME} has the columns {SCHEMA} and no others")
         self._path = options.get("path", "")
         self._plan = options.get("plan", "")
-        connection = options.get("connection", "")
-        self._connection = ReadOptions.parse(json.loads(connection)) if connection else None
         if self._connection is not None and not self._plan:
             raise OptionError(f"{NAME} needs a plan for running nodes: `dledger pipeline audit` makes one")
         self._block_bytes = _positive(options, "blockbytes", BLOCK_BYTES)
