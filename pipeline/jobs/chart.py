@@ -31,6 +31,8 @@ _LABEL_PX: Final = 6.7
 _LABEL_CHARS_MAX: Final = 36
 _VALUE_PX: Final = 120
 _TICKS: Final = 4
+_STEPS: Final = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 5, 6, 8, 10)
+"""What divides well by ``_TICKS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,14 @@ def svg(chart: Chart, number: int) -> str:
     )
 
 
-def legend(chart: Chart) -> str:
-    """What the colours mean; empty if there is but one."""
+def legend(chart: Chart, number: int) -> str:
+    """What the colours mean; empty if there is but one. ``number``: as of its ``svg``, whose patterns it shows."""
     if len(chart.series) == 1:
         return ""
     items = "".join(
         f'<span><svg class="key" viewBox="0 0 14 10" aria-hidden="true"><rect class="s{at}" width="14" height="10"/>'
-        f"</svg>{escape(one.name)}</span>"
+        + (f'<rect fill="url(#hatch-{number}-{at})" width="14" height="10"/>' if at else "")
+        + f"</svg>{escape(one.name)}</span>"
         for at, one in enumerate(chart.series)
     )
     return f'<p class="legend">{items}</p>'
@@ -201,4 +204,4 @@ def _ceiling(most: float) -> float:
     if most <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(most))
-    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= most * (1 - 1e-9))
+    return next(step * power for step in _STEPS if step * power >= most * (1 - 1e-9))

@@ -140,7 +140,7 @@ def job_session(frame: Frame) -> Iterator[SparkSession]:
 def _suit_machine(spark: SparkSession) -> None:
     """Fewer pieces per shuffle than Spark's 200, which are for clusters, where one machine does everything."""
     context = spark.sparkContext
-    if context.master.startswith("local") and not context.getConf().contains(_SHUFFLE):
+    if (context.master or "").startswith("local") and not context.getConf().contains(_SHUFFLE):
         spark.conf.set(_SHUFFLE, str(2 * context.defaultParallelism))
 
 

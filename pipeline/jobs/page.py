@@ -73,7 +73,7 @@ def page(report: Report) -> str:
         f'<div class="tiles">{"".join(map(_tile, report.summary))}</div>',
         *(f'<p class="quiet">{escape(note)}</p>' for note in report.notes),
         *(
-            f"<section><h2>{escape(chart.title)}</h2>{_caption(chart.caption)}{legend(chart)}"
+            f"<section><h2>{escape(chart.title)}</h2>{_caption(chart.caption)}{legend(chart, number)}"
             f'<div class="scroll">{svg(chart, number)}</div></section>'
             for number, chart in enumerate(report.charts, 1)
         ),

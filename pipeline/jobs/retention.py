@@ -126,7 +126,7 @@ def report(
         Fact("oldest message", oldest, Unit.TIME_MS),
         Fact("age of the oldest", _age(oldest, now_ms), Unit.SECONDS),
         Fact("setting", options.setting.words),
-        Fact("would delete", found.segments, Unit.COUNT),
+        Fact("deleted segments", found.segments, Unit.COUNT),
         Fact("deleted messages", found.messages, Unit.COUNT),
         Fact("deleted bytes on disk", found.disk_bytes, Unit.BYTES),
         Fact("kept bytes on disk", found.kept_disk_bytes, Unit.BYTES),

@@ -332,8 +332,8 @@ def _charts(
         ]
     charts.append(_bars("Bytes by topic", Unit.BYTES, "bytes", [(_topic(row), row["bytes"]) for row in topics]))
     if queues:
-        named = [(f"{_topic(row)} / {row['queueId']}", row["messages"]) for row in queues]
-        charts.append(_bars("Messages of the largest queues", Unit.COUNT, "messages", named))
+        named = [(f"{_topic(row)} / {row['queueId']}", row["bytes"]) for row in queues]
+        charts.append(_bars("Bytes of the largest queues", Unit.BYTES, "bytes", named))
     for by, rows in words:
         named = [(f"{row['word']} ({_topic(row)})", row["messages"]) for row in rows]
         charts.append(_bars(f"Messages of the most frequent {by}s", Unit.COUNT, "messages", named))

@@ -77,7 +77,7 @@ def test_a_retention_report_tells_segments_topics_and_settings() -> None:
 
     found = report(RetentionOptions(LogSource(path="x"), Setting(hours=72)), parts, files, NOW)
 
-    assert [found.fact(name) for name in ("segments", "live bytes", "bytes on disk", "would delete")] == [
+    assert [found.fact(name) for name in ("segments", "live bytes", "bytes on disk", "deleted segments")] == [
         3,
         600,
         3000,

@@ -1,0 +1,123 @@
+"""Jobs over running groups: export goes on where it was, follow counts everything once, whatever ends it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+
+from dledger.errors import ConfigError
+from pipeline.jobs import export, follow, stats
+from pipeline.jobs.batches import open_batches
+from pipeline.jobs.errors import JobError
+from pipeline.jobs.export import ExportOptions
+from pipeline.jobs.follow import FollowOptions
+from pipeline.jobs.source import LogSource
+from pipeline.jobs.stats import StatsOptions
+from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _source(node: BrokerNode | EntryNode, **what: object) -> LogSource:
+    options = node.options
+    return LogSource(bootstrap=options["bootstrap.servers"], group=options.get("group", "default"), **what)  # type: ignore[arg-type]  # as the test says
+
+
+def _counted(out: Path) -> Counter[str]:
+    """Messages by topic, as a reader adds them up who knows nothing of Spark."""
+    rows = ds.dataset(out, partitioning="hive").to_table(columns=["topic", "messages"]).to_pylist()
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums[row["topic"]] += row["messages"]
+    return sums
+
+
+def test_export_of_a_running_broker_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """And the same directory is filled from the group or from one of its nodes' directories."""
+    with broker_node(tmp_path / "store") as node:
+        options = ExportOptions(_source(node, topics=("orders",)), tmp_path / "out")
+        node.send("orders", 0, 300)
+        node.send("other", 0, 50)
+        first = export.run(spark, options)
+        node.send("orders", 300, 200)
+        second = export.run(spark, options)
+
+    bodies = ds.dataset(tmp_path / "out", partitioning="hive").to_table(columns=["body"])["body"].to_pylist()
+    assert [report.fact("new rows") for report in (first, second)] == [300, 200]
+    assert sorted(map(int, bodies)) == list(range(500))
+
+
+def test_a_trimmed_log_stops_an_export_that_is_not_done(spark: SparkSession, tmp_path: Path) -> None:
+    """With ``skip_lost`` it goes on, and the report says how much is gone."""
+    with entry_node(tmp_path / "log") as node:
+        node.append(0, 100, padding=1000)
+        options = ExportOptions(_source(node, to_index=50), tmp_path / "out")
+        export.run(spark, options)
+        node.append(100, 150, padding=1000)
+        begin = node.expire()
+        assert begin > 50
+
+        whole = ExportOptions(_source(node), tmp_path / "out")
+        with pytest.raises(JobError, match="it was trimmed before"):
+            export.run(spark, whole)
+        report = export.run(spark, ExportOptions(_source(node), tmp_path / "out", skip_lost=True))
+
+    assert report.fact("lost") == begin - 50
+    assert ds.dataset(tmp_path / "out", partitioning="hive").count_rows() == report.fact("all rows")
+
+
+def test_follow_counts_every_message_once_over_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    """Run again, it goes on; a batch that was written before Spark took note of it is not counted twice."""
+    lines: list[str] = []
+    with broker_node(tmp_path / "store") as node:
+        source = _source(node, from_index=0, topics=("orders", "payments"))
+        options = FollowOptions(source, tmp_path / "out", window_s=60, once=True, show=lines.append)
+        node.send("orders", 0, 120)
+        node.send("payments", 0, 30)
+        first = follow.run(spark, options)
+        assert _counted(tmp_path / "out") == {"orders": 120, "payments": 30}
+
+        # As after a kill between the two: the directory is there, Spark's note is not.
+        newest = max((tmp_path / "out" / "_state" / "checkpoint" / "commits").glob("[0-9]*"))
+        newest.unlink()
+        (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+        node.send("orders", 120, 5)
+        second = follow.run(spark, options)
+
+    assert _counted(tmp_path / "out") == {"orders": 125, "payments": 30}
+    assert first.fact("messages") == 150
+    assert any("orders" in line for line in lines)
+    assert {row[0]: row[2] for row in second.table("All counts so far, by tag").rows} == {"orders": 125, "payments": 30}
+    with open_batches(tmp_path / "out", follow.about(options)) as out:
+        assert out.numbers() == list(range(len(out.numbers())))
+
+
+def test_follow_counts_entries_that_are_no_messages(spark: SparkSession, tmp_path: Path) -> None:
+    """They have no topic, no tag and no time but that of the count."""
+    with entry_node(tmp_path / "log") as node:
+        node.append(0, 77)
+        report = follow.run(spark, FollowOptions(_source(node, from_index=0), once=True, show=lambda _line: None))
+
+    assert report.fact("messages") == 77
+
+
+def test_follow_refuses_what_has_no_end(tmp_path: Path) -> None:
+    """Before Spark starts."""
+    with pytest.raises(ConfigError, match="does not grow"):
+        follow.check(FollowOptions(LogSource(path=str(tmp_path))))
+    with pytest.raises(ConfigError, match="a stream has no end"):
+        follow.check(FollowOptions(LogSource(bootstrap="h:1", to_index=3)))
+
+
+def test_stats_of_a_running_broker(spark: SparkSession, tmp_path: Path) -> None:
+    """The same counts as of a directory."""
+    with broker_node(tmp_path / "store") as node:
+        node.send("orders", 0, 64)
+        report = stats.run(spark, StatsOptions(_source(node, topics=("orders",))))
+
+    assert [report.fact(name) for name in ("messages", "topics", "missing queue offsets")] == [64, 1, 0]
