@@ -63,8 +63,8 @@ BATCH_BYTES_DEFAULT: Final = MIB
 _BATCH_BYTES_MAX: Final = 16 * MIB
 _NEAREST: Final = 3
 NOTHING_NAMED: Final = (
-    'nothing to read is named: load("/a/log/directory"), or option bootstrap.servers. (Spark does not hand a table\'s '
-    "OPTIONS to sources in Python: SELECT … FROM t WITH (path = '…'), or CREATE TEMPORARY VIEW … USING … OPTIONS)"
+    'nothing to read is named: load("/a/log/directory"), or option bootstrap.servers. (A table made with columns '
+    "of its own keeps no OPTIONS: SELECT … FROM t WITH (path = '…'), or CREATE TABLE without columns)"
 )
 
 

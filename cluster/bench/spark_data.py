@@ -134,6 +134,7 @@ class _Writer:
         self._pool = _make_pool(spec)
         self._directory = directory
         self.end = 0
+        self.last_end = 0  # of the last entry: a blank may follow it
         self.index = 0
         self.chain = 0
 
@@ -197,7 +198,7 @@ class _Writer:
         units = np.zeros(count, _UNIT)
         units["magic"], units["term"], units["size"] = 1, _TERM, sizes
         units["index"], units["position"] = numbers, positions
-        self.end += len(data)
+        self.end = self.last_end = self.end + len(data)
         self.index += count
         return data, units
 
@@ -269,10 +270,10 @@ def write_log(base_directory: Path, spec: LogSpec) -> WrittenLog:
     writer = _Writer(directory, spec)
     writer.write()
     last = LogIndex(writer.index - 1)
-    mark = Mark(last, writer.end, writer.chain)
+    mark = Mark(last, writer.last_end, writer.chain)
     checkpoint = Checkpoint(mark, indexed=last, committed=last, clean_stop=True)
     create_checkpoint(RealFileSystem(), directory / "checkpoint", checkpoint)
-    return WrittenLog(directory, writer.index, writer.end)
+    return WrittenLog(directory, writer.index, writer.last_end)
 
 
 def cached_log(directory: Path, spec: LogSpec) -> WrittenLog:

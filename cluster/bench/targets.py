@@ -17,6 +17,11 @@ PLAINTEXT: Final = "the same in plaintext"
 UNMEASURED: Final = "the same group without metrics"
 MD5SUM: Final = "md5sum of one replica"
 SMALL_LOG: Final = "same restart of a tenth of the log"
+STRUCT_LOOP: Final = "a loop with struct, into lists, into a batch"
+PARQUET: Final = "Spark's own scan of the same rows in Parquet (snappy)"
+WITH_BODIES: Final = "the same with bodies"
+ONE_CORE: Final = "the same on one core"
+SMALL_SPLITS: Final = "the same with splits of 32 MiB"
 
 
 class Verdict(StrEnum):
@@ -109,6 +114,13 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     # A quarter of the throughput in plaintext is what TLS may cost, in one run.
     "tls_append_pipelined": (at_least(0.75, baseline=PLAINTEXT),),
     "tls_broker_send": (at_least(0.75, baseline=PLAINTEXT),),
+    # Spark, on 3 GiB of log with bodies of 200 B to 4 KiB; all on one processor but the scaling.
+    "spark_decode": (at_least(3, "GB/s", quiet_machine_only=True), at_least(10, baseline=STRUCT_LOOP)),
+    "spark_scan": (at_least(0.8, baseline=PARQUET),),
+    "spark_scan_headers": (at_least(3, baseline=WITH_BODIES),),
+    "spark_scaling": (at_least(1.4, baseline=ONE_CORE),),
+    # A split of 256 MiB, the interpreter with numpy and Arrow, and a few batches.
+    "spark_worker_memory": (at_most(550, "MB"),),
     # "audit of two replicas ≥ 3× md5sum of one; rebuild ≥ 400,000 records/s on two cores"
     "spark_audit": (at_least(3, baseline=MD5SUM),),
     "spark_rebuild": (at_least(400_000, "records/s", quiet_machine_only=True),),

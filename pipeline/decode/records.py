@@ -18,6 +18,8 @@ from rocketstore.message.record import HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAG
 _NORMAL: Final = int(Magic.NORMAL)
 _NOOP: Final = int(Magic.NOOP)
 _CONFIG_CHANGE: Final = int(Magic.CONFIG_CHANGE)
+LENGTH_MAX: Final = 0x7FFF
+"""What a signed length of two bytes can say."""
 _BORN_V6: Final = 0x10
 _STORE_V6: Final = 0x20
 
@@ -199,11 +201,11 @@ class Records:
         if self.context.content == "entry":
             return np.zeros(len(self), np.bool_)
         lengths = self.topic_ends - self.topic_begins
-        wrong = (lengths <= 0) | (self.topic_ends + 2 + self.property_lengths != self.ends)
-        wrong |= self.property_lengths > 0x7FFF
-        limit = np.where(self.field("messageMagic") == MESSAGE_MAGIC, TOPIC_BYTES_MAX, 0x7FFF)
-        too_long: Mask = lengths > limit
-        return wrong | too_long
+        wrong: Mask = (lengths <= 0) | (self.topic_ends + 2 + self.property_lengths != self.ends)
+        wrong |= self.property_lengths > LENGTH_MAX
+        wrong |= (lengths > TOPIC_BYTES_MAX) & (self.field("messageMagic") == MESSAGE_MAGIC)
+        wrong |= lengths > LENGTH_MAX
+        return wrong
 
     def problem(self, row: int) -> str:
         """What is wrong with a broken record, as a clause."""

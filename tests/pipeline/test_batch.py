@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.schema import COLUMN_NAMES
+from pipeline.schema import COLUMN_NAMES, COLUMNS, ddl_of
 from rocketstore.message.message import HostAddress, Message
 from tests.support.log_bytes import DiskLog, write_disk_log
 
@@ -45,12 +45,7 @@ def load(spark: SparkSession, disk_log: DiskLog, schema: str = "", **options: st
 def test_a_batch_read_is_what_the_naive_reader_reads(spark: SparkSession, disk_log: DiskLog) -> None:
     """Every column but the raw bytes, of every row, under the exact schema, found without registration."""
     names = [name for name in COLUMN_NAMES if name != "raw"]
-    columns = "index bigint, term bigint, position bigint, topic string, queueId int, flag int, sysFlag int"
-    columns += ", reconsumeTimes int, queueOffset bigint, physicalOffset bigint, preparedTransactionOffset bigint"
-    columns += ", bornTimestamp timestamp, storeTimestamp timestamp, bornHost string, storeHost string, keys string, tags string, body binary"
-    columns += (
-        ", properties map<string,string>, size int, bodyLength int, tagsCode bigint, crcOk boolean, segment string"
-    )
+    columns = ddl_of([one for one in COLUMNS if one.name != "raw"])
 
     table = load(spark, disk_log, columns).toArrow().sort_by("index")
 

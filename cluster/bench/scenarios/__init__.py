@@ -14,6 +14,7 @@ from cluster.bench.scenarios import (
     metrics,
     resources,
     restart,
+    spark,
     spark_replicas,
     store,
     tls,
@@ -33,6 +34,8 @@ ALL: Final[tuple[Scenario, ...]] = (
     messages.SCENARIO,
     brokers.GROUP,
     brokers.PLAIN,
+    spark.DECODE,
+    spark.SCANS,
     restart.SCENARIO,
     spark_replicas.SCENARIO,
 )

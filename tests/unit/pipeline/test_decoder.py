@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -60,15 +61,16 @@ def stretch_of(items: Sequence[tuple[object, object]], base: int = 0) -> Stretch
             assert isinstance(more, int)
             stretch.add_message(what, more)
         else:
-            magic, channel = what  # type: ignore[misc]  # a pair of NOOPS
-            stretch.add(more, magic=magic, channel=channel)  # type: ignore[arg-type]
+            assert isinstance(what, tuple)
+            assert isinstance(more, bytes)
+            stretch.add(more, magic=what[0], channel=what[1])
     return stretch
 
 
-def plain(batch: pa.RecordBatch) -> list[dict[str, object]]:
+def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:  # Any: the values of any column
     """Rows as the naive reader has them: times in microseconds, properties as dictionaries."""
     columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in batch.columns]
-    rows = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+    rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
     for row in rows:
         if isinstance(row.get("properties"), list):
             row["properties"] = dict(row["properties"])

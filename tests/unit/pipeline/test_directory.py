@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dledger.store.checkpoint import create_checkpoint, read_checkpoint
 from dledger.store.fs import RealFileSystem
-from dledger.types import LogIndex
+from dledger.types import LogIndex, Position
 from pipeline.decode import DecodeContext, named_columns
 from pipeline.directory import LogDirectory, SplitSizes, open_directory, plan_splits, range_of, read_split
 from pipeline.errors import BrokenRecordError, DataLossError, LogDirectoryError, OptionError
@@ -184,7 +184,7 @@ def test_a_trimmed_log_begins_where_its_checkpoint_says(tmp_path: Path) -> None:
     header = second.header(second.base)
     assert header is not None
     found = read_checkpoint(disk_log.directory / "checkpoint")
-    begin = replace(found.begin, index=LogIndex(header.index - 1), position=second.base)
+    begin = replace(found.begin, index=LogIndex(header.index - 1), position=Position(second.base))
     create_checkpoint(RealFileSystem(), disk_log.directory / "checkpoint", replace(found, begin=begin))
     first.path.unlink()
 
@@ -278,7 +278,7 @@ def _move_log(node: Path, by: int, segment_bytes: int) -> None:
         (path.parent / f"{int(path.name) + by:020d}").write_bytes(data)
     shutil.rmtree(node / "index")
     found = read_checkpoint(node / "checkpoint")
-    begin = replace(found.begin, position=by)
+    begin = replace(found.begin, position=Position(by))
     moved_mark = replace(found.flushed, position=found.flushed.position + by)
     create_checkpoint(RealFileSystem(), node / "checkpoint", replace(found, begin=begin, flushed=moved_mark))
 
