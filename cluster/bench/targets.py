@@ -121,7 +121,7 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "spark_scaling": (at_least(1.4, baseline=ONE_CORE),),
     # A split of 256 MiB, the interpreter with numpy and Arrow, and a few batches.
     "spark_worker_memory": (at_most(550, "MB"),),
-    # "audit of two replicas ≥ 3× md5sum of one; rebuild ≥ 400,000 records/s on two cores"
+    # "audit of two replicas ≥ 3x md5sum of one; rebuild ≥ 400,000 records/s on two cores"
     "spark_audit": (at_least(3, baseline=MD5SUM),),
     "spark_rebuild": (at_least(400_000, "records/s", quiet_machine_only=True),),
     "idle_rss": (at_most(150, "MB"),),
