@@ -6,7 +6,7 @@ options. It is found without registration through the module ``pyspark_dledger``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation"})
+"""Options of every stream's sink, which Spark hands over as well."""
 
 
 class DLedgerDataSource(DataSource):
@@ -71,4 +74,5 @@ class DLedgerDataSource(DataSource):
         return options, projection_of(schema, options.schema_style, options.properties_format)
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        return WriteOptions.parse(for_writes(options_in(schema)) | dict(self.options))
+        given = {name: text for name, text in self.options.items() if name.lower() not in _SPARKS_OWN}
+        return WriteOptions.parse(for_writes(options_in(schema)) | given)
