@@ -1,0 +1,30 @@
+"""What docs/spark.md says of options and columns is what the code knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pipeline.options import READ_OPTIONS, SECURITY_OPTIONS
+from pipeline.schema import COLUMNS, KAFKA_COLUMNS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+
+
+def test_every_read_option_stands_there_with_its_default_and_meaning() -> None:
+    """The tables are the code's, row by row."""
+    for option in (*READ_OPTIONS, *SECURITY_OPTIONS):
+        assert f"| `{option.name}` | {option.default} | {option.meaning} |" in TEXT
+        assert all(f"`{alias}`" in TEXT for alias in option.aliases if "." in alias)
+
+
+def test_every_column_stands_there_with_its_type() -> None:
+    """Names, types, and which are virtual."""
+    section = TEXT[TEXT.index("## Columns") : TEXT.index("## Read only")]
+    rows = re.findall(r"^\| (`.*?`) \| ([a-z<>,]+) \| (.*?) ?\|$", section, re.MULTILINE)
+    told = {
+        name: (kind, says.startswith("virtual")) for names, kind, says in rows for name in re.findall(r"`(\w+)`", names)
+    }
+
+    assert told == {one.name: (one.ddl, one.virtual) for one in COLUMNS}
+    assert all(f"`{one.name}`" in section for one in KAFKA_COLUMNS)
