@@ -376,7 +376,7 @@ class ConnectionLimits:
 class BulkReadConfig:
     """What readers of large ranges (Spark jobs, audits) may take up of a node."""
 
-    bulk_streams_max: int = 8
+    bulk_streams_max: int = 16
     """Large reads of the log (raw chunks, block digests) at once; more are refused, and tried again elsewhere."""
     bulk_stream_ms_max: int = 600_000
     """Longest such read; clients go on where it ended. One chunk may take ``call_ms_max`` until the client takes it."""
