@@ -265,8 +265,9 @@ class Sender:
         self._again.clear()
         numbers, failed = self._numbers, []
         if numbers is not None:
-            numbers.regroup(self._backlog)
-            if numbers.is_broken(self._backlog):
+            waiting = list(self._backlog)
+            numbers.regroup(waiting)
+            if numbers.is_broken(waiting):
                 failed = self._give_up(numbers)
         self._draining = False
         return failed
@@ -389,6 +390,8 @@ class Sender:
     def _wait_s(self) -> float:
         """How long the thread has nothing to do."""
         waiting = bool(self._backlog or self._again)
+        if self._draining and not self._inflight:
+            return 0
         if self._pipe is None and not self._inflight and waiting:
             return 0
         if self._closed and not (waiting or self._inflight):

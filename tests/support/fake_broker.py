@@ -22,6 +22,9 @@ from rocketstore.types import BrokerRole
 from tests.support.ports import free_ports
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
+NOT_REMEMBERED: Final = pb.SendResult(
+    status="PUT_OK", outcome="stored", offset=-1, queue_id=-1, queue_offset=-1, store_timestamp_ms=-1
+)
 STORE_HOST: Final = HostAddress(b"\x7f\0\0\1", 10911)
 
 
@@ -38,9 +41,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Break:
-    """End the stream, before or after storing the request."""
+    """End the stream, before or after storing the request; ``forgets``: and all producers."""
 
     stored: bool = False
+    forgets: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class FakeBrokers:
         self.producers: dict[str, list[pb.SendResult]] = {}
         """By name what each number was answered."""
         self.producers_max = 4096
+        self.remembers_places = True
+        """Whether what is stored already is answered with its place."""
         self.term = 1
         self.auto_create = 0
         """How many queues a topic gets when a message comes for it; 0: unknown topics are refused."""
@@ -259,6 +265,8 @@ class FakeBroker:
             refusal = script if isinstance(script, Refusal) else None
             results = self._send_all(request, refusal)
             if isinstance(script, Break):
+                if script.forgets:
+                    self.group.producers.clear()
                 context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
             yield pb.SendResponse(results=results, request_id=request.request_id).SerializeToString()
 
@@ -278,6 +286,8 @@ class FakeBroker:
                     return [pb.SendResult(status="TOO_MANY_PRODUCERS", outcome="not_applied")] * len(messages)
                 known = self.group.producers.setdefault(request.producer, [])
                 stored = known[request.sequence : request.sequence + len(messages)]
+                if not self.group.remembers_places:
+                    stored = [NOT_REMEMBERED] * len(stored)
                 known += (new := [self._send_one(one, place, refusal) for place, one in messages[len(stored) :]])
                 return stored + new
             return [self._send_one(message, place, refusal) for place, message in messages]
