@@ -67,6 +67,11 @@ class Coverage:
         """Length of the log that at least two replicas hold."""
         return sum(one.stop - one.start for one in self.ranges)
 
+    @property
+    def held_bytes(self) -> int:
+        """What is read for it, of all replicas together."""
+        return sum((one.stop - one.start) * len(one.replicas) for one in self.ranges)
+
 
 def coverage(begins: Sequence[tuple[str, int]], end_position: int, segment_bytes: int) -> Coverage:
     """What replicas (name, begin position) hold up to ``end_position``, cut where that changes and at segments."""

@@ -67,11 +67,14 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What the digests say: blocks that differ, in order of position, how many there are, bytes read."""
+    """What the digests say: blocks that differ, in order of position."""
 
     blocks: tuple[tuple[int, tuple[BlockDigest, ...]], ...]
-    count: int
-    digested_bytes: int
+
+    @property
+    def count(self) -> int:
+        """How many differ, as far as they are looked at."""
+        return len(self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,9 @@ def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
 
 
 def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOptions) -> DataFrame:
+    """Raises ``JobError`` if there are none."""
+    if not stretches:
+        raise JobError("no two replicas hold the same part of the log: there is nothing to compare")
     from pipeline.source.blocks import NAME, BlocksDataSource
 
     spark.dataSource.register(BlocksDataSource)
@@ -153,12 +159,9 @@ def _with_ends(
 
 def differences(rows: DataFrame) -> Differences:
     """Bring the digests of each block together; all that agree are only counted."""
-    from pyspark.sql import Observation
     from pyspark.sql import functions as sf
 
-    seen = Observation("digested")
-    counted = rows.observe(seen, sf.count(sf.lit(1)).alias("blocks"), sf.sum("bytes").alias("bytes"))
-    blocks = counted.groupBy("position").agg(
+    blocks = rows.groupBy("position").agg(
         sf.min("crc32c").alias("low"),
         sf.max("crc32c").alias("high"),
         sf.min("bytes").alias("least"),
@@ -179,7 +182,7 @@ def differences(rows: DataFrame) -> Differences:
         )
         for row in differing.orderBy("position").limit(DIFFERING_MAX + 1).collect()
     ]
-    return Differences(tuple(found), len(found), int(seen.get["bytes"] or 0))
+    return Differences(tuple(found))
 
 
 def _end_of(position: int, covered: Coverage, block_bytes: int) -> int:
@@ -218,9 +221,9 @@ def _report(  # what was found, from every side
         Fact("bounded by", end.bounded_by),
         Fact("blocks that differ", found.count, Unit.COUNT),
         Fact("held by one only", covered.alone_bytes, Unit.BYTES),
-        Fact("digested", found.digested_bytes, Unit.BYTES),
+        Fact("digested", covered.held_bytes, Unit.BYTES),
         Fact("time", took_s, Unit.SECONDS),
-        Fact("rate", found.digested_bytes / took_s if took_s else None, Unit.BYTES_PER_SECOND),
+        Fact("rate", covered.held_bytes / took_s if took_s else None, Unit.BYTES_PER_SECOND),
     )
     notes = [
         f"{one.name} knows entries up to {one.committed} to be committed; what lies behind entry {end.index} was not "

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +83,6 @@ class RebuildOptions:
         return IndexShape(self.store.max_hash_slot_num, self.store.max_index_num)
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """What Spark counted on the way."""
-
-    units: int = 0
-    keys: int = 0
-
-
 def run(spark: SparkSession, options: RebuildOptions) -> Report:
     """Rebuild, or verify; a report with a problem for everything that differs.
 
@@ -110,7 +102,8 @@ def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Re
         remove_left_overs(options.target)
         begin = open_directory(options.root).begin
         with _staging(options.target) as staging:
-            derived = _derive(spark, options, staging, keys_only=False)
+            _derive(spark, options, staging, keys_only=False)
+            derived = _counted(options, staging)
             if QUEUES in options.parts:
                 kept = keep_expired_queues(staging / QUEUES_DIR, options.root / QUEUES_DIR, begin)
                 exchange(options.target, staging, QUEUES_DIR)
@@ -120,7 +113,7 @@ def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Re
     files = {name: _file_count(options.target / name) for name in (QUEUES_DIR, INDEX_DIR)}
     notes = [f"{len(kept)} queues have no message in the log any more and were kept as they were"] if kept else []
     facts = (
-        *_facts(options, derived, took_s),
+        *_facts(derived, took_s),
         Fact("queue files", files[QUEUES_DIR] if QUEUES in options.parts else None, Unit.COUNT),
         Fact("index files", files[INDEX_DIR] if INDEX in options.parts else None, Unit.COUNT),
     )
@@ -135,7 +128,8 @@ def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Rep
     bounds = _bounds(options)  # before the log is read: what is dispatched then is in the log, too
     tallies: dict[str, Tally] = {}
     with _staging(None) as staging:
-        derived = _derive(spark, options, staging, keys_only=True)
+        _derive(spark, options, staging, keys_only=True)
+        derived = _counted(options, staging)
         bounds = _with_log(options, bounds)
         if QUEUES in options.parts:
             tallies[QUEUES] = compare_queues(
@@ -160,50 +154,54 @@ def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Rep
     return Report(
         "rebuild",
         f"Verified {options.root}: {' and '.join(options.parts)} {verdict}",
-        (Fact("verdict", "different" if differences else "equal"), *_facts(options, derived, took_s)),
+        (Fact("verdict", "different" if differences else "equal"), *_facts(derived, took_s)),
         (table,),
         problems=tuple(one.sentence() for one in differences),
     )
 
 
-def _facts(options: RebuildOptions, derived: Derived, took_s: float) -> tuple[Fact, ...]:
-    messages = derived.units if QUEUES in options.parts else None
+def _counted(options: RebuildOptions, staging: Path) -> dict[str, int]:
+    """How much of each part was made."""
+    from pipeline.rebuild.compare import count_keys, count_units
+    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR
+
+    counts = {}
+    if QUEUES in options.parts:
+        counts[QUEUES] = count_units(staging / QUEUES_DIR)
+    if INDEX in options.parts:
+        counts[INDEX] = count_keys(staging / INDEX_DIR)
+    return counts
+
+
+def _facts(counts: Mapping[str, int], took_s: float) -> tuple[Fact, ...]:
+    main = counts.get(QUEUES, counts.get(INDEX, 0))
     return (
-        Fact("messages", messages, Unit.COUNT),
-        Fact("keys", derived.keys if INDEX in options.parts else None, Unit.COUNT),
+        Fact("messages", counts.get(QUEUES), Unit.COUNT),
+        Fact("keys", counts.get(INDEX), Unit.COUNT),
         Fact("time", took_s, Unit.SECONDS),
-        Fact("rate", (messages or derived.keys) / took_s if took_s else None, Unit.PER_SECOND),
+        Fact("rate", main / took_s if took_s else None, Unit.PER_SECOND),
     )
 
 
 # -- deriving --------------------------------------------------------------------------------------------------------
 
 
-def _derive(spark: SparkSession, options: RebuildOptions, staging: Path, *, keys_only: bool) -> Derived:
+def _derive(spark: SparkSession, options: RebuildOptions, staging: Path, *, keys_only: bool) -> None:
     """Write what the log makes to ``staging``."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as sf
-
     from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR
     from pipeline.source import derived as formats
 
     spark.dataSource.register(formats.QueuesDataSource)
     spark.dataSource.register(formats.IndexDataSource)
-    units, keys = Observation("units"), Observation("keys")
     if QUEUES in options.parts:
-        rows = _read(spark, formats.QUEUES, options).observe(units, sf.sum(sf.length("units")).alias("bytes"))
+        rows = _read(spark, formats.QUEUES, options)
         by_queue = rows.repartition("topic", "queueId").sortWithinPartitions("topic", "queueId", "position")
         _write(by_queue, formats.QUEUES, staging / QUEUES_DIR, fileBytes=options.store.consume_queue_file_bytes)
     if INDEX in options.parts:
-        rows = _read(spark, formats.INDEX, options).observe(keys, sf.sum(sf.length("keys")).alias("bytes"))
-        in_order = rows.repartition(1).sortWithinPartitions("position")
+        in_order = _read(spark, formats.INDEX, options).repartition(1).sortWithinPartitions("position")
         layout = "keys" if keys_only else "files"
         slots, entries = options.shape
         _write(in_order, formats.INDEX, staging / INDEX_DIR, layout=layout, slots=slots, entries=entries)
-    return Derived(
-        int(units.get["bytes"] or 0) // 20 if QUEUES in options.parts else 0,
-        int(keys.get["bytes"] or 0) // 20 if INDEX in options.parts else 0,
-    )
 
 
 def _read(spark: SparkSession, kind: str, options: RebuildOptions) -> DataFrame:
