@@ -17,8 +17,10 @@ SEEDS ?= 2000
 TESTS ?= tests
 WORKERS ?= 2
 DRILL ?= kill-leader
+CLUSTER ?= start
+SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install demo test interop check format bench sim image-base image compose-check drill proto screenshots docs clean
+.PHONY: help install demo test soak test-spark-matrix spark-cluster interop check format bench sim image-base image compose-check drill proto screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -51,6 +53,25 @@ test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report || true; \
 	grep -E '(passed|failed|error|no tests ran).* in [0-9.]+s' $(VENV)/pytest.out | tail -n 1 || true; \
 	exit $$status
+
+soak: $(STAMP) ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS) tests/soak
+
+test-spark-matrix: $(STAMP) ## The tests of Spark with each version that is meant to work (SPARK_VERSIONS="4.2.1 4.3.0")
+	@for version in $(SPARK_VERSIONS); do \
+		venv=build/spark-$$version; \
+		if [ ! -e $$venv/.installed ]; then \
+			echo "installing Spark $$version into $$venv"; \
+			$(BIN)/python -m venv $$venv; \
+			$$venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' "pyspark==$$version"; \
+			touch $$venv/.installed; \
+		fi; \
+		echo "Spark $$version"; \
+		$$venv/bin/python -m pytest -m spark $(PYTEST_ARGS) tests; \
+	done
+
+spark-cluster: $(STAMP) ## A Spark master and two workers on this machine (CLUSTER=start; status, stop)
+	@$(BIN)/python -m cluster.spark_standalone $(CLUSTER)
 
 interop: $(STAMP) ## Both directions with the real Java RocketMQ and DLedger (needs JDK 17, Maven, Maven Central)
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS) tests/interop

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -352,6 +353,18 @@ def digest_of(data_dir: Path, begin: int, end: int) -> str:
     return digest.hexdigest()
 
 
+def spark_lines(addresses: str) -> tuple[str, ...]:
+    """What to type into Python to use a running group from Spark: a session; read, follow, write. See README.md."""
+    return (
+        f'from pipeline import spark_session; spark = spark_session(); log = {{"bootstrap.servers": "{addresses}"}}',
+        'spark.read.format("dledger").options(**log).load().selectExpr("index", "string(body)").show()',
+        'query = spark.readStream.format("dledger").options(**log).load().selectExpr("index", "string(body)")'
+        '.writeStream.format("console").start()',
+        'spark.createDataFrame([("hello from Spark",)], "body string")'
+        '.write.format("dledger").options(**log).mode("append").save()',
+    )
+
+
 def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
     if keep:
         addresses = ",".join(group.addresses)
@@ -361,6 +374,10 @@ def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
         out.print("In a browser:     dledger console")
         out.print("Write, read:      dledger append hello; dledger tail -f")
         out.print("Move the leader:  dledger transfer-leader")
+        out.print(f"With Spark:       in {sys.executable}, one line after the other:\n")
+        for line in spark_lines(addresses):
+            out.print(f"    {_escaped(line)}")
+        out.print()
         out.print(f"End it:           kill {pids}; rm -r {group.directory}")
     else:
         out.print("\nWhere to go next:")

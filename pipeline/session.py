@@ -86,11 +86,29 @@ def spark_session(master: str | None = None, app_name: str = "dledger", **conf: 
     if running is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has started a JVM already
         _prepare_environment(os.environ, master or settings.get("spark.master"))
         java_version(os.environ)
+    elif running is None:
+        _meet_the_jvm()
     for name, value in start_settings(master, settings).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     _set_unset(session, settings)
+    if running is None and session.sparkContext.getConf().get("spark.submit.pyFiles"):
+        _register_shipped(session)
     return session
+
+
+def _meet_the_jvm() -> None:
+    """Under ``spark-submit`` only its JVM knows the settings, first of all the master."""
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()  # private, but what the builder does, too
+
+
+def _register_shipped(session: SparkSession) -> None:
+    """Spark looks for formats in what is installed, not in ``--py-files``."""
+    from pipeline.source.datasource import DLedgerDataSource
+
+    session.dataSource.register(DLedgerDataSource)
 
 
 def start_settings(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
@@ -139,7 +157,7 @@ def _prepare_environment(environment: MutableMapping[str, str], master: str | No
     """What Spark reads from the environment when it starts: the interpreter of workers, loopback, quiet logs."""
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if master is None or master.startswith("local"):
+    if master is None or master.startswith(("local", "spark://127.0.0.1:", "spark://localhost:")):
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if "SPARK_CONF_DIR" not in environment and not _has_conf_directory(environment):
         environment["SPARK_CONF_DIR"] = str(_quiet_conf_directory())

@@ -46,6 +46,7 @@ def in_spark_group(items: list[pytest.Item], directory: Path) -> None:
     for item in items:
         if directory in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")
