@@ -173,6 +173,7 @@ class BrokerService:
         self._store.submit_producer(name, outcome.done)
         found = await outcome.future
         if isinstance(found, DLedgerError):
+            found.outcome = "not_applied"  # whatever became of it: asking changes nothing
             refusal = PutResult(status_of(found), outcome="not_applied", reason=str(found))
             raise NotStoredError(refusal, self._admin.leader_address())
         return pb.ProducerResponse(next_sequence=found).SerializeToString()

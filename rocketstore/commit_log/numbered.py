@@ -38,11 +38,11 @@ class StoredStretch:
 class NumberedPuts:
     """Under the put lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, puts_remembered: int = PUTS_REMEMBERED) -> None:
         self._table = ProducerTable(ReplicationConfig())
         self._count = 1  # of all numbered messages; an index of 0 means "not remembered"
-        self._firsts: deque[int] = deque(maxlen=PUTS_REMEMBERED)  # by put: its first message's count
-        self._offsets: deque[int] = deque(maxlen=PUTS_REMEMBERED)  # and where that is
+        self._firsts: deque[int] = deque(maxlen=puts_remembered)  # by put: its first message's count
+        self._offsets: deque[int] = deque(maxlen=puts_remembered)  # and where that is
 
     def plan(self, batch: ProducerBatch) -> Plan | DLedgerError:
         """What to store of a batch, or why nothing. Changes nothing."""

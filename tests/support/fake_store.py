@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dledger.clock import Clock
+from dledger.errors import ShutdownError
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.message.delay import DelayLevels
@@ -133,7 +134,8 @@ class FakeStore:
             store.dispatch()
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
-        done(len(self.log.producers.get(name, ())))
+        slave = self.role is BrokerRole.SLAVE
+        done(ShutdownError("a slave") if slave else len(self.log.producers.get(name, ())))
 
     def put(self, message: Message) -> PutResult:
         found: list[PutResult] = []
