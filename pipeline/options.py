@@ -13,12 +13,10 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from dledger.client.security import ClientSecurity
 from dledger.config import MIB
 from dledger.errors import ConfigError
-from dledger.rpc.tls import TlsFiles
 from pipeline.errors import OptionError
 from pipeline.option_values import (
     EARLIEST,
@@ -36,6 +34,9 @@ from pipeline.option_values import (
     size_value,
     text_value,
 )
+
+if TYPE_CHECKING:
+    from dledger.client.security import ClientSecurity
 
 __all__ = [
     "EARLIEST",
@@ -177,6 +178,10 @@ class SecurityOptions:
 
     def client(self) -> ClientSecurity:
         """What clients take. Raises ``OptionError`` if one of two things that belong together is missing."""
+        # Imported here: reading a directory, and planning, need no gRPC, and Spark starts processes for either.
+        from dledger.client.security import ClientSecurity
+        from dledger.rpc.tls import TlsFiles
+
         certificate, key = (Path(one) if one else None for one in (self.tls_certificate, self.tls_key))
         if (certificate or key) and not self.tls_ca:
             raise OptionError("option tlsCa is missing: the certificates that the servers' are signed by")
