@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -39,7 +39,7 @@ def rows_at_once(rows_per_s: float) -> int:
 def paced(body: Column, rows_per_s: float, unpaced: tuple[int, ...]) -> Column:
     """``body`` as it is, at most so many per second and task; the first ``unpaced`` rows of each task go at once."""
     import pyarrow as pa
-    from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf  # where the types are found
+    from pyspark.sql.pandas.functions import arrow_udf  # where the types are found
 
     paces: dict[int, list[object]] = {}
 
@@ -61,5 +61,7 @@ def paced(body: Column, rows_per_s: float, unpaced: tuple[int, ...]) -> Column:
             pace.take(len(bodies) - going_free)
         return bodies
 
-    column: Column = arrow_udf(flow, "binary", ArrowUDFType.SCALAR)(body)
+    flow.__annotations__.update({"bodies": pa.Array, "return": pa.Array})  # Spark looks at these, not at their names
+    make: Callable[..., Any] = arrow_udf  # Any: its types want a kind of function that it deprecates
+    column: Column = make(flow, "binary")(body)
     return column

@@ -171,8 +171,8 @@ def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
     if gone and not skip_lost:
         raise JobError(
             "the log no longer reaches back to where the replay is to begin: it was trimmed, and begins at "
-            f"{extent.begin} ({extent.unit}). Begin there or later: --from-index {extent.begin}; or, if the rest is all "
-            "you want and no earlier run of this replay has to be completed, --skip-lost"
+            f"{extent.begin} ({extent.unit}). Begin there or later: --from-index {extent.begin}; or, if the rest is "
+            "all you want and no earlier run of this replay has to be completed, --skip-lost"
         )
     return max(first, extent.begin) if skip_lost else first
 
