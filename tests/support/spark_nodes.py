@@ -100,6 +100,11 @@ class BrokerNode:
         """What Spark is told of it."""
         return {"bootstrap.servers": self.server.address, "group": "G"}
 
+    def log_end(self) -> int:
+        """The index of the last entry."""
+        node = self.server.node
+        return -1 if node is None else node.status().end_index
+
     def send(self, topic: str, first: int, count: int) -> None:
         """Messages whose bodies are numbers."""
         with Producer(self.server.address) as producer:

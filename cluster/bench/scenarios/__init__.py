@@ -15,6 +15,7 @@ from cluster.bench.scenarios import (
     resources,
     restart,
     spark,
+    spark_live,
     spark_replicas,
     store,
     tls,
@@ -36,6 +37,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     brokers.PLAIN,
     spark.DECODE,
     spark.SCANS,
+    spark_live.SCENARIO,
     restart.SCENARIO,
     spark_replicas.SCENARIO,
 )

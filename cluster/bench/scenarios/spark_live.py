@@ -1,0 +1,151 @@
+"""Spark beside a running group of three brokers: following a topic, catching up with it, writing into it.
+
+Producer, three brokers and Spark share this machine's processors: where there are two, none of them is alone. So there
+are two figures of reading: live, while a producer sends what it can; and of a topic that was filled before, from the
+same running group.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from cluster.bench import stats
+from cluster.bench.context import Context
+from cluster.bench.figures import Figure
+from cluster.bench.processes import PythonChild
+from cluster.bench.registry import Scenario
+from cluster.bench.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
+from cluster.local_brokers import LocalBrokers
+from rocketstore.client import Producer, TopicInfo
+from rocketstore.message.message import Message
+
+CHILD: Final = "cluster.bench.children.spark_live"
+BODY: Final = os.urandom(200)
+FILLED: Final = 1_000_000
+SINK_ROWS: Final = 300_000
+LIVE_RATE_MAX: Final = 60_000
+"""What the live producer sends at most, per second: a little more than has to be kept up with."""
+FOLLOWED_SECONDS: Final = 30.0
+SETTLE_SECONDS: Final = 5.0
+PATIENCE_SECONDS: Final = 600.0
+QUEUES: Final = 8
+
+
+class Live:
+    """The group, a producer of this process, and the session."""
+
+    def __init__(self, context: Context, stack: ExitStack) -> None:
+        self.brokers = stack.enter_context(LocalBrokers(context.directory / "spark-live"))
+        self.brokers.master()
+        self.producer: Producer = stack.enter_context(self.brokers.producer(timeout_s=60))
+        scratch = context.directory / "spark-live-scratch"
+        scratch.mkdir()
+        self._child = stack.enter_context(PythonChild(CHILD, [str(scratch)], context.directory / "spark-live.log"))
+        servers = ",".join(self.brokers.addresses)
+        self._reads = {"bootstrap.servers": servers, "group": self.brokers.name}
+        self._writes = {"bootstrap.servers": servers}
+
+    def topic(self, name: str) -> None:
+        """Make a topic."""
+        with self.brokers.admin(30) as admin:
+            admin.put_topic(TopicInfo(name, QUEUES, QUEUES))
+
+    def send(self, topic: str, count: int, rate: float = 0) -> float:
+        """Send so many messages, not more than ``rate`` per second; gives how many there were per second."""
+        message = Message(topic, BODY)
+        began = time.perf_counter()
+        with self.producer.sender() as sender:
+            for number in range(0, count, 1000):
+                for _ in range(1000):
+                    sender.send(message)
+                if rate and (ahead := (number + 1000) / rate - (time.perf_counter() - began)) > 0:
+                    time.sleep(ahead)
+            sender.flush()
+            if sender.failed_messages:
+                raise RuntimeError(f"{sender.failed_messages} messages were not stored")
+        return count / (time.perf_counter() - began)
+
+    def ask(self, do: str, **more: object) -> dict[str, Any]:  # Any: the values of a JSON object
+        """One command to the session."""
+        return self._child.ask({"do": do, **more}, PATIENCE_SECONDS)
+
+    def reading(self, topic: str, starting: str) -> dict[str, str]:
+        """The options of a stream."""
+        return {**self._reads, "subscribe": topic, "startingOffsets": starting}
+
+    def sink_seconds(self, topic: str, rows: int) -> float:
+        """How long a job takes to write so many rows."""
+        options = {**self._writes, "topic": topic}
+        return float(self.ask("sink", options=options, rows=rows, bytes=len(BODY))["seconds"])
+
+
+@contextmanager
+def following(live: Live, topic: str) -> Iterator[None]:
+    """While the stream runs, from now on."""
+    live.ask("follow", options=live.reading(topic, "latest"))
+    live.send(topic, 1000)
+    while not live.ask("seen")["rows"]:
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        live.ask("stop")
+
+
+def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
+    """One group, one session."""
+    with ExitStack() as stack:
+        live = Live(context, stack)
+        if names & {"spark_stream", "spark_stream_lag"}:
+            yield from measure_live(context, live, names)
+        if "spark_stream_drain" in names:
+            live.topic("filled")
+            sent = live.send("filled", FILLED)
+            context.say(f"  {FILLED:,} messages were sent at {sent:,.0f}/s")
+            rates = [drain_rate(live) for _ in range(context.settings.rounds)]
+            yield Figure("spark_stream_drain", stats.median(rates), "messages/s", BARE_PRODUCER, sent)
+        if "spark_sink" in names:
+            live.topic("written")
+            live.sink_seconds("written", SINK_ROWS // 10)  # the first job starts the workers
+            rates = [SINK_ROWS / live.sink_seconds("written", SINK_ROWS) for _ in range(context.settings.rounds)]
+            live.topic("bare")
+            yield Figure("spark_sink", stats.median(rates), "messages/s", BARE_PRODUCER, live.send("bare", SINK_ROWS))
+
+
+def measure_live(context: Context, live: Live, names: frozenset[str]) -> Iterator[Figure]:
+    """Send and follow at once: what the stream has read, and how old messages were when their batch was done."""
+    live.topic("live")
+    with following(live, "live"):
+        live.send("live", int(LIVE_RATE_MAX * SETTLE_SECONDS), LIVE_RATE_MAX)  # until everything is warm
+        before = live.ask("seen")
+        began = time.time()
+        count = int(LIVE_RATE_MAX * max(context.settings.seconds, FOLLOWED_SECONDS))
+        sent = live.send("live", count, LIVE_RATE_MAX)
+        wanted = int(LIVE_RATE_MAX * SETTLE_SECONDS) + 1000 + count
+        while (after := live.ask("seen"))["rows"] < wanted:
+            time.sleep(0.1)
+    rate = (wanted - before["rows"]) / (after["ended"] - began)
+    ages = after["oldest"][len(before["oldest"]) :]
+    if "spark_stream" in names:
+        yield Figure("spark_stream", rate, "messages/s", SENT_MEANWHILE, sent)
+    if "spark_stream_lag" in names:
+        yield Figure("spark_stream_lag", max(ages), "s", OWN_P50, stats.median(ages))
+
+
+def drain_rate(live: Live) -> float:
+    """Messages per second of a stream that reads all there is, from its start to its end."""
+    answer = live.ask("drain", options=live.reading("filled", "earliest"))
+    if answer["rows"] != FILLED:
+        raise RuntimeError(f"{answer['rows']} messages were read of {FILLED}")
+    return FILLED / float(answer["seconds"])
+
+
+SCENARIO: Final = Scenario(
+    "following a running group with Spark, and writing into it",
+    ("spark_stream", "spark_stream_lag", "spark_stream_drain", "spark_sink"),
+    measure,
+)
