@@ -86,7 +86,7 @@ class RebuildOptions:
 def run(spark: SparkSession, options: RebuildOptions) -> Report:
     """Rebuild, or verify; a report with a problem for everything that differs.
 
-    Raises ``DirectoryLockedError`` if a broker runs there (not with ``verify``), ``PipelineError``, ``DiskError``.
+    Raises ``DirectoryLockedError`` if a broker has open what is to be written to, ``PipelineError``, ``DiskError``.
     """
     began_s = time.monotonic()
     report = _verify if options.verify else _rebuild
@@ -98,7 +98,7 @@ def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Re
     from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR, exchange, keep_expired_queues, remove_left_overs
 
     kept: list[str] = []
-    with _locked(options.target), _locked(options.root, already=options.out is None):
+    with _locked(options.target):
         remove_left_overs(options.target)
         begin = open_directory(options.root).begin
         with _staging(options.target) as staging:
@@ -221,11 +221,8 @@ def _write(rows: DataFrame, kind: str, path: Path, **options: int | str) -> None
 
 
 @contextmanager
-def _locked(directory: Path, *, already: bool = False) -> Iterator[None]:
+def _locked(directory: Path) -> Iterator[None]:
     """Keep brokers out. Raises ``DirectoryLockedError`` if one has it open."""
-    if already:
-        yield
-        return
     lock = StoreDirectory(directory, RealFileSystem())
     try:
         yield
@@ -312,7 +309,7 @@ Examples:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Put the result into this directory instead of into DIR.",
+    help="Put the result into this directory instead of into DIR, whose broker then may run.",
 )
 @click.option(
     "--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this part; may be repeated. Default: both."
@@ -328,10 +325,11 @@ def command(
 ) -> RebuildOptions:
     """Derive consume queues and the key index anew from a broker's log.
 
-    DIR is the broker's storePathRootDir. The broker must not run, except for --verify. Only what is known to be
+    DIR is the broker's storePathRootDir. The broker must not run, except for --verify and --out. Only what is known to be
     committed is taken; a broker that is started then builds the rest itself.
     """
-    return RebuildOptions(root, settings_for(root, conf_file), out, parts or PARTS, verify)
+    store = settings_for(root, conf_file)
+    return RebuildOptions(root, store, out, parts or (PARTS if store.message_index_enable else (QUEUES,)), verify)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -55,7 +55,7 @@ def exchange(root: Path, staging: Path, name: str) -> None:
     if (root / name).exists():
         os.rename(root / name, staging / f"old-{name}")
     os.rename(staging / name, root / name)
-    _sync(root)
+    sync_directory(root)
 
 
 def remove_left_overs(root: Path) -> None:
@@ -64,7 +64,8 @@ def remove_left_overs(root: Path) -> None:
         shutil.rmtree(one, ignore_errors=True)
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable. Raises ``OSError``."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -37,6 +37,7 @@ from pyspark.sql.datasource import (
 from pipeline.directory import Split, SplitSizes, open_directory, plan_splits
 from pipeline.errors import OptionError, PipelineError
 from pipeline.rebuild.derive import KEY, Run, as_units, keys_of, records_of, runs, unit_columns
+from pipeline.rebuild.install import sync_directory
 from pipeline.rebuild.key_index import IndexWriter
 from pipeline.rebuild.queues import QueueWriter
 from pipeline.source.rows import settle_worker
@@ -269,8 +270,10 @@ class DerivedWriter(DataSourceArrowWriter):
         whole.mkdir(parents=True)
         for attempt in attempts:
             _merge(attempt, whole)
-        os.sync()
+        for directory, _, _ in os.walk(whole):  # the files themselves are durable since they were closed
+            sync_directory(Path(directory))
         os.rename(whole, self._options.path)
+        sync_directory(self._options.path.parent)
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # all goes
@@ -319,6 +322,8 @@ def _write_keys(directory: Path, batches: Iterator[pa.RecordBatch]) -> None:
     with (directory / KEYS_FILE).open("wb") as file:
         for keys in _in_order(batches):
             file.write(keys.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _in_order(batches: Iterator[pa.RecordBatch]) -> Iterator[np.ndarray[tuple[int], np.dtype[np.void]]]:
