@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from dledger.core import producer_payload
 from dledger.store import checkpoint as node_checkpoint
 from dledger.store import format as entries
 from dledger.store import hard_state, slots
@@ -25,11 +26,16 @@ from tests.docs.documents import ROOT, lines, table_below
 FORMATS: Final = ROOT / "docs" / "formats.md"
 GOLDEN: Final = ROOT / "tests" / "interop" / "golden"
 
-_TYPES: Final = {"i": "i32", "q": "i64", "I": "u32", "Q": "u64", "h": "i16", "?": "bool", "s": "bytes"}
+_TYPES: Final = {"B": "u8", "i": "i32", "q": "i64", "I": "u32", "Q": "u64", "h": "i16", "?": "bool", "s": "bytes"}
 
 LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Entry": ((0, entries.HEADER),),
     "Blank": ((0, entries.BLANK),),
+    "Producers": ((0, producer_payload._HEAD),),
+    "Producers: snapshot": ((14, producer_payload._TABLE),),
+    "Producers: one of a snapshot": ((22, producer_payload._PRODUCER),),
+    "Producers: a run": ((50, producer_payload._RUN),),
+    "Producers: registration": ((14, producer_payload._REGISTRATION),),
     "Index unit": ((0, entries.UNIT),),
     "Slot": ((0, slots._HEAD), (slots._HEAD.size, slots._CRC)),
     "hard_state": ((0, hard_state._HEAD),),
@@ -118,6 +124,17 @@ def test_a_worked_example_shows_real_bytes_and_what_they_mean(heading: str) -> N
 
     assert shown == dump(data)
     assert [_example(row[4]) for row in rows] == values
+
+
+def test_the_payloads_about_producers_show_real_bytes() -> None:
+    """What the tables give as examples, packed by the code."""
+    runs = (producer_payload.RunRecord(0, 3, 5), producer_payload.RunRecord(5, 11, 2))
+    snapshot = producer_payload.encode_snapshot(5, [producer_payload.ProducerRecord("sink/0", 4, 7, 60_000, runs)])
+    registration = producer_payload.encode_registration(producer_payload.Registration("sink/0", 4, 2))
+    text = FORMATS.read_text()
+
+    for payload in (snapshot, registration):
+        assert f"```hex\n{dump(payload)}\n```" in text
 
 
 def test_the_drawing_of_an_entry_has_its_offsets() -> None:

@@ -12,9 +12,13 @@ FOUND_BY = {
     "campaign-in-old-term": 1,
     "commit-old-terms": 3,
     "commit-without-quorum": 0,
+    "expired-producers": 3,
+    "forgotten-producers": 0,
     "leader-counts-unflushed": 0,
     "no-push-deadline": 1,
+    "producers-of-what-is-committed": 1,
     "read-before-noop": 9,
+    "repeated-answered-early": 0,
     "stale-push": 34,
 }
 """Planted bug to a seed that found it; a change of core or simulator may move that to one of the next."""
