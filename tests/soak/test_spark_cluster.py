@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,14 +15,14 @@ import pytest
 from cluster import spark_standalone
 from cluster.spark_standalone import Cluster, Options
 from pipeline.errors import JavaMissingError
+from pipeline.packaging import write_zip
 from tests.pipeline.jobs.logs import bodies, write_log
 from tests.support.log_bytes import DiskLog
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 RECORDS = 4000
-JOB_TIMEOUT_S = 240
-PACKAGES = ("dledger", "rocketstore", "pipeline", "pyspark_dledger")
+JOB_TIMEOUT_S = 400
 EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 SLOW_COUNT = """
@@ -122,11 +121,8 @@ def test_killed_executors_lose_and_double_nothing(cluster: Cluster, log: DiskLog
 
 def test_spark_submit_ships_the_packages(cluster: Cluster, log: DiskLog, tmp_path: Path) -> None:
     """``--py-files`` with a zip of pure Python, on nodes that have only the libraries."""
-    archive = tmp_path / "packages.zip"
-    with zipfile.ZipFile(archive, "w") as packed:
-        for package in PACKAGES:
-            for path in sorted((ROOT / package).rglob("*.py")):
-                packed.write(path, path.relative_to(ROOT))
+    archive = tmp_path / "dledger.zip"
+    write_zip(archive)
     submit = Path(sys.executable).with_name("spark-submit")
     words = [str(submit), "--master", cluster.master, "--conf", "spark.executor.memory=512m"]
     job = [str(ROOT / "pipeline" / "jobs" / "stats.py"), str(log.directory), "--json"]
