@@ -54,7 +54,6 @@ RecordFormat = Literal["auto", "message", "entry"]
 SchemaStyle = Literal["default", "kafka"]
 ReadFrom = Literal["leader", "follower", "any"]
 PropertiesFormat = Literal["map", "raw"]
-Visibility = Literal["row", "job"]
 
 SPLIT_BYTES_DEFAULT: Final = 256 * MIB
 SPLIT_BYTES_MIN: Final = 1024
@@ -151,7 +150,6 @@ class WriteOptions:
     writer_id: str = ""
     queue_id: int | None = None
     batch_bytes: int = BATCH_BYTES_DEFAULT
-    visibility: Visibility = "row"
     send_timeout_ms: int = 60_000
     security: SecurityOptions = field(default_factory=lambda: SecurityOptions())
 
@@ -421,13 +419,6 @@ WRITE_OPTIONS: Final = (
     ),
     Option("queueId", "queue_id", number_value(0, (1 << 31) - 1), "in turn", "the queue that all rows go to"),
     Option("batchBytes", "batch_bytes", size_value(1, _BATCH_BYTES_MAX), "1m", "how much is sent in one request"),
-    Option(
-        "visibility",
-        "visibility",
-        choice_value("row", "job"),
-        "row",
-        "when others see the rows: each at once, or all when the job is done",
-    ),
     Option(
         "sendTimeoutMs",
         "send_timeout_ms",

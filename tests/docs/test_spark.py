@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.options import READ_OPTIONS, SECURITY_OPTIONS
+from pipeline.options import READ_OPTIONS, SECURITY_OPTIONS, WRITE_OPTIONS
 from pipeline.schema import COLUMNS, KAFKA_COLUMNS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
@@ -16,6 +16,13 @@ def test_every_read_option_stands_there_with_its_default_and_meaning() -> None:
     for option in (*READ_OPTIONS, *SECURITY_OPTIONS):
         assert f"| `{option.name}` | {option.default} | {option.meaning} |" in TEXT
         assert all(f"`{alias}`" in TEXT for alias in option.aliases if "." in alias)
+
+
+def test_every_write_option_stands_there_with_its_default_and_meaning() -> None:
+    """In a table of its own."""
+    section = TEXT[TEXT.index("## Writing") : TEXT.index("## Splits")]
+
+    assert all(f"| `{one.name}` | {one.default} | {one.meaning} |" in section for one in WRITE_OPTIONS)
 
 
 def test_every_column_stands_there_with_its_type() -> None:
