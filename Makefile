@@ -1,5 +1,5 @@
 # make            what there is to make
-# make demo       three nodes, a killed leader, nothing lost
+# make demo       three nodes, a killed leader, nothing lost; the group stays
 # make test       all tests, with branch coverage
 
 SHELL := bash
@@ -17,6 +17,7 @@ SEEDS ?= 2000
 TESTS ?= tests
 WORKERS ?= 2
 DRILL ?= kill-leader
+DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
@@ -42,7 +43,7 @@ $(VENV)/.installed-bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
 	touch $@
 
-demo: $(STAMP) ## Three nodes, a killed leader, nothing lost (DEMO_ARGS="--keep")
+demo: $(STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_ARGS="--console", "" to end them)
 	@$(BIN)/dledger demo $(DEMO_ARGS)
 
 test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=2)

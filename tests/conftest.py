@@ -18,6 +18,13 @@ HERE = Path(__file__).parent
 _failed = pytest.StashKey[bool]()
 
 
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what does not run here, and why."""
+    if config.option.markexpr != "not interop and not soak":
+        return []
+    return ["not run here: tests/soak (minutes: make soak), tests/interop (Java, Maven, their downloads: make interop)"]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let the fixture below know that the test failed."""
