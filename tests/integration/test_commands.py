@@ -47,11 +47,13 @@ def test_what_is_appended_is_read_back(dledger: Callable[..., Result]) -> None:
     streamed = dledger("append", "-", stdin=b"".join(b"line %d\n" % number for number in range(3000)))
     single = dledger("get", str(first))
     linearizable = dledger("get", str(first), "--mode", "linearizable", "--json")
-    several = dledger("get", str(first + 1), "--count", "3000")
+    begun = int(streamed.output.split("index ")[1].split()[0])
+    several = dledger("get", str(begun), "--count", "3000")
     tail = dledger("tail", "-n", "2")
 
     assert streamed.exit_code == 0, streamed.output
-    assert streamed.output.startswith(f"appended 3000 entries, index {first + 1} to {first + 3000}")
+    assert streamed.output.startswith(f"appended 3000 entries, index {begun} to {begun + 2999}")
+    assert begun == first + 2, "between the two is the registration of the second command's client"
     assert single.stdout_bytes == b"hello\n"
     assert json.loads(linearizable.output)["body"] == "hello"
     assert several.stdout_bytes == b"".join(b"line %d\n" % number for number in range(3000))
