@@ -1,7 +1,7 @@
 """A Spark session that follows a running group and writes into it: ``python -m cluster.bench.children.spark_live``.
 
 Commands are JSON on stdin, answers JSON on stdout. ``drain`` reads a topic as a stream from the beginning to what there
-is now; ``follow`` reads it from now on until ``stop``, and ``seen`` tells how old the oldest message of each batch was
+is now; ``follow`` reads it as it grows, until ``stop``, and ``seen`` tells how old the oldest message of each batch was
 when the batch was done; ``sink`` writes rows into a topic.
 """
 

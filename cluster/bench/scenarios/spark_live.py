@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final
 
 from cluster.bench import stats
@@ -73,9 +73,11 @@ class Live:
         """One command to the session."""
         return self._child.ask({"do": do, **more}, PATIENCE_SECONDS)
 
-    def reading(self, topic: str, starting: str) -> dict[str, str]:
-        """The options of a stream."""
-        return {**self._reads, "subscribe": topic, "startingOffsets": starting}
+    def reading(self, topic: str) -> dict[str, str]:
+        """The options of a stream of all that the topic, which is new, will get."""
+        with closing(self.brokers.client(30)) as client:
+            end = client.metadata().committed_index + 1
+        return {**self._reads, "subscribe": topic, "startingOffsets": f'{{"index": {end}}}'}
 
     def sink_seconds(self, topic: str, rows: int) -> float:
         """How long a job takes to write so many rows."""
@@ -85,8 +87,8 @@ class Live:
 
 @contextmanager
 def following(live: Live, topic: str) -> Iterator[None]:
-    """While the stream runs, from now on."""
-    live.ask("follow", options=live.reading(topic, "latest"))
+    """While the stream runs; the topic is new."""
+    live.ask("follow", options=live.reading(topic))
     live.send(topic, 1000)
     while not live.ask("seen")["rows"]:
         time.sleep(0.1)
@@ -104,9 +106,10 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             yield from measure_live(context, live, names)
         if "spark_stream_drain" in names:
             live.topic("filled")
+            reading = live.reading("filled")
             sent = live.send("filled", FILLED)
             context.say(f"  {FILLED:,} messages were sent at {sent:,.0f}/s")
-            rates = [drain_rate(live) for _ in range(context.settings.rounds)]
+            rates = [drain_rate(live, reading) for _ in range(context.settings.rounds)]
             yield Figure("spark_stream_drain", stats.median(rates), "messages/s", BARE_PRODUCER, sent)
         if "spark_sink" in names:
             live.topic("written")
@@ -136,9 +139,9 @@ def measure_live(context: Context, live: Live, names: frozenset[str]) -> Iterato
         yield Figure("spark_stream_lag", max(ages), "s", OWN_P50, stats.median(ages))
 
 
-def drain_rate(live: Live) -> float:
+def drain_rate(live: Live, reading: dict[str, str]) -> float:
     """Messages per second of a stream that reads all there is, from its start to its end."""
-    answer = live.ask("drain", options=live.reading("filled", "earliest"))
+    answer = live.ask("drain", options=reading)
     if answer["rows"] != FILLED:
         raise RuntimeError(f"{answer['rows']} messages were read of {FILLED}")
     return FILLED / float(answer["seconds"])

@@ -1,0 +1,83 @@
+"""A stream from one group into another while everything that can die does, again and again: no row lost, none twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Final
+
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import LocalGroup
+from rocketstore.client import TopicInfo
+from tests.support.spark_copy import CopyProcess
+from tests.support.waiting import wait_until
+
+ENTRIES: Final = 100_000
+KILLED_DRIVERS: Final = 4
+PATIENCE_S: Final = 300
+QUEUES: Final = 4
+
+
+def test_copying_stream_survives_kills_of_drivers_and_leaders(tmp_path: Path) -> None:
+    """The source's leader, the sink's leader, driver and JVM: each dies in the middle of what the others do."""
+    chance = random.Random(20261121)
+    with LocalGroup(tmp_path / "source") as source, LocalBrokers(tmp_path / "sink") as sink:
+        sink.master()
+        with sink.admin(30) as admin:
+            admin.put_topic(TopicInfo("copied", QUEUES, QUEUES))
+        read = {
+            "bootstrap.servers": ",".join(source.addresses),
+            "group": source.name,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "3000",
+            "minPartitions": "2",
+        }
+        write = {"bootstrap.servers": ",".join(sink.addresses), "topic": "copied"}
+        producing = threading.Thread(target=produce, args=(source,), name="test-producer")
+        producing.start()
+        try:
+            for round_ in range(KILLED_DRIVERS):
+                before = copied(sink)
+                with CopyProcess(tmp_path / "copy", read, write) as copy:
+                    wanted = before + chance.randrange(1000, 12_000)
+                    wait_copied(sink, copy, wanted)
+                    group = (source, sink)[round_ % 2]
+                    leader = group.leader()
+                    group.kill(leader)
+                    wait_copied(sink, copy, wanted + 2000)
+                    copy.kill()
+                    group.start(leader)
+        finally:
+            producing.join()
+        with CopyProcess(tmp_path / "copy", read, write) as copy:
+            copy.finish(PATIENCE_S)
+
+        assert bodies(sink) == list(range(ENTRIES))
+
+
+def produce(source: LocalGroup) -> None:
+    """Numbers, in order, each once."""
+    with source.client(60) as client, client.appender() as appender:
+        for number in range(ENTRIES):
+            appender.append(b"%d" % number)
+
+
+def copied(sink: LocalBrokers) -> int:
+    """How many messages the topic has."""
+    with sink.admin(30) as admin:
+        return sum(one.max_offset for one in admin.queue_ranges("copied"))
+
+
+def wait_copied(sink: LocalBrokers, copy: CopyProcess, count: int) -> None:
+    """Until the topic has more than so many, or the stream has ended."""
+    wait_until(lambda: copy.ended or copied(sink) > count, f"{count} messages are copied", PATIENCE_S)
+
+
+def bodies(sink: LocalBrokers) -> list[int]:
+    """What the topic holds, sorted; read by RocketMQ's own way, not Spark's."""
+    found: list[int] = []
+    with sink.consumer("check", "copied") as consumer:
+        while len(found) < copied(sink):
+            found += [int(message.body) for message in consumer.poll(timeout_s=10)]
+    return sorted(found)
