@@ -33,7 +33,7 @@ _DECODED: Final = (
     "index", "topic", "queueId", "queueOffset", "flag", "sysFlag", "bornTimestamp", "storeTimestamp", "properties",
     "body",
 )  # fmt: skip
-_DECODED_HEADERS: Final = ("topic", "queueId", "queueOffset", "sysFlag", "storeTimestamp")
+_DECODED_HEADERS: Final = ("queueId", "queueOffset", "sysFlag", "storeTimestamp", "bodyLength")
 
 
 def the_log(context: Context) -> WrittenLog:
