@@ -1,8 +1,8 @@
 """``dledger demo``: three real processes take a text, lose their leader to SIGKILL, and prove that nothing is lost.
 
-The appender keeps the order of the lines by sending one batch after the other. When the outcome of a batch is unknown
-it reads the log from the last line it knows of, and repeats only what is not there: so "every line once, in order" can
-be demanded of the whole log, not only of the acknowledged lines.
+The lines are appended one batch after the other, as a producer whose sequence is the line's number: whatever becomes of
+a batch, it is simply sent again, and the group stores what it does not have yet. So "every line once, in order" can be
+demanded of the whole log, not only of the acknowledged lines.
 """
 
 from __future__ import annotations
@@ -190,11 +190,7 @@ def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | 
             f"{leader} got SIGKILL while it was taking lines; {failover_s * 1000:,.0f} ms later its successor "
             "acknowledged the next ones"
         )
-        if writer.unknown_batches:
-            done(
-                f"the outcome of {writer.unknown_batches} batch(es) was unknown: {writer.lines_found} of their lines "
-                f"were found in the log, {writer.lines_repeated} were not and were sent again"
-            )
+        done("what was under way then was sent again under its numbers, so that nothing is stored twice")
         successor = group.leader(other_than=leader)
         done(f"{successor} leads, two of three nodes go on; {three_quarters:,} lines are in")
 
@@ -223,6 +219,9 @@ def _escaped(text: str) -> str:
     return text.replace("[", "\\[")
 
 
+_PRODUCER: Final = "demo"
+
+
 @dataclass(slots=True)
 class Writer:
     """Appends lines in order and knows at which index each of them is."""
@@ -231,11 +230,8 @@ class Writer:
     lines: Sequence[bytes]
     advance: Callable[[int], None]
     indexes: list[LogIndex] = field(default_factory=list)
-    """Per line, where it is; acknowledged, or found by reading."""
+    """Per line, where it is, as acknowledged."""
     new_leader_acknowledged_at: float = float("nan")
-    unknown_batches: int = 0
-    lines_found: int = 0
-    lines_repeated: int = 0
     _old_term: Term | None = None
 
     def watch_for_term_after(self, term: Term) -> None:
@@ -250,37 +246,17 @@ class Writer:
             try:
                 self._append(batch)
                 give_up_at = time.monotonic() + GIVE_UP_S
-            except DLedgerError as error:
+            except DLedgerError:
                 if time.monotonic() > give_up_at:
                     raise
-                if error.outcome == "unknown":
-                    self._look_before_repeating(batch, give_up_at)
 
     def _append(self, batch: Sequence[bytes]) -> None:
-        results = self.client.append_many(batch)
+        results = self.client.append_as(_PRODUCER, len(self.indexes), batch)
         if self._old_term is not None and results[0].term > self._old_term:
             self.new_leader_acknowledged_at = time.monotonic()
             self._old_term = None
         self.indexes += [result.index for result in results]
         self.advance(len(batch))
-
-    def _look_before_repeating(self, batch: Sequence[bytes], give_up_at: float) -> None:
-        """Take over the lines of the batch that made it. A linearizable read sees all that can ever have been taken."""
-        found: list[Entry] = []
-        while True:
-            try:
-                start = LogIndex(self.indexes[-1] + 1 if self.indexes else 0)
-                entries = list(read_entries(self.client, start, mode=ReadMode.LINEARIZABLE))
-                found = [entry for entry in entries if entry.magic is Magic.NORMAL]
-                break
-            except DLedgerError:
-                if time.monotonic() > give_up_at:
-                    raise
-        self.unknown_batches += 1
-        self.lines_found += len(found)
-        self.lines_repeated += len(batch) - len(found)
-        self.indexes += [entry.index for entry in found]
-        self.advance(len(found))
 
 
 def read_entries(

@@ -17,6 +17,7 @@ import click
 from cluster import terminal
 from cluster.commands.group import find_leader
 from cluster.connection import Target, group_options
+from dledger.core.producer_payload import describe_payload
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic
 
@@ -237,9 +238,9 @@ def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
             terminal.print_json(_entry_json(entry))
         elif terminal.on_terminal():
             kind = "" if entry.magic is Magic.NORMAL else click.style(f"({entry.magic.name}) ", dim=True)
-            click.echo(
-                f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{terminal.printable(entry.body)}"
-            )
+            told = describe_payload(entry.body) if entry.magic is Magic.NOOP else ""
+            text = told or terminal.printable(entry.body)
+            click.echo(f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{text}")
         elif entry.magic is Magic.NORMAL:
             click.echo(entry.body)
 

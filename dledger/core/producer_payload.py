@@ -140,6 +140,21 @@ def decode_payload(body: bytes) -> Payload | None:
     raise UnreadableProducersError(f"a table of producers in the log is damaged: kind {kind}, {len(rest)} bytes")
 
 
+def describe_payload(body: bytes) -> str:
+    """What a NOOP's body tells, for people; empty if it tells nothing."""
+    try:
+        payload = decode_payload(body)
+    except UnreadableProducersError as error:
+        return str(error)
+    match payload:
+        case Snapshot(producers=producers):
+            return f"{len(producers)} producers"
+        case Registration(name=name, slot=slot):
+            return f"producer {name} from here on, slot {slot}"
+        case None:
+            return ""
+
+
 def _decode_snapshot(rest: bytes) -> Snapshot:
     next_slot, count = _TABLE.unpack_from(rest)
     at = _TABLE.size

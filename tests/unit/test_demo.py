@@ -94,28 +94,22 @@ class StubbornClient:
 
     errors: dict[int, DLedgerError]
     survivors: dict[int, int] = field(default_factory=dict)
-    unreadable: int = 0
     entries: list[Entry] = field(default_factory=list)
     batches: int = 0
 
-    def append_many(self, bodies: Sequence[bytes]) -> list[Appended]:
+    def append_as(self, _producer: str, sequence: int, bodies: Sequence[bytes]) -> list[Appended]:
         number, self.batches = self.batches, self.batches + 1
-        taken = bodies[: self.survivors.get(number, 0)] if number in self.errors else bodies
         term = 1 + sum(failed < number for failed in self.errors)
-        results = []
-        for body in taken:
+        stored = [one for one in self.entries if one.magic is Magic.NORMAL]
+        assert sequence <= len(stored)
+        new = bodies[len(stored) - sequence :]
+        for body in new[: self.survivors.get(number, 0)] if number in self.errors else new:
             self.entries.append(entry(len(self.entries), body, term=term))
-            results.append(Appended(self.entries[-1].index, Term(term)))
+            stored.append(self.entries[-1])
         if number in self.errors:
             self.entries.append(entry(len(self.entries), b"", Magic.NOOP, term=term + 1))
             raise self.errors[number]
-        return results
-
-    def read(self, first_index: int, **_options: object) -> list[Entry]:
-        if self.unreadable:
-            self.unreadable -= 1
-            raise UnavailableError("no leader yet")
-        return self.entries[first_index : first_index + 7]
+        return [Appended(one.index, one.term) for one in stored[sequence : sequence + len(bodies)]]
 
 
 def write(client: StubbornClient, lines: Sequence[bytes]) -> demo.Writer:
@@ -129,28 +123,25 @@ def write(client: StubbornClient, lines: Sequence[bytes]) -> demo.Writer:
 
 
 @pytest.mark.parametrize("survivors", [0, 1, 30, demo.BATCH_LINES])
-def test_an_unknown_batch_is_looked_up_before_it_is_repeated(survivors: int) -> None:
+def test_an_unknown_batch_is_sent_again_under_its_numbers(survivors: int) -> None:
     """Whatever part of it survived, each line is in the log once and in order."""
     lines = [b"%d" % number for number in range(4 * demo.BATCH_LINES + 3)]
-    client = StubbornClient({1: QuorumAckTimeoutError("late")}, {1: survivors}, unreadable=2)
+    client = StubbornClient({1: QuorumAckTimeoutError("late")}, {1: survivors})
 
     writer = write(client, lines)
 
     assert demo.check_entries(client.entries, lines, writer.indexes) == []
-    assert (writer.unknown_batches, writer.lines_found) == (1, survivors)
-    assert writer.lines_repeated == demo.BATCH_LINES - survivors
     assert writer.new_leader_acknowledged_at > 0
 
 
-def test_a_refused_batch_is_repeated_without_looking() -> None:
-    """``not_applied`` is safe to repeat; the very first batch may fail too."""
+def test_the_very_first_batch_may_fail_too() -> None:
+    """Refused, then unknown: it is sent again either way."""
     lines = [b"%d" % number for number in range(2 * demo.BATCH_LINES)]
     client = StubbornClient({0: UnavailableError("nobody"), 1: QuorumAckTimeoutError("late")}, {1: 3})
 
     writer = write(client, lines)
 
     assert demo.check_entries(client.entries, lines, writer.indexes) == []
-    assert writer.unknown_batches == 1
 
 
 def test_the_writer_gives_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

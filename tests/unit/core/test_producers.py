@@ -16,6 +16,7 @@ from dledger.core.producer_payload import (
     Snapshot,
     UnreadableProducersError,
     decode_payload,
+    describe_payload,
     encode_registration,
     encode_snapshot,
 )
@@ -650,3 +651,17 @@ def test_a_prepared_batch_out_of_order_is_not_made() -> None:
 
     assert isinstance(append_prepared(solo, prepared, 3).error, UnknownProducerError)
     assert prepared.calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", ""),
+        (encode_snapshot(1, []), "0 producers"),
+        (encode_registration(Registration("p", 1)), "producer p from here on, slot 1"),
+        (newer_payload(), "version 2"),
+    ],
+)
+def test_what_a_no_op_tells_can_be_shown(body: bytes, text: str) -> None:
+    """Instead of its bytes."""
+    assert text in describe_payload(body)
