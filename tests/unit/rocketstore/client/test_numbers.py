@@ -1,0 +1,135 @@
+"""Which numbers batches get, and keep, after each kind of failure (the cases of ``rocketstore.client.numbers``)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from dledger.client.shared import Deadline
+from dledger.errors import DLedgerError, OutOfOrderSequenceError, TooManyProducersError, UnknownProducerError
+from rocketstore.client import numbers as numbers_module
+from rocketstore.client.batch import SendBatch, Sent
+from rocketstore.client.errors import NotMasterError, SendOutcomeUnknownError
+from rocketstore.client.numbers import Numbers, new_name
+from rocketstore.message.producer_names import check_producer_name
+
+MESSAGES = 3
+Make = Callable[..., SendBatch]
+
+
+@pytest.fixture
+def numbers() -> Numbers:
+    """Whose names are n0, n1, ..."""
+    names = itertools.count()
+    return Numbers(make_name=lambda: f"n{next(names)}")
+
+
+@pytest.fixture
+def send(numbers: Numbers) -> Make:
+    """Makes batches of three messages, one after the other, and numbers them as a sender does."""
+    count = itertools.count()
+
+    def made(*, doubtful: bool = False, error: DLedgerError | None = None) -> SendBatch:
+        batch = SendBatch(next(count), 0.0, Deadline(5.0))
+        batch.messages = [Sent("T", 0, "")] * MESSAGES
+        batch.begin()
+        numbers.assign(batch)
+        batch.doubtful, batch.error = doubtful, error
+        if doubtful:
+            batch.outcomes = [SendOutcomeUnknownError("?")] * MESSAGES
+        return batch
+
+    return made
+
+
+def store(numbers: Numbers, batch: SendBatch) -> None:
+    """It is answered: all of it is stored."""
+    batch.sequence += MESSAGES
+    numbers.stored(batch)
+
+
+def number_again(numbers: Numbers, *waiting: SendBatch) -> list[tuple[str, int, bool]]:
+    """What the batches are sent with after a failure."""
+    numbers.regroup(waiting)
+    for batch in waiting:
+        numbers.assign(batch)
+    return [(one.producer, one.sequence, one.doubtful) for one in waiting]
+
+
+def test_names_are_names_and_never_the_same() -> None:
+    """As the broker takes them."""
+    names = {new_name() for _ in range(100)}
+
+    assert len(names) == 100
+    for name in names:
+        check_producer_name(name)
+
+
+def test_behind_what_is_stored_numbers_are_given_out_again(numbers: Numbers, send: Make) -> None:
+    """Case 1: one was refused for good, those behind it were never stored."""
+    store(numbers, send())
+    send()
+
+    assert number_again(numbers, send(), send()) == [("n0", 3, False), ("n0", 6, False)]
+
+
+def test_doubtful_numbers_stay_where_nothing_is_missing(numbers: Numbers, send: Make) -> None:
+    """Case 2: all of them, also those behind it; a later one gets the next."""
+    store(numbers, send())
+    waiting = [send(error=NotMasterError("")), send(doubtful=True), send()]
+
+    assert number_again(numbers, *waiting, send()) == [
+        ("n0", 3, False),
+        ("n0", 6, True),
+        ("n0", 9, False),
+        ("n0", 12, False),
+    ]
+
+
+def test_behind_a_certain_hole_nothing_is_doubtful(numbers: Numbers, send: Make) -> None:
+    """Case 3: the numbers before it are never reached under this name."""
+    store(numbers, send())
+    kept = send(doubtful=True)
+    send()  # given up, and never stored
+    waiting = [kept, send(), send(doubtful=True), send()]
+
+    assert number_again(numbers, *waiting) == [("n0", 3, True), ("n1", 0, False), ("n1", 3, False), ("n1", 6, False)]
+    assert waiting[2].outcomes == [None] * MESSAGES
+
+
+def test_behind_an_uncertain_hole_what_is_doubtful_stays_so(numbers: Numbers, send: Make) -> None:
+    """Case 4: it is stored if the lost one is. All else must not wait for that."""
+    lost = send(doubtful=True)
+    waiting = [send(doubtful=True), send(), send(doubtful=True)]
+    numbers.failed(lost)
+
+    assert number_again(numbers, *waiting) == [("n0", 3, True), ("n1", 0, False), ("n0", 9, True)]
+    store(numbers, waiting[0])  # of the old name: it says nothing of the new one
+    assert number_again(numbers, waiting[1], waiting[2]) == [("n1", 0, False), ("n0", 9, True)]
+
+
+@pytest.mark.parametrize("error", [UnknownProducerError(""), OutOfOrderSequenceError("")])
+def test_where_the_broker_knows_of_less_a_new_name_begins(numbers: Numbers, send: Make, error: DLedgerError) -> None:
+    """Case 5: it has forgotten the producer. A doubtful batch may be told so by a broker that leads no more."""
+    store(numbers, send())
+    waiting = [send(error=error), send()]
+
+    assert number_again(numbers, *waiting) == [("n1", 0, False), ("n1", 3, False)]
+    for batch in waiting:
+        store(numbers, batch)
+    assert number_again(numbers, send(doubtful=True, error=OutOfOrderSequenceError(""))) == [("n1", 6, True)]
+
+
+def test_without_room_nothing_is_numbered_for_a_while(
+    numbers: Numbers, send: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 6; then it is tried again."""
+    monkeypatch.setattr(numbers_module, "UNNUMBERED_S", 3600.0)
+    assert number_again(numbers, send(error=TooManyProducersError("")), send()) == [("", -1, False)] * 2
+    assert numbers.are_off
+
+    numbers._unnumbered_until = 0.0
+    assert number_again(numbers, send()) == [("n1", 0, False)]
+    assert not numbers.are_off
