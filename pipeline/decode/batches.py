@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from dledger.config import MIB
+from pipeline.decode.checksums import chain_of
 from pipeline.decode.context import DecodeContext
 from pipeline.decode.decoder import decode_columns
 from pipeline.decode.layout import Bytes, Ints
@@ -38,7 +40,15 @@ def batches(
         batch = decode_columns(window, starts[first:following], columns, context)
         if batch.num_rows:
             yield batch
+        context = following_context(window, int(starts[following - 1]), context)
         first = following
+
+
+def following_context(window: Bytes, last_start: int, context: DecodeContext) -> DecodeContext:
+    """The context for what follows the entry at ``last_start``."""
+    if context.framing == "plain":
+        return context
+    return replace(context, chain_before=chain_of(window, last_start))
 
 
 def decode_stretch(

@@ -7,6 +7,7 @@ from zlib import crc32
 import numpy as np
 from crc32c import crc32c
 
+from dledger.config import ENTRY_HEADER_BYTES
 from pipeline.decode.layout import Bytes, Ints, Mask
 from pipeline.decode.records import Records
 from rocketstore.message.record import CRC_MASK
@@ -54,23 +55,29 @@ def _compared(found: list[int], stored: Ints, wanted: Mask) -> Mask:
     return right
 
 
-def headers_intact(window: Bytes, starts: Ints, heads: Ints) -> Mask:
+def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: int | None = None) -> Mask:
     """Whether each entry's header is chained to the one before it. ``starts`` are all entries of a stretch, NOOPs too.
 
-    The first one's predecessor is not known: it counts as intact. After an entry that fails, both the chain that it
-    stores and the one it should have stored are tried, so that one wrong header is told, and not its neighbour too.
-    ``heads``: the stored chain checksums.
+    ``heads``: the chain checksums that they store. ``before``: that of the entry before the first one; if it is not
+    known, the first one counts as intact. After an entry that fails, both the chain that it stores and the one it
+    should have stored are tried, so that one wrong header is told, and not its neighbour too.
     """
     right = np.ones(len(starts), np.bool_)
     stored = heads.tolist()
+    first = 1 if before is None else 0
+    last_stored = expected = stored[0] if before is None else before
     with window.data as view:
-        expected = stored[0] if stored else 0
-        for number, (start, chain) in enumerate(zip(starts.tolist()[1:], stored[1:], strict=True), 1):
-            before, after = view[start : start + _CHAIN_AT], view[start + _CHAIN_END : start + 48]
-            computed = crc32c(after, crc32c(before, stored[number - 1]))
-            if computed != chain:
-                if expected != stored[number - 1]:
-                    computed = crc32c(after, crc32c(before, expected))
-                right[number] = computed == chain
-            expected = computed
+        for number, start in enumerate(starts.tolist()[first:], first):
+            head, rest = view[start : start + _CHAIN_AT], view[start + _CHAIN_END : start + ENTRY_HEADER_BYTES]
+            computed = crc32c(rest, crc32c(head, last_stored))
+            if computed != stored[number]:
+                if expected != last_stored:
+                    computed = crc32c(rest, crc32c(head, expected))
+                right[number] = computed == stored[number]
+            expected, last_stored = computed, stored[number]
     return right
+
+
+def chain_of(window: Bytes, start: int) -> int:
+    """The chain checksum that the entry at ``start`` stores."""
+    return int.from_bytes(window[start + _CHAIN_AT : start + _CHAIN_END].tobytes(), "big")

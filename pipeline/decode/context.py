@@ -49,6 +49,8 @@ class DecodeContext:
     segment_base: int = 0
     """The position in the log of the segment's first byte: errors tell offsets in the file."""
     verify_crc: VerifyCrc = "false"
+    chain_before: int | None = None
+    """The chain checksum of the entry before the first one, if it is known; for whoever checks checksums."""
     schema_style: SchemaStyle = "default"
     properties_format: PropertiesFormat = "map"
     filters: tuple[RowFilter, ...] = ()

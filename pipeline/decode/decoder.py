@@ -109,12 +109,13 @@ def _batch(records: Records, columns: Sequence[Column], crc_ok: Mask | None, bro
 
 def _chained(window: Bytes, starts: Ints, context: DecodeContext) -> Mask:
     """Which headers continue the chain of checksums, as far as that can be told: all starts must be there."""
-    if context.framing == "entry" and len(starts) > 1:
+    if context.framing == "entry" and len(starts):
         heads = gather(window, starts, ENTRY)
         chains = heads["chainCrc"].astype(np.int64)
         in_row = np.array_equal(starts[1:], (starts + heads["size"].astype(np.int64))[:-1])
         if in_row and chains.any():
-            return checksums.headers_intact(window, starts, chains)
+            unchecked = (chains == 0) & (heads["bodyCrc"] == 0)  # Java's, in a log that goes on here
+            return checksums.headers_intact(window, starts, chains, context.chain_before) | unchecked
     return np.ones(len(starts), np.bool_)
 
 

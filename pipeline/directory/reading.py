@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from dledger.config import MIB
 from pipeline.decode import DecodeContext, WalkEnd, batch_bytes_for, batches, positions_of, walk
+from pipeline.decode.batches import following_context
 from pipeline.decode.layout import Bytes, Ints
 from pipeline.directory.files import IndexFiles
 from pipeline.directory.log import walk_end_problem
@@ -54,9 +55,12 @@ def read_split(
     context = replace(context, framing=split.framing, segment=split.segment, segment_base=split.segment_base)
     if split.framing == "plain":
         context = replace(context, content="message")
+    if split.begin == 0:
+        context = replace(context, chain_before=0)
     step = batch_bytes_for(columns)
     for run in runs(split, window_bytes):
         yield from batches(run.window, run.starts, columns, replace(context, base=run.base), step)
+        context = following_context(run.window, int(run.starts[-1]), context)
 
 
 def runs(split: Split, window_bytes: int = SPLIT_BYTES_DEFAULT) -> Iterator[Run]:

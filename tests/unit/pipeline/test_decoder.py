@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.types import NOOP_CHANNEL, Magic
-from pipeline.decode import DecodeContext, WalkEnd, decode, decode_stretch, named_columns, walk
+from pipeline.decode import DecodeContext, WalkEnd, batches, decode, decode_stretch, named_columns, walk
 from pipeline.errors import BrokenRecordError
 from pipeline.schema import COLUMN_NAMES, COLUMNS, arrow_schema
 from rocketstore.message.message import HostAddress, Message
@@ -253,6 +253,21 @@ def test_one_flipped_bit_is_one_broken_record(offset: int) -> None:
     assert [row["position"] for row in kept] == positions[:4] + positions[5:]
 
 
+@pytest.mark.parametrize("first", [0, 5])
+def test_the_chain_is_checked_across_batches(first: int) -> None:
+    """The first header of a batch is held against the last one of the batch before it."""
+    stretch = Stretch()
+    for number in range(10):
+        stretch.add_message(Message("t", b"body", number))
+    stretch.data[stretch.starts[first] + 23] ^= 1  # a term
+    window = np.frombuffer(bytes(stretch.data), np.uint8)
+    context = DecodeContext(verify_crc="column", chain_before=0)
+
+    found = batches(window, np.array(stretch.starts), named_columns(("index", "crcOk"), context), context, 1)
+
+    assert [row["index"] for batch in found for row in plain(batch) if not row["crcOk"]] == [first]
+
+
 def test_a_damaged_magic_does_not_make_a_record_a_noop() -> None:
     """A record whose magic reads as a NOOP's is not lost in silence where checksums are checked."""
     stretch = Stretch()
@@ -297,6 +312,22 @@ def test_java_entries_without_checksums_are_checked_by_the_messages_own() -> Non
     rows = plain(decode(bytes(stretch.data), np.array(stretch.starts, np.int64), ("crcOk",), DecodeContext()))
 
     assert [row["crcOk"] for row in rows] == [True, True, False]
+
+
+def test_entries_with_checksums_may_follow_javas_without() -> None:
+    """A log that a Java node began and a node of ours continues: the chain begins anew with 0."""
+    stretch = Stretch()
+    for number in range(3):
+        stretch.add_message(Message("t", b"body", number))
+    for start in stretch.starts:
+        stretch.data[start + 36 : start + 44] = bytes(8)
+    stretch.chain = 0
+    for number in range(3):
+        stretch.add_message(Message("t", b"body", number))
+
+    batch = decode(bytes(stretch.data), np.array(stretch.starts, np.int64), ("crcOk",), DecodeContext())
+
+    assert batch.column(0).to_pylist() == [True] * 6
 
 
 def test_raw_properties_are_the_stored_string() -> None:
