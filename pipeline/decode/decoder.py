@@ -115,7 +115,8 @@ def _chained(window: Bytes, starts: Ints, context: DecodeContext) -> Mask:
         in_row = np.array_equal(starts[1:], (starts + heads["size"].astype(np.int64))[:-1])
         if in_row and chains.any():
             unchecked = (chains == 0) & (heads["bodyCrc"] == 0)  # Java's, in a log that goes on here
-            return checksums.headers_intact(window, starts, chains, context.chain_before) | unchecked
+            intact: Mask = checksums.headers_intact(window, starts, chains, context.chain_before) | unchecked
+            return intact
     return np.ones(len(starts), np.bool_)
 
 
