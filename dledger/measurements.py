@@ -30,5 +30,8 @@ class NodeMeasurements:
     elections: int
     dropped_messages: dict[NodeId, int]
     """How many found no way to each peer, since it started."""
+    producers: int
+    """How many it remembers as leader; ``repeated_entries``: how many of their entries came again since it started."""
+    repeated_entries: int
     disk_used_ratio: float
     """Of the fuller one of the disks that new segments need; -1 before it was looked at."""

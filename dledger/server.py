@@ -63,7 +63,7 @@ from dledger.store.bulk_reader import BulkReader
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
-from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
+from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
 
 _log = logging.getLogger("dledger")
 
@@ -93,6 +93,8 @@ class DLedgerServer:
         self.tls = TlsKeeper.of(config)
         """The certificates in use; None for plaintext."""
         self._last_push_ms = 0
+        self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
+        """As of which commit index retention last asked what the table of producers needs, and the answer."""
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
@@ -305,7 +307,10 @@ class DLedgerServer:
 
         def may_go(last_index: LogIndex) -> LogIndex:
             nonlocal blocked
-            needed = needed_from(log, self._config)
+            committed, needed = self._needed
+            if committed != log.committed_index:
+                needed = needed_from(log, self._config)
+                self._needed = (log.committed_index, needed)
             blocked = needed is not None and needed <= last_index
             return last_index if needed is None else LogIndex(min(last_index, needed - 1))
 
@@ -430,8 +435,8 @@ class DLedgerServer:
 
     def measure(self) -> NodeMeasurements:
         """What metrics show besides what ``Instruments`` were told. Holds the node's lock as briefly as ``status``."""
-        status, pending_bytes, elector = self._driver.look(
-            lambda node: (self._status(node), node.quorum_ack.pending_bytes, node.elector)
+        status, pending_bytes, elector, producers = self._driver.look(
+            lambda node: (self._status(node), node.quorum_ack.pending_bytes, node.elector, _producers(node))
         )
         log, transport, end = self.log, self._transport, status.end_position
         dropped = (
@@ -446,6 +451,8 @@ class DLedgerServer:
             pre_votes=elector.pre_votes,
             elections=elector.elections,
             dropped_messages=dropped,
+            producers=producers,
+            repeated_entries=self._node.quorum_ack.duplicates,
             disk_used_ratio=log.disk_used_ratio,
         )
 
@@ -557,6 +564,10 @@ def _protected_index(node: Node, now_ms: int) -> LogIndex:
     limit = now_ms - state.election.election_timeout_ms_max
     alive = (peer for peer, contact in leader.contact_ms.items() if contact > limit)
     return cleaner.protected(state.commit_index, [leader.match[peer] for peer in alive])
+
+
+def _producers(node: Node) -> int:
+    return len(node.state.role.producers) if isinstance(node.state.role, Leader) else 0
 
 
 def _version() -> str:

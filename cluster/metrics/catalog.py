@@ -79,6 +79,8 @@ NODE_SPECS: Final = (
     _gauge("dledger_flushed_position_bytes", "Up to where the log is durable on this node."),
     _gauge("dledger_pending_entries", "Entries of the leader that wait for a quorum."),
     _gauge("dledger_pending_bytes", "Their bytes."),
+    _gauge("dledger_producers", "Leader only: producers whose repeated appends it knows (max_producers)."),
+    _counter("dledger_repeated_entries_total", "Entries of producers that came again and were not stored again."),
     _gauge("dledger_peer_match_index", "Leader only: last entry that the peer durably holds.", "peer"),
     _gauge("dledger_peer_lag_entries", "Leader only: entries that the peer lacks.", "peer"),
     _gauge("dledger_peer_lag_bytes", "Leader only: bytes of log that the peer lacks.", "peer"),

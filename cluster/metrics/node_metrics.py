@@ -89,6 +89,8 @@ class NodeMetrics(Collector):
         record = self._recorder
         found.gauge("dledger_pending_entries", now.status.pending_entries)
         found.gauge("dledger_pending_bytes", now.pending_bytes)
+        found.gauge("dledger_producers", now.producers)
+        found.counter("dledger_repeated_entries_total", now.repeated_entries)
         found.counter("dledger_appended_entries_total", record.append_entries.read()[1])
         found.counter("dledger_appended_bytes_total", record.append_bytes.read()[1])
         found.counter("dledger_received_entries_total", record.received_entries)

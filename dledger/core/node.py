@@ -91,7 +91,7 @@ class Node:
             self.state.outbox.completions.append(lambda: done(refusal))
             return
         leader = self.state.role
-        sequence = leader.producers.next_sequence(name) if isinstance(leader, Leader) else 0
+        sequence = leader.producers.ask(name, now_ms) if isinstance(leader, Leader) else 0
 
         def confirmed(result: LogIndex | DLedgerError) -> None:
             done(result if isinstance(result, DLedgerError) else sequence)

@@ -116,8 +116,6 @@ class ProducerTable:
         self._bytes = EMPTY_SNAPSHOT_BYTES  # of a snapshot with a single run of each
         self._registrations = 0
         self._due: tuple[int, int, int] | None = None  # entry, position and time of the next snapshot; None: no need
-        self.duplicates = 0
-        """Entries that came again and were not appended."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -162,6 +160,13 @@ class ProducerTable:
         """The number of the producer's next entry; 0 if it is not known."""
         producer = self._by_name.get(name)
         return 0 if producer is None else producer.next_sequence
+
+    def ask(self, name: str, now_ms: int) -> int:
+        """As ``next_sequence``, for the producer itself, which is active then."""
+        producer = self._by_name.get(name)
+        if producer is not None:
+            self.touch(producer, now_ms)
+        return self.next_sequence(name)
 
     # -- changes, each written to the log first ------------------------------------------------------------------
 
@@ -209,6 +214,10 @@ class ProducerTable:
         else:
             runs.append(RunRecord(producer.next_sequence, first_index, count))
         producer.next_sequence += count
+        self.touch(producer, now_ms)
+
+    def touch(self, producer: Producer, now_ms: int) -> None:
+        """A producer is active, be it that it repeats or asks."""
         producer.active_ms = now_ms
         self._by_name[producer.name] = self._by_name.pop(producer.name)
 

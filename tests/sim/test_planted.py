@@ -10,7 +10,7 @@ FOUND_BY = {
     "ack-before-flush": 0,
     "any-log-wins": 1,
     "campaign-in-old-term": 1,
-    "commit-old-terms": 3,
+    "commit-old-terms": 144,
     "commit-without-quorum": 0,
     "expired-producers": 3,
     "forgotten-producers": 0,

@@ -114,7 +114,7 @@ class QuorumAckChecker:
             elif not 0 < count == plan.stored:
                 return plan
             else:
-                self._wait_for_stored(plan, now_ms, done)
+                self._wait_for_stored(leader.producers, plan, now_ms, done)
                 return None
         if refusal is not None:
             self._finish(done, refusal)
@@ -153,7 +153,7 @@ class QuorumAckChecker:
         except (DiskFullError, EntryTooLargeError, InvalidRequestError) as error:
             return error
         leader.producers.note(producer, batch.first_index, len(bodies), now_ms)
-        return replace(batch, duplicates=self._located(plan)) if plan.stored else batch
+        return replace(batch, duplicates=self._located(leader.producers, plan, now_ms)) if plan.stored else batch
 
     def _register(self, producers: ProducerTable, name: str, now_ms: int) -> Producer | TooManyProducersError:
         log = self._state.log
@@ -163,18 +163,20 @@ class QuorumAckChecker:
         noop = self._noops.append(log, self._state.term, encode_registration(registration))
         return producers.register(registration, noop.first_index, log.end_position, now_ms)
 
-    def _wait_for_stored(self, plan: Plan, now_ms: int, done: AppendDone) -> None:
+    def _wait_for_stored(self, producers: ProducerTable, plan: Plan, now_ms: int, done: AppendDone) -> None:
         """All is in the log; the answer is that of the first time, once a quorum has it under this leader."""
         state = self._state
-        batch = AppendedBatch(state.term, LogIndex(0), NO_INDEX, (), self._located(plan))
+        batch = AppendedBatch(state.term, LogIndex(0), NO_INDEX, (), self._located(producers, plan, now_ms))
         due_ms = now_ms + self._config.ack_timeout_ms
         self._pending.append(_PendingAppend(batch, plan.stored_index, plan.stored, 0, due_ms, done))
         self.pending_entries += plan.stored
         state.outbox.wake |= Wake.QUORUM_ACK
 
-    def _located(self, plan: Plan) -> tuple[StoredRun, ...]:
+    def _located(self, producers: ProducerTable, plan: Plan, now_ms: int) -> tuple[StoredRun, ...]:
         """Where the stored entries are, with what the log still says of them."""
         self.duplicates += plan.stored
+        if plan.producer is not None:
+            producers.touch(plan.producer, now_ms)
         log = self._state.log
         return tuple(
             replace(

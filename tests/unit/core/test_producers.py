@@ -373,6 +373,19 @@ def test_the_longest_idle_producer_gives_way_to_a_new_one(monkeypatch: pytest.Mo
     assert known(successor(solo)) == {"a": 2, "c": 1}
 
 
+def test_whoever_repeats_or_asks_is_not_idle() -> None:
+    """It relies on being known."""
+    solo = leading(max_producers=3)
+    for name in "abc":
+        append(solo, name, 0, b"")
+    solo.now_ms += 600_000
+    append(solo, "a", 0, b"")
+    solo.node.producer_sequence("b", solo.now_ms, lambda _answer: None)
+    append(solo, "d", 0, b"")
+
+    assert known(solo) == {"a": 1, "b": 1, "d": 1}
+
+
 def test_a_small_store_bounds_the_producers_too() -> None:
     """All of them must fit one entry."""
     solo = leading(max_entry_bytes=256)
