@@ -161,6 +161,7 @@ class QuorumAckChecker:
         if isinstance(registration, TooManyProducersError):
             return registration
         noop = self._noops.append(log, self._state.term, encode_registration(registration))
+        self._state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS  # also if there is no room for the entries after it
         return producers.register(registration, noop.first_index, log.end_position, now_ms)
 
     def _wait_for_stored(self, producers: ProducerTable, plan: Plan, now_ms: int, done: AppendDone) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.core import producers
-from dledger.core.outbox import RoleReason
+from dledger.core.outbox import RoleReason, Wake
 from dledger.core.producer_payload import (
     ProducerRecord,
     Registration,
@@ -22,6 +22,7 @@ from dledger.core.producer_payload import (
 )
 from dledger.core.producers import needed_from, rebuild
 from dledger.errors import (
+    DiskFullError,
     DLedgerError,
     EntryTooLargeError,
     InvalidRequestError,
@@ -599,6 +600,25 @@ def test_how_far_a_producer_is_is_told_once_it_is_certain() -> None:
 
     assert before
     assert outcome.value == 2
+
+
+def test_a_registration_is_flushed_though_its_entries_found_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever asks how far a producer is would wait for a flush that nobody was woken for."""
+    solo = leading()
+    commit(solo)
+    write = solo.log.append_as_leader
+
+    def append_noops_only(term: Term, bodies: Any, magic: Magic = Magic.NORMAL, *, channel: int = 0) -> AppendedBatch:  # noqa: ANN401
+        if magic is Magic.NORMAL:
+            raise DiskFullError("full")
+        return write(term, bodies, magic, channel=channel)
+
+    monkeypatch.setattr(solo.log, "append_as_leader", append_noops_only)
+    outcome: Outcome[AppendedBatch] = Outcome()
+    solo.node.append([b"1"], solo.now_ms, outcome, ProducerBatch("p", 0))
+
+    assert solo.state.outbox.wake & Wake.FLUSH
+    assert solo.state.outbox.wake & Wake.DISPATCHERS
 
 
 def test_how_far_an_unknown_producer_is() -> None:
