@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import grpc
 
 from dledger.access.guard import Caller, Guard, Kind
 from dledger.access.permissions import Permission
+from dledger.access.producers import own_name
 from dledger.access.quota import Limits, Quota, Quotas
 from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
 from dledger.errors import (
@@ -133,7 +135,7 @@ class LogService:
             if caller.quota.is_full:
                 return codec.encode_appended(request.request_id, caller.quota.full_error(caller.name))
             done = self._counted(caller.quota, request, len(data), outcome.done)
-        self._submit(request, done)
+        self._submit_for(caller, request, done)
         return codec.encode_appended(request.request_id, await outcome.future)
 
     def _counted(
@@ -153,24 +155,30 @@ class LogService:
             caller = self._admit("AppendStream", context, None)
             with self._long_lived(), self._stream_of("AppendStream", caller):
                 quota = caller.quota if caller is not None else None
-                await AppendStream(context, self._bridge, self._submit, quota).run()
+                submit = partial(self._submit_for, caller)
+                await AppendStream(context, self._bridge, submit, quota).run()
         except _GRPC_ERRORS as error:
             await self._abort(context, error)
 
-    def _submit(self, request: codec.Append, done: Callable[[AppendOutcome], None]) -> None:
+    def _submit_for(self, caller: Caller | None, request: codec.Append, done: Callable[[AppendOutcome], None]) -> None:
+        producer = request.producer
         try:
             self._check_group(request.group)
             self._check_appends_served()
             self._check_bodies(request)
+            if producer is not None and caller is not None:
+                producer = replace(producer, producer=own_name(caller.name, producer.producer))
         except DLedgerError as error:
             done(error)
         else:
-            self._node.submit_append(request.bodies, done, request.producer)
+            self._node.submit_append(request.bodies, done, producer)
 
-    async def _producer(self, data: bytes, _caller: Caller | None) -> bytes:
+    async def _producer(self, data: bytes, caller: Caller | None) -> bytes:
         group, producer = codec.decode_producer_request(data)
         try:
             self._check_group(group)
+            if caller is not None:
+                producer = own_name(caller.name, producer)
             outcome: Outcome[int | DLedgerError] = Outcome(self._bridge)
             self._node.submit_producer(producer, outcome.done)
             return codec.encode_producer_answer(await outcome.future)

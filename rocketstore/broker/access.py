@@ -10,23 +10,20 @@ messages of all topics wait there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import blake2b
 from typing import Final
 
 from dledger.access.guard import Caller, Guard, Kind
 from dledger.access.permissions import Permission
+from dledger.access.producers import own_name
 from dledger.errors import AccessDeniedError
 from rocketstore.broker.codec import Pull, parse
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
-from rocketstore.message.producer_names import PRODUCER_CHARS_MAX
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus, PutResult
 
 SUB, PUB = Permission.SUB, Permission.PUB
-_ACCOUNT_DIGEST_BYTES: Final = 8
-_NAME_DIGEST_BYTES: Final = 32
 NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
 
 
@@ -78,14 +75,8 @@ class BrokerAccess:
         return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=str(error))
 
     def own_producer(self, caller: Caller, name: str) -> str:
-        """The name under which the log knows an account's producer: another account's of the same name is another one.
-
-        It begins with as many characters for every account, so that no account can choose a name that is another's.
-        """
-        account = blake2b(caller.name.encode(), digest_size=_ACCOUNT_DIGEST_BYTES).hexdigest()
-        if len(account) + 1 + len(name) > PRODUCER_CHARS_MAX:
-            name = blake2b(name.encode(), digest_size=_NAME_DIGEST_BYTES).hexdigest()
-        return f"{account}/{name}"
+        """The name under which the log knows an account's producer: another account's is another one."""
+        return own_name(caller.name, name)
 
     def check_pull(self, caller: Caller, pull: Pull) -> None:
         """Raises ``AccessDeniedError``."""

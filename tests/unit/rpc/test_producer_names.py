@@ -1,0 +1,52 @@
+"""Producers' names where access control is on: nobody can use up, or read, another account's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger.access.producers import own_name
+from dledger.client import DLedgerClient
+from dledger.core.producer_payload import NAME_BYTES_MAX, check_name
+from dledger.errors import InvalidRequestError
+from tests.unit.rpc.test_limits import ALICE, BOB, shared
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_an_account_cannot_append_under_anothers_name(tmp_path: Path, *, single: bool) -> None:
+    """Else the other one's entries would be answered as stored, and be lost."""
+    with (
+        shared(tmp_path, entries=64) as (node, address),
+        DLedgerClient(address, security=ALICE) as alice,
+        DLedgerClient(address, security=BOB) as bob,
+    ):
+        node.hold = False
+        bodies = [b"bob's"] if single else [b"bob's", b"bob's too"]
+        bob.append_as("job/0", 0, bodies)
+        (real,) = node.producers
+
+        assert alice.producer_sequence("job/0") == 0
+        assert alice.producer_sequence(real) == 0
+        alice.append_as("job/0", 0, [b"alice's"])
+        alice.append_as(real, 0, [b"alice's own"])
+
+        assert bob.producer_sequence("job/0") == len(bodies)
+        assert node.bodies() == [*bodies, b"alice's", b"alice's own"]
+
+
+def test_own_names_differ_and_are_short_enough() -> None:
+    """However long the given ones are, and whatever they begin with."""
+    names = ["p", "p/1", "n" * NAME_BYTES_MAX, "n" * (NAME_BYTES_MAX - 1), "n" * 111, "n" * 112]
+
+    own = [own_name(account, name) for account in ("alice", "bob", "a" * 200) for name in names]
+
+    assert len(set(own)) == len(own)
+    for name in own:
+        check_name(name)
+
+
+def test_what_is_no_name_is_refused_under_any_account() -> None:
+    """Also if it is so long that only its digest would be used."""
+    with pytest.raises(InvalidRequestError, match="cannot name a producer"):
+        own_name("alice", "with space" * 20)
