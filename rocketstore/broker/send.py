@@ -28,6 +28,7 @@ from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
+from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 STREAM_REQUESTS_PENDING_MAX: Final = 1024
@@ -272,7 +273,11 @@ def _merge(results: Sequence[PutResult], refused: Mapping[int, PutResult], count
 
 
 class SendStream:
-    """One producer's stream: requests are stored as they come, answers written as they are known."""
+    """One producer's stream: requests are stored as they come, answers written as they are known.
+
+    ``memory`` names what the broker knows of producers, if it forgets them when it ends: whoever sends again what may
+    be stored learns that nobody can tell any more.
+    """
 
     def __init__(
         self,
@@ -281,8 +286,10 @@ class SendStream:
         sender: Sender,
         decode: Callable[[bytes], Send],
         encoder: ResultEncoder,
+        memory: str = "",
     ) -> None:
         self._context = context
+        self._memory = memory
         self._bridge = bridge
         self._sender = sender
         self._decode = decode
@@ -301,7 +308,7 @@ class SendStream:
         Raises ``InvalidRequestError``, and after ``stop`` ``NotStoredError``, which refuses what was not taken.
         """
         # Tells the client that the stream is established: what fails before that was certainly not sent.
-        await self._context.send_initial_metadata(())
+        await self._context.send_initial_metadata(((MEMORY_KEY, self._memory),) if self._memory else ())
         writer = asyncio.create_task(self._write_answers())
         reader = asyncio.create_task(self._read_requests())
         stopping = asyncio.create_task(stop.wait())

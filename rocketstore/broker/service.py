@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
+from secrets import token_hex
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import grpc
@@ -123,6 +124,7 @@ class BrokerService:
             leader_address=self._admin.leader_address,
         )
         self._encoder = codec.ResultEncoder(store_host)
+        self._memory = "" if store.log.is_replicated else token_hex(8)
         self._report = StatusReport(config, store, view, lambda: state.runtime_info() | self._counters())
 
     def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
@@ -161,7 +163,8 @@ class BrokerService:
         return self._encoder.encode(request.request_id, await self._sender.send(request))
 
     async def _send_stream(self, context: Context, caller: Caller | None) -> None:
-        stream = SendStream(context, self._bridge, self._sender, self._decoder(context, caller), self._encoder)
+        decode = self._decoder(context, caller)
+        stream = SendStream(context, self._bridge, self._sender, decode, self._encoder, self._memory)
         await stream.run(self._stop)
 
     async def _producer(self, data: bytes, _context: Context, caller: Caller | None) -> bytes:

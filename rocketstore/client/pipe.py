@@ -23,6 +23,7 @@ from rocketstore.client.errors import (
     failure_of,
     hint_of,
 )
+from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.pb import broker_pb2 as pb
 
 Answer = Sequence[pb.SendResult] | pb.StoredBatch | DLedgerError
@@ -44,6 +45,8 @@ class SendPipe:
         self._handed_id = 0
         self._broken: DLedgerError | None = None
         self._closed_because = ""
+        self.memory = ""
+        """Which producers the broker knows, if it forgets them when it ends; told when the stream is established."""
         self._established = threading.Event()  # or it failed
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._call = connection.open_stream("SendStream", address, self._outgoing())
@@ -66,6 +69,10 @@ class SendPipe:
             rest = pb.SendRequest(request_id=request_id, packed_answer=True, producer=producer, sequence=sequence)
             request = b"".join((*messages, rest.SerializeToString()))
             self._requests.put((request_id, request))
+
+    def is_told(self, deadline: Deadline) -> bool:
+        """Wait for the broker's word on ``memory``, or for the end of the stream; False if neither comes in time."""
+        return self._established.wait(deadline.remaining_s)
 
     def close(self, why: str = "") -> None:
         """End the stream; what still waits gets its outcome, and ``why``. Joins the thread unless called on it."""
@@ -90,8 +97,9 @@ class SendPipe:
     def _read(self) -> None:
         failure: DLedgerError = UnavailableError(f"{self.address} ended the stream")
         try:
-            self._call.initial_metadata()  # waits for it, or for the end of the stream
+            told = self._call.initial_metadata()  # waits for it, or for the end of the stream
             if self._call.is_active():
+                self.memory = next((str(value) for key, value in told if key == MEMORY_KEY), "")
                 self._established.set()
             for data in self._call:
                 self._on_answer(data)

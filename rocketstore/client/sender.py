@@ -46,7 +46,7 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from rocketstore.client.batch import MESSAGE_OVERHEAD_BYTES, Encoded, SendBatch, SendFuture, SendOptions
-from rocketstore.client.errors import BadAnswerError, MessageRefusedError, is_retried
+from rocketstore.client.errors import BadAnswerError, MessageRefusedError, SendOutcomeUnknownError, is_retried
 from rocketstore.client.numbers import Numbers
 from rocketstore.client.pipe import Answer, SendPipe
 
@@ -85,6 +85,7 @@ class Sender:
         self._find_master = find_master  # asks every broker; the address of the master as far as is known then
         self._options = options
         self._numbers = Numbers(options.producer_name) if options.idempotent else None
+        self._memory = ""  # of the last broker that told of one; on the thread only
         self._lock = threading.Lock()  # guards all fields below, and the numbers
         self._work = threading.Condition(self._lock)  # for the thread
         self._room = threading.Condition(self._lock)  # for blocked sends
@@ -455,6 +456,7 @@ class Sender:
     def _reconnect(self, deadline: Deadline) -> None:
         old, self._old_pipe = self._old_pipe, None
         if old is not None:
+            self._memory = old.memory or self._memory
             old.close()
         if self._failures:
             backoff = min(RETRY_WAIT_S_MIN * 2 ** min(self._failures, 10), RETRY_WAIT_S_MAX)
@@ -466,8 +468,22 @@ class Sender:
             self._on_no_master(error)
             return
         with self._lock:
+            doubtful = [batch for batch in self._backlog if batch.doubtful]
+        if doubtful and not pipe.is_told(deadline):
+            pipe.close()
+            self._on_no_master(UnavailableError(f"{pipe.address} did not accept a stream in time"))
+            return
+        if not self._memory or pipe.memory in ("", self._memory):
+            doubtful = []
+        with self._lock:
+            for batch in doubtful:  # what it began could be stored a second time, as that of a new producer
+                self._backlog.remove(batch)
+                batch.fail(SendOutcomeUnknownError(f"{pipe.address} was restarted: nobody knows what it has stored"))
+                self._finish(batch)
             self._pipe = pipe
             self._pump()
+        for batch in doubtful:
+            batch.announce()
 
     def _on_no_master(self, error: DLedgerError) -> None:
         hopeless = not is_retried(error)

@@ -8,6 +8,8 @@ from typing import Final
 from dledger.errors import InvalidRequestError
 
 PRODUCER_CHARS_MAX: Final = 128
+MEMORY_KEY: Final = "producer-memory"
+"""In the initial metadata of a stream for sends: names a memory of producers that ends with the broker's process."""
 _NAME: Final = re.compile(rf"[A-Za-z0-9._/:-]{{1,{PRODUCER_CHARS_MAX}}}")
 
 

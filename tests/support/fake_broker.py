@@ -15,6 +15,7 @@ import grpc
 
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.message.properties import decode_properties
 from rocketstore.message.record import encode_record
 from rocketstore.pb import broker_pb2 as pb
@@ -82,6 +83,8 @@ class FakeBrokers:
         self.log_offset = 0
         self.producers: dict[str, list[pb.SendResult]] = {}
         """By name what each number was answered."""
+        self.memory = 0
+        """How often the producers were forgotten; 0: they never are."""
         self.producers_max = 4096
         self.remembers_places = True
         """Whether what is stored already is answered with its place."""
@@ -250,7 +253,8 @@ class FakeBroker:
         if scripted:
             code, details, _ = scripted.popleft()
             context.abort(code, details)
-        context.send_initial_metadata(())
+        memory = self.group.memory
+        context.send_initial_metadata(((MEMORY_KEY, str(memory)),) if memory else ())
         for request in requests:
             self.requests.append(request)
             self.waiting += 1
@@ -267,6 +271,7 @@ class FakeBroker:
             if isinstance(script, Break):
                 if script.forgets:
                     self.group.producers.clear()
+                    self.group.memory += 1
                 context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
             yield pb.SendResponse(results=results, request_id=request.request_id).SerializeToString()
 

@@ -169,6 +169,19 @@ def test_what_a_forgetful_broker_may_have_stored_is_unknown(producer: Producer, 
     assert brokers.bodies("orders") == [b"one", b"two", b"three"]
 
 
+def test_the_first_of_a_producer_is_unknown_after_a_restart_too(producer: Producer, brokers: FakeBrokers) -> None:
+    """Its number is 0, so to a broker that has forgotten everything it looks like that of a new producer."""
+    brokers.memory = 1
+    brokers.nodes[0].sends.append(Break(stored=True, forgets=True))
+
+    with pytest.raises(SendOutcomeUnknownError):
+        producer.send(order(b"one"), queue_id=0)
+    brokers.nodes[0].sends.append(Break(stored=True))
+    producer.send(order(b"two"), queue_id=0)
+
+    assert brokers.bodies("orders") == [b"one", b"two"]
+
+
 def test_without_room_for_a_producer_messages_are_not_numbered(producer: Producer, brokers: FakeBrokers) -> None:
     """They are stored; what is unknown then is told, not sent again."""
     brokers.producers_max = 0
