@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.source.ranges import Cutting, IndexRange, cut, end_within
@@ -13,6 +13,7 @@ from tests.support.fake_group_log import FakeGroupLog
 SIZES = st.lists(st.integers(48, 5000), min_size=1, max_size=60)
 
 
+@settings(deadline=None)
 @given(SIZES, st.data(), st.integers(1, 20_000), st.integers(0, 20), st.integers(0, 80))
 def test_ranges_hold_every_entry_once_within_the_limits(
     sizes: list[int], data: st.DataObject, split: int, entries_max: int, ranges_min: int
@@ -30,6 +31,7 @@ def test_ranges_hold_every_entry_once_within_the_limits(
     assert not entries_max or max(one.count for one in ranges) <= entries_max
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(200, 20_000))
 def test_ranges_are_of_even_bytes_under_skew(sizes: list[int], split: int) -> None:
     """No range has more bytes than its share, but for the entry that it must hold whole at either end."""
@@ -65,6 +67,7 @@ def test_empty_stretch_is_one_empty_range() -> None:
     assert cut(IndexRange(7, 7), Cutting(100, 1, 5), FakeGroupLog([50] * 9)) == [IndexRange(7, 7)]
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(0, 100_000), st.data())
 def test_end_within_bytes_is_the_furthest_that_fits(sizes: list[int], limit: int, data: st.DataObject) -> None:
     """As many entries as fit, at least one, found by a bounded number of questions."""

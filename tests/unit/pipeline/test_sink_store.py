@@ -6,7 +6,7 @@ from types import TracebackType
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.source.sink import WriterReusedError, store
@@ -48,6 +48,7 @@ def chunks(rows: int, size: int) -> list[pa.RecordBatch]:
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=5), st.integers(1, 9))
 def test_attempts_add_only_what_is_missing(rows: int, attempts: list[tuple[int, int]], size: int) -> None:
     """However often it fails and however Spark cuts the rows into chunks: in the end each is stored once, in order."""
