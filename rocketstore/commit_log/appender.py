@@ -113,7 +113,8 @@ class RecordAppender:
     def _put_numbered(
         self, messages: Sequence[Message], records: list[bytearray], batch: ProducerBatch
     ) -> NumberedResult:
-        plan, now_ms = self.numbered.plan(batch), self._clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
+        plan = self.numbered.plan(batch, now_ms)
         if isinstance(plan, DLedgerError):
             return NumberedResult((), [refused(status_of_producer(plan), str(plan))] * len(messages))
         before = tuple(self.numbered.places(plan))

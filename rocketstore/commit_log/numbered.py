@@ -44,9 +44,12 @@ class NumberedPuts:
         self._firsts: deque[int] = deque(maxlen=puts_remembered)  # by put: its first message's count
         self._offsets: deque[int] = deque(maxlen=puts_remembered)  # and where that is
 
-    def plan(self, batch: ProducerBatch) -> Plan | DLedgerError:
-        """What to store of a batch, or why nothing. Changes nothing."""
-        return self._table.plan(batch, batch.count)
+    def plan(self, batch: ProducerBatch, now_ms: int) -> Plan | DLedgerError:
+        """What to store of a batch, or why nothing; its producer is active."""
+        plan = self._table.plan(batch, batch.count)
+        if isinstance(plan, Plan) and plan.producer is not None:
+            self._table.touch(plan.producer, now_ms)
+        return plan
 
     def places(self, plan: Plan) -> list[StoredStretch]:
         """Where the messages are that need not be stored again."""
@@ -82,6 +85,6 @@ class NumberedPuts:
         self._table.note(producer, self._count, count, now_ms)
         self._count += count
 
-    def next_sequence(self, name: str) -> int:
-        """The number of the producer's next message; 0 if it is not known."""
-        return self._table.next_sequence(name)
+    def ask(self, name: str, now_ms: int) -> int:
+        """The number of the producer's next message, for the producer itself; 0 if it is not known."""
+        return self._table.ask(name, now_ms)

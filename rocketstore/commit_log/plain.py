@@ -289,7 +289,7 @@ class PlainCommitLog:
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         with self._appender.lock:
-            sequence = self._appender.numbered.next_sequence(name)
+            sequence = self._appender.numbered.ask(name, self._clock.monotonic_ms())
         group = self._flusher.group
         if group is None:
             done(sequence)

@@ -198,6 +198,18 @@ def test_a_plain_broker_says_stored_where_it_does_not_remember_the_place(
 
 
 @pytest.mark.parametrize("kind", ["async"])
+def test_at_a_plain_broker_who_repeats_or_asks_keeps_its_place(log: PlainCommitLog) -> None:
+    """The one that was silent for the longest time goes first."""
+    for name in ("repeats", "asks", "is-silent"):
+        send(log, 0, [b"x"], name=name)
+
+    send(log, 0, [b"x"], name="repeats")
+    next_of(log, "asks")
+
+    assert list(log._appender.numbered._table._by_name) == ["is-silent", "repeats", "asks"]
+
+
+@pytest.mark.parametrize("kind", ["async"])
 def test_a_plain_broker_remembers_so_many_producers(log: PlainCommitLog) -> None:
     """Then new ones are refused, with what to do, as long as all others were active lately."""
     for number in range(4096):
