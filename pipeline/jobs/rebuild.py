@@ -325,8 +325,8 @@ def command(
 ) -> RebuildOptions:
     """Derive consume queues and the key index anew from a broker's log.
 
-    DIR is the broker's storePathRootDir. The broker must not run, except for --verify and --out. Only what is known to be
-    committed is taken; a broker that is started then builds the rest itself.
+    DIR is the broker's storePathRootDir. The broker must not run, except for --verify and --out. Only what is known to
+    be committed is taken; a broker that is started then builds the rest itself.
     """
     store = settings_for(root, conf_file)
     return RebuildOptions(root, store, out, parts or (PARTS if store.message_index_enable else (QUEUES,)), verify)
