@@ -148,7 +148,7 @@ class AsyncAppends:
         self,
         bodies: Sequence[bytes],
         deadline: Deadline,
-        number: Callable[[AsyncPipe], ProducerBatch] | None = None,
+        number: Callable[[AsyncPipe], ProducerBatch | None] | None = None,
     ) -> AppendedBatch:
         links = self._links
         address = await links.leader(deadline)
@@ -184,8 +184,8 @@ class AsyncAppends:
             return pipe
 
 
-def _number(lanes: LanePool, ticket: Ticket, pipe: AsyncPipe) -> ProducerBatch:
-    """What an append is sent as: what it was sent as before, or the next of its stream."""
+def _number(lanes: LanePool, ticket: Ticket, pipe: AsyncPipe) -> ProducerBatch | None:
+    """What an append is sent as: what it was sent as before, or the next of its stream; None: without number."""
     if ticket.lane is None:
         pipe.lane = lanes.enter(ticket, pipe.lane)
     return ticket.producer
@@ -226,7 +226,7 @@ class AsyncPipe:
         self,
         bodies: Sequence[bytes],
         deadline: Deadline,
-        producer: Callable[[], ProducerBatch] | None = None,
+        producer: Callable[[], ProducerBatch | None] | None = None,
         is_deposed: Callable[[], Awaitable[bool]] | None = None,
     ) -> AppendedBatch:
         """As ``AppendPipe.append``."""

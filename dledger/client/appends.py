@@ -113,8 +113,8 @@ class Appends:
                 lanes.give_up(ticket, None)
             self._turns.notify_all()
 
-    def _number(self, lanes: LanePool, ticket: Ticket, pipe: AppendPipe) -> ProducerBatch:
-        """What an append is sent as: what it was sent as before, or the next of its stream."""
+    def _number(self, lanes: LanePool, ticket: Ticket, pipe: AppendPipe) -> ProducerBatch | None:
+        """What an append is sent as: what it was sent as before, or the next of its stream; None: without number."""
         with self._turns:
             if ticket.lane is None:
                 pipe.lane = lanes.enter(ticket, pipe.lane)
@@ -144,7 +144,7 @@ class Appends:
         self,
         bodies: Sequence[bytes],
         deadline: Deadline,
-        number: Callable[[AppendPipe], ProducerBatch] | None = None,
+        number: Callable[[AppendPipe], ProducerBatch | None] | None = None,
     ) -> AppendedBatch:
         links = self._links
         address = links.leader(deadline)

@@ -12,12 +12,16 @@ given up, is tried in a new lane only if it is certain that it was never stored;
 A lane that has become empty, and in which nothing was given up with an unknown outcome, is used again: then all that is
 stored of it is known. So the names that a client uses up are few, however often it is told to wait.
 
+Where the group has no room for one more producer, appends that would need a new name go without numbers for a while:
+they are stored as well, but what is unknown then is told, not repeated.
+
 Nothing here waits or locks: the clients call it, the one for threads with its lock held.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Final
 
 from dledger.client.shared import is_retried
@@ -26,14 +30,16 @@ from dledger.errors import (
     InvalidRequestError,
     OutOfOrderSequenceError,
     RequestTimeoutError,
+    TooManyProducersError,
     UnavailableError,
     UnknownProducerError,
-    invariant,
 )
 from dledger.types import ProducerBatch
 
 LOST: Final = (OutOfOrderSequenceError, UnknownProducerError)
 """What says that something sent before is missing."""
+UNNUMBERED_S: Final = 60.0
+"""How long nobody asks for room for one more producer after there was none."""
 
 
 def new_producer_name() -> str:
@@ -73,10 +79,9 @@ class Ticket:
         """Whether everything before it in its lane was over when it was sent last."""
 
     @property
-    def producer(self) -> ProducerBatch:
-        """What to send with it, once it has a lane."""
-        invariant(self.lane is not None, "a ticket without a lane")
-        return ProducerBatch(self.lane.name if self.lane is not None else "", self.sequence, self.count)
+    def producer(self) -> ProducerBatch | None:
+        """What to send with it; None without a lane: it is not numbered."""
+        return None if self.lane is None else ProducerBatch(self.lane.name, self.sequence, self.count)
 
 
 class LanePool:
@@ -84,15 +89,22 @@ class LanePool:
 
     def __init__(self) -> None:
         self._free: list[Lane] = []
+        self._unnumbered_until = 0.0
 
     def take(self) -> Lane:
         """A lane for a stream: one that is empty, or a new one."""
         return self._free.pop() if self._free else Lane(new_producer_name())
 
-    def enter(self, ticket: Ticket, lane: Lane | None) -> Lane:
-        """Give a ticket the next numbers of ``lane``, or of another one if that takes no more; returns which."""
+    def enter(self, ticket: Ticket, lane: Lane | None) -> Lane | None:
+        """Give a ticket the next numbers of ``lane``, or of another one if that takes no more; returns which.
+
+        None: it goes without, because there was no room for a new producer lately.
+        """
         if lane is None or lane.closed:
             lane = self.take()
+            if not lane.next_sequence and time.monotonic() < self._unnumbered_until:
+                self._free.append(lane)
+                return None
         ticket.lane, ticket.sequence = lane, lane.next_sequence
         lane.tickets[ticket.sequence] = ticket
         lane.next_sequence += ticket.count
@@ -121,7 +133,7 @@ class LanePool:
     def judge(self, ticket: Ticket, error: DLedgerError) -> DLedgerError | None:
         """What to raise after a failed attempt, the ticket given up; None: try again, once it is first in its lane."""
         lane = ticket.lane
-        if lane is None:  # it was never sent
+        if lane is None:  # it was never sent, or without numbers
             return None if is_retried(error) else error
         self.close(lane)
         if error.outcome == "unknown" and not isinstance(error, InvalidRequestError):
@@ -133,6 +145,10 @@ class LanePool:
             lane.spoiled = lane.spoiled or isinstance(error, UnknownProducerError)
             if ticket.uncertain:
                 return self.give_up(ticket, error)
+            self._leave(ticket, lane)
+            return None
+        if isinstance(error, TooManyProducersError) and not ticket.uncertain:
+            self._unnumbered_until = time.monotonic() + UNNUMBERED_S
             self._leave(ticket, lane)
             return None
         return None if is_retried(error) else self.give_up(ticket, error)

@@ -6,17 +6,27 @@ numbered after it cannot be stored under its number any more. If it is certain w
 from there; if not, under a new name. Only a batch that may itself be stored under its old number must not get another
 one: if it turns out to be missing there, its outcome is unknown.
 
+Where the group has no room for one more producer, batches go without numbers for a while; what is unknown then is told,
+not repeated.
+
 Nothing here waits or locks: it is called with the appender's lock held.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from dledger.client.append_batch import AppendBatch
-from dledger.client.lanes import LOST, new_producer_name
+from dledger.client.lanes import LOST, UNNUMBERED_S, new_producer_name
 from dledger.client.shared import is_retried
-from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnknownProducerError
+from dledger.errors import (
+    DLedgerError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    TooManyProducersError,
+    UnknownProducerError,
+)
 from dledger.types import ProducerBatch
 
 
@@ -24,7 +34,9 @@ class Numbering:
     """The present name of an appender and its count."""
 
     def __init__(self) -> None:
-        self._name = new_producer_name()
+        self._name = new_producer_name()  # empty: nothing is numbered
+        self._unnumbered_until = 0.0
+        self._refused = False  # there was no room for the name: nothing is stored under it
         self._next_sequence = 0
         self._stored = 0
         self._gap: int | None = None  # the lowest number that was given up, and that nothing after it was stored
@@ -32,7 +44,9 @@ class Numbering:
 
     def number(self, batch: AppendBatch) -> None:
         """Give a batch its number, unless it has one."""
-        if batch.producer is None:
+        if not self._name and time.monotonic() >= self._unnumbered_until:
+            self._name = new_producer_name()
+        if batch.producer is None and self._name:
             batch.producer = ProducerBatch(self._name, self._next_sequence, len(batch.bodies))
             self._next_sequence += len(batch.bodies)
 
@@ -55,6 +69,11 @@ class Numbering:
 
     def judge(self, batch: AppendBatch, error: DLedgerError) -> DLedgerError | None:
         """What a batch ends with after a failed attempt; None: it is sent again."""
+        if batch.producer is None:
+            return None if is_retried(error) else error
+        if isinstance(error, TooManyProducersError) and not batch.uncertain:
+            self._refused = True
+            return None
         if error.outcome == "unknown" and not isinstance(error, InvalidRequestError):
             batch.uncertain = True
             return None
@@ -76,6 +95,9 @@ class Numbering:
     def close_gaps(self, batches: Iterable[AppendBatch]) -> None:
         """Number anew what was numbered across a gap; nothing is under way, and this is all that is to be sent."""
         numbered = [batch for batch in batches if batch.producer is not None]
+        if self._refused:
+            self._go_without([batch for batch in numbered if not batch.uncertain])
+            return
         if self._gap is None or any(batch.uncertain for batch in numbered):
             return
         for batch in numbered:
@@ -84,3 +106,11 @@ class Numbering:
             self._name, self._stored = new_producer_name(), 0
         self._next_sequence = self._stored
         self._gap, self._doubtful = None, False
+
+    def _go_without(self, certain: Iterable[AppendBatch]) -> None:
+        """Send without numbers for a while, also those numbered batches that are certainly not stored."""
+        for batch in certain:
+            batch.producer = None
+        self._name, self._next_sequence, self._stored = "", 0, 0
+        self._unnumbered_until = time.monotonic() + UNNUMBERED_S
+        self._gap, self._doubtful, self._refused = None, False, False

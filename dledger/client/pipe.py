@@ -62,7 +62,7 @@ class AppendPipe:
         done: Done,
         *,
         ordered: bool = False,
-        producer: ProducerBatch | Callable[[], ProducerBatch] | None = None,
+        producer: ProducerBatch | Callable[[], ProducerBatch | None] | None = None,
     ) -> int:
         """Send a batch; ``done`` is called once, on the pipe's thread. Raises ``UnavailableError`` (not applied).
 
@@ -83,7 +83,7 @@ class AppendPipe:
         self,
         bodies: Sequence[bytes],
         deadline: Deadline,
-        producer: ProducerBatch | Callable[[], ProducerBatch] | None = None,
+        producer: ProducerBatch | Callable[[], ProducerBatch | None] | None = None,
         is_deposed: Callable[[], bool] | None = None,
     ) -> AppendedBatch:
         """Send a batch and wait for it. Raises what the node answered, or ``RequestTimeoutError`` (unknown).

@@ -23,6 +23,7 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
+from dledger.types import ProducerBatch
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
 
@@ -134,14 +135,51 @@ def test_a_client_that_was_forgotten_goes_on_under_a_new_name(client: DLedgerCli
     assert group.nodes[0].bodies() == [b"a", b"b"]
 
 
-def test_a_group_without_room_for_producers_says_so(client: DLedgerClient, group: FakeGroup) -> None:
-    """Repeating it would not help."""
-    group.nodes[0].fail_appends = [TooManyProducersError("4096 producers")]
+def test_without_room_for_a_producer_appends_are_not_numbered(client: DLedgerClient, group: FakeGroup) -> None:
+    """They are stored, in one attempt; what is unknown then is told, not repeated."""
+    node = group.nodes[0]
+    node.fail_appends = [TooManyProducersError("4096 producers")]
 
-    with pytest.raises(TooManyProducersError) as caught:
-        client.append(b"a")
+    assert client.append(b"a").index == 0
+    assert client.append(b"b").index == 1
+    node.fail_appends = [QuorumAckTimeoutError("no quorum")]
+    with pytest.raises(QuorumAckTimeoutError) as caught:
+        client.append(b"c")
 
-    assert caught.value.outcome == "not_applied"
+    assert caught.value.outcome == "unknown"
+    assert node.producers == {}
+    node.fail_appends = [TooManyProducersError("4096 producers")]
+    with pytest.raises(TooManyProducersError):
+        client.append_as("job", 0, [b"d"])
+
+
+def test_whoever_has_a_number_keeps_it_when_there_is_room_for_no_more() -> None:
+    """Whoever is known already is repeated as ever, and after a while new names are tried again."""
+    pool = LanePool()
+    known, refused = Ticket(1), Ticket(1)
+    lane = pool.enter(known, None)
+    pool.settle(known)
+
+    other = pool.enter(refused, None)
+    assert pool.judge(refused, TooManyProducersError("4096 producers")) is None
+    assert other is not None
+    assert pool.enter(refused, None) is None
+    assert refused.producer is None
+    assert pool.enter(Ticket(1), lane) is lane
+    pool._unnumbered_until = 0.0
+    assert pool.enter(refused, None) is not None
+
+
+def test_an_appender_goes_on_without_room_for_a_producer(client: DLedgerClient, group: FakeGroup) -> None:
+    """All is stored, once and in order, though nothing is numbered."""
+    node = group.nodes[0]
+    node.fail_appends = [TooManyProducersError("4096 producers")]
+
+    with client.appender(batch_entries=2) as appender:
+        futures = [appender.append(b"%d" % number) for number in range(20)]
+
+    assert [future.result().index for future in futures] == list(range(20))
+    assert node.bodies() == [b"%d" % number for number in range(20)]
 
 
 def test_without_a_leader_nothing_was_applied(client: DLedgerClient, group: FakeGroup) -> None:
@@ -208,6 +246,11 @@ def test_an_interrupted_append_does_not_hold_up_others(client: DLedgerClient, gr
     assert errors[0].outcome == "unknown"
 
 
+def numbered(ticket: Ticket) -> ProducerBatch:
+    assert ticket.producer is not None
+    return ticket.producer
+
+
 def entered(pool: LanePool, *counts: int) -> list[Ticket]:
     lane, tickets = None, [Ticket(count) for count in counts]
     for ticket in tickets:
@@ -220,7 +263,7 @@ def test_tickets_are_numbered_in_the_order_in_which_they_are_sent() -> None:
     first, second = entered(LanePool(), 2, 3)
 
     assert first.lane is second.lane
-    assert (first.producer.sequence, second.producer.sequence) == (0, 2)
+    assert (numbered(first).sequence, numbered(second).sequence) == (0, 2)
 
 
 def test_only_the_first_of_a_failed_lane_is_sent_again() -> None:
@@ -258,17 +301,17 @@ def test_an_empty_lane_goes_on_after_what_is_stored() -> None:
     """Unless it is not known what is."""
     pool = LanePool()
     first, second = entered(pool, 2, 3)
-    name = first.producer.producer
+    name = numbered(first).producer
     pool.settle(first)
     pool.judge(second, EntryTooLargeError("x"))
     (third,) = entered(pool, 1)
-    same = (third.producer.producer, third.producer.sequence)
+    same = (numbered(third).producer, numbered(third).sequence)
     pool.judge(third, TermChangedError("x"))
     pool.give_up(third, None)
     (fourth,) = entered(pool, 1)
 
     assert same == (name, 2)
-    assert fourth.producer.producer != name
+    assert numbered(fourth).producer != name
 
 
 def test_an_appender_repeats_what_is_unknown_and_keeps_the_order(client: DLedgerClient, group: FakeGroup) -> None:
