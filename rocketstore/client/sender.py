@@ -469,7 +469,8 @@ class Sender:
             return
         with self._lock:
             doubtful = [batch for batch in self._backlog if batch.doubtful]
-        if doubtful and not pipe.is_told(deadline):
+        patience_s = min(deadline.remaining_s, LOOK_AFTER_S + LOOK_TIMEOUT_S)  # it may be frozen: then look again
+        if doubtful and not pipe.is_told(Deadline(patience_s)):
             pipe.close()
             self._on_no_master(UnavailableError(f"{pipe.address} did not accept a stream in time"))
             return
