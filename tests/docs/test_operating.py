@@ -17,7 +17,7 @@ from cluster.docs_reference import commands, configuration
 from cluster.docs_reference.records import default_text
 from cluster.local_group import LocalGroup, LocalGroupError, wait_until
 from dledger.runtime.supervisor import EXIT_FATAL
-from dledger.types import LogIndex, NodeId
+from dledger.types import LogIndex, Magic, NodeId
 from tests.docs.documents import ROOT, table_below
 
 pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
@@ -66,7 +66,7 @@ def _fill(group: LocalGroup) -> None:
 
 def _bodies(group: LocalGroup) -> list[bytes]:
     with closing(group.client(timeout_s=30)) as client:
-        return [entry.body for entry in client.read(LogIndex(0), count=1000) if entry.body]
+        return [entry.body for entry in client.read(LogIndex(0), count=1000) if entry.magic is Magic.NORMAL]
 
 
 def _wait_for_voters(group: LocalGroup) -> None:
