@@ -49,7 +49,7 @@ class EntryNode:
 
     def append(self, first: int, count: int, padding: int = 0) -> None:
         """Entries whose bodies are numbers."""
-        with DLedgerClient(self.server.client_address) as client:
+        with DLedgerClient(self.server.client_address, enable_idempotence=False) as client:  # no entries of its own
             client.append_many([f"{number}".encode().ljust(padding) for number in range(first, first + count)])
 
     def expire(self) -> int:
