@@ -18,9 +18,9 @@ import grpc
 
 from dledger.access.guard import Caller, Guard, Kind
 from dledger.access.permissions import Permission
-from dledger.access.producers import own_name
 from dledger.access.quota import Limits, Quota, Quotas
 from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
+from dledger.core.producer_names import own_name
 from dledger.errors import (
     AppendsNotServedError,
     DLedgerError,

@@ -14,7 +14,7 @@ from typing import Final
 
 from dledger.access.guard import Caller, Guard, Kind
 from dledger.access.permissions import Permission
-from dledger.access.producers import own_name
+from dledger.core.producer_names import own_name
 from dledger.errors import AccessDeniedError
 from rocketstore.broker.codec import Pull, parse
 from rocketstore.message.checks import NO_SEND_TOPICS

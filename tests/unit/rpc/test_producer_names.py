@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.access.producers import own_name
 from dledger.client import DLedgerClient
+from dledger.core.producer_names import own_name
 from dledger.core.producer_payload import NAME_BYTES_MAX, check_name
 from dledger.errors import InvalidRequestError
 from tests.unit.rpc.test_limits import ALICE, BOB, shared
