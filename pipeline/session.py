@@ -65,7 +65,8 @@ logger.gateway.level = error
 def spark_session(master: str | None = None, app_name: str = "dledger", **conf: object) -> SparkSession:
     """The running session, or a new one.
 
-    ``master``: as Spark's (``local[*]`` if nothing says otherwise); ``sc://…`` connects to a Spark Connect server.
+    ``master``: as Spark's (``local[*]`` if nothing says otherwise); ``sc://…`` connects to a Spark Connect server,
+    as does ``SPARK_REMOTE``; ``SPARK_REMOTE=local[2]`` starts one here.
     ``conf``: Spark's settings, with ``_`` for ``.`` where the name is no Python word, as
     ``spark_session(**{"spark.driver.memory": "4g"})``. Raises ``JavaMissingError``, ``PipelineError``.
     """
@@ -78,11 +79,14 @@ def spark_session(master: str | None = None, app_name: str = "dledger", **conf: 
     for name, value in settings.items():
         builder = builder.config(name, value)
     remote = master if master is not None and master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
-    if remote:
-        session: SparkSession = (builder.remote(remote) if master is not None else builder).getOrCreate()
+    running = SparkSession.getActiveSession()
+    if remote or (running is not None and _is_remote(running)):
+        if remote and remote.startswith("local"):  # a server of its own, in this machine's JVM
+            _prepare_environment(os.environ, remote)
+            java_version(os.environ)
+        session: SparkSession = (builder.remote(remote) if remote else builder).getOrCreate()
         _set_unset(session, settings)
         return session
-    running = SparkSession.getActiveSession()
     if running is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has started a JVM already
         _prepare_environment(os.environ, master or settings.get("spark.master"))
         java_version(os.environ)
