@@ -27,6 +27,12 @@ class _Jobs(click.Group):
     cls=_Jobs,
     short_help="Run a job over the log on Spark.",
     epilog="""\b
+Examples:
+  dledger pipeline stats /var/lib/broker/dledger-n0
+  dledger pipeline audit /backup/n0 /backup/n1 /backup/n2
+  dledger pipeline export -b 127.0.0.1:10911 -g broker-a --help
+
+\b
 Needs Spark (pip install 'dledger[spark]') and Java 17 or newer. A job runs on this machine, with all its processors,
 unless --master names a cluster; each is also a program for spark-submit, see docs/pipeline.md.""",
 )

@@ -16,6 +16,7 @@ from tests.browser.chromium import Page, browser, why_not
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which is else first if this directory is named on the command line
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One after the other, and never beside tests of containers.
 

@@ -18,6 +18,7 @@ from dledger.client import DLedgerClient, ReadMode
 from dledger.types import LogIndex, Magic
 from tests.docs.documents import ROOT
 from tests.support.spark import spark as spark
+from tests.support.spark import spark_sockets as spark_sockets
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -51,6 +51,7 @@ def group_of(item: pytest.Item) -> str:
     return "faults" if item.path.stem in FAULTS else "processes"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which is else first if this directory is named on the command line
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal out the tests of this directory."""
     for item in items:

@@ -16,10 +16,16 @@ from tests.support.history import AppendOp, Outcome
 
 
 def append_to_one(group: Group, node: NodeId, value: bytes, timeout_s: float = 1.5) -> Outcome:
-    """Append through one node only, recording what it answers."""
+    """Append through one node only, recording what it answers; a client that repeats would go on to another node."""
     began = time.monotonic()
-    address = group.nodes[node].client_address
-    with closing(DLedgerClient([address], group=group.name, timeout_s=timeout_s, security=group.security)) as client:
+    client = DLedgerClient(
+        [group.nodes[node].client_address],
+        group=group.name,
+        timeout_s=timeout_s,
+        security=group.security,
+        enable_idempotence=False,
+    )
+    with closing(client):
         try:
             operation = AppendOp(value, began, time.monotonic(), Outcome.ACKED, client.append(value).index)
         except DLedgerError as error:

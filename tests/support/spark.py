@@ -14,8 +14,10 @@ the session ends: give them names of their own.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +49,17 @@ def in_spark_group(items: list[pytest.Item], directory: Path) -> None:
         if directory in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(autouse=True)
+def spark_sockets(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Close what PySpark leaves of its sockets to the JVM while its own test lasts: others would be blamed for them."""
+    yield
+    if "spark" in request.fixturenames:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 @pytest.fixture(scope="session")

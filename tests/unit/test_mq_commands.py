@@ -20,6 +20,8 @@ from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
 from tests.support.ports import free_ports
 
 Run = Callable[..., Result]
+REPEATS_MAX = 1000
+"""More attempts than a producer makes of one message in the time that these tests give it."""
 
 
 @pytest.fixture
@@ -290,12 +292,15 @@ def test_send_takes_lines(run: Run, brokers: FakeBrokers, tmp_path: Path) -> Non
 
 def test_send_has_a_code_for_unknown_outcomes(run: Run, brokers: FakeBrokers) -> None:
     """3 if something may be stored, 1 if certainly nothing is."""
-    brokers.nodes[0].sends.append(Break())
-    unknown = run("message", "send", "-t", "orders", "x")
-    brokers.nodes[0].sends.append(Refusal("MESSAGE_ILLEGAL"))
+    sends = brokers.nodes[0].sends
+    sends.extend([Break()] * REPEATS_MAX)
+    unknown = run("message", "send", "--timeout", "0.5", "-t", "orders", "x")
+    sends.clear()
+    sends.append(Refusal("MESSAGE_ILLEGAL"))
     refused = run("message", "send", "-t", "orders", "x")
-    brokers.nodes[0].sends.append(Refusal("UNKNOWN_ERROR", "unknown"))
-    stream = run("message", "send", "-t", "orders", "-", stdin=b"x\n")
+    sends.extend([Refusal("UNKNOWN_ERROR", "unknown")] * REPEATS_MAX)
+    stream = run("message", "send", "--timeout", "0.5", "-t", "orders", "-", stdin=b"x\n")
+    sends.clear()
     brokers.nodes[0].sends.append(Refusal("MESSAGE_ILLEGAL"))
     refused_stream = run("message", "send", "-t", "orders", "-", stdin=b"x\n")
 
