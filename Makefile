@@ -56,7 +56,7 @@ test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=
 	exit $$status
 
 soak: $(STAMP) ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
-	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS) tests/soak
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS) tests
 
 test-spark-matrix: $(STAMP) ## The tests of Spark with each version that is meant to work (SPARK_VERSIONS="4.2.1 4.3.0")
 	@for version in $(SPARK_VERSIONS); do \

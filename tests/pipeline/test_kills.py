@@ -26,7 +26,7 @@ PATIENCE_S = 300
 """A JVM may take a minute to start on a busy machine."""
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_driver_killed_between_source_and_sink(spark: SparkSession, tmp_path: Path) -> None:
     """``kill -9`` of driver and JVM while a batch is being written; the next run repeats the batch, and no row."""
     with entry_node(tmp_path / "log") as node, broker_node(tmp_path / "broker") as broker:

@@ -80,6 +80,7 @@ def write(frame: DataFrame, options: dict[str, str]) -> None:
     frame.write.format("dledger").mode("append").options(**options).save()
 
 
+@pytest.mark.soak
 def test_a_stream_goes_from_one_secured_group_into_another(
     spark: SparkSession, entries: SecuredGroup, brokers: SealedBrokers, tmp_path: Path
 ) -> None:
