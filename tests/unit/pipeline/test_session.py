@@ -58,7 +58,7 @@ def test_what_the_user_says_is_never_overridden(tmp_path: Path, monkeypatch: pyt
     """Neither arguments nor spark-defaults.conf; the rest is set."""
     (tmp_path / "spark-defaults.conf").write_text("# ours\nspark.ui.enabled  true\nspark.master=spark://h:7077\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)  # a session of this process may have set it
+    monkeypatch.setattr("pyspark.SparkConf.getAll", lambda _: [])  # a JVM of this process knows its first session's
 
     submitted = start_settings(None, {"spark.ui.showConsoleProgress": "true"})
     local = start_settings("local[2]", {})
