@@ -22,7 +22,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what does not run here, and why."""
     if config.option.markexpr != "not interop and not soak":
         return []
-    return ["not run here: tests marked soak (minutes: make soak), tests/interop (Java, Maven, their downloads: make interop)"]
+    return ["not run here: what is marked soak (minutes: make soak), tests/interop (Java and Maven: make interop)"]
 
 
 @pytest.hookimpl(wrapper=True)
