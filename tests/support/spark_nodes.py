@@ -57,7 +57,7 @@ class EntryNode:
         data = sorted((self.directory / "dledger-n0" / "data").iterdir())
         for path in data[:-1]:
             os.utime(path, (LONG_AGO_S, LONG_AGO_S))
-        wait_until(lambda: not data[0].exists() and not data[-2].exists(), "the oldest segments are removed")
+        wait_until(lambda: not data[0].exists() and not data[-2].exists(), "the oldest segments are removed", 60)
         return self.server.status().begin_index
 
 
