@@ -60,8 +60,8 @@ from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, ProducerBatch, Store
 
 RUNS_KEPT: Final = 32
 """Runs per producer that the leader remembers, to say where what came twice is."""
-RUNS_WRITTEN: Final = 8
-"""Of them, at most so many go into a snapshot."""
+RUNS_WRITTEN: Final = 16
+"""Of them, at most so many go into a snapshot: more than a sender has requests on their way (12)."""
 SNAPSHOT_ENTRIES_PER_PRODUCER: Final = 32
 SNAPSHOT_ENTRIES_MAX: Final = 131_072
 SNAPSHOT_BYTES: Final = 32 * MIB
