@@ -21,7 +21,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install demo test soak test-spark-matrix spark-cluster interop check format bench sim image-base image compose-check drill proto screenshots docs clean
+.PHONY: help install demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim image-base image compose-check drill proto screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -54,6 +54,9 @@ test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report || true; \
 	grep -E '(passed|failed|error|no tests ran).* in [0-9.]+s' $(VENV)/pytest.out | tail -n 1 || true; \
 	exit $$status
+
+coverage: ## As make test; measures the processes that tests start as well, which takes longer
+	@COVERAGE_OF_PROCESSES=1 $(MAKE) --no-print-directory test
 
 soak: $(STAMP) ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS) tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Generator, Iterator
@@ -16,6 +17,15 @@ IN_MEMORY = frozenset({"contract", "paper", "scenarios", "store", "unit"})
 HERE = Path(__file__).parent
 
 _failed = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the coverage of what tests run themselves; of the processes that they start, on demand.
+
+    Those would take a fifth longer, and ``make test`` would take minutes more. ``make coverage`` measures them as well.
+    """
+    if hasattr(config, "workerinput") and os.environ.get("COVERAGE_OF_PROCESSES") != "1":
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -30,7 +30,7 @@ SEEDS_TRIED = 300
 
 
 def _may_show(plant: str, world: Options) -> bool:
-    """Whether it is worth running a world: figure 8 needs logs that differ at their ends, or finding it takes minutes."""
+    """Whether a world is worth running: figure 8 needs logs that differ at their ends, and is rare enough then."""
     if plant != "commit-old-terms":
         return True
     return world.has("slow_flush") and world.has("isolate_leader") and world.replication.push_bytes_max <= 600

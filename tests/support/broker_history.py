@@ -30,11 +30,6 @@ class SendOp:
     number: int = -1
     error: str = ""
 
-    @property
-    def place_is_known(self) -> bool:
-        """Whether the answer told it: to a repeated message a broker may say only that it is stored."""
-        return self.queue_id >= 0
-
 
 @dataclass(slots=True)
 class Session:
@@ -129,11 +124,7 @@ def _check_outcomes(sends: Sequence[SendOp], queues: Queues, where: Mapping[byte
         *_some("acknowledged messages are lost", (one for one in acked if one.body not in times)),
         *_some(
             "messages are not where they were acknowledged",
-            (
-                one
-                for one in acked
-                if one.body in times and where[one.body] != (one.queue_id, one.queue_offset) and one.place_is_known
-            ),
+            (one for one in acked if one.body in times and where[one.body] != (one.queue_id, one.queue_offset)),
         ),
         *_some("messages are stored more than once", (body for body, count in times.items() if count > 1)),
         *_some(
