@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from cluster import terminal
+from dledger.core.producer_payload import describe_payload
 from dledger.errors import ConfigError
 from dledger.store.format import Header, magic_of
 from dledger.store.inspect import (
@@ -94,7 +95,8 @@ def _item_json(item: DataItem) -> dict[str, object]:
         case RecordItem(header=header, body=body):
             names = ("index", "term", "position", "size", "channel", "chain_crc", "body_crc")
             fields = {name: getattr(header, name) for name in names}
-            return {"type": _kind(header), **place, **fields, "body": body.decode(errors="backslashreplace")}
+            told = {"producers": said} if (said := _said(header, body)) else {}
+            return {"type": _kind(header), **place, **fields, **told, "body": body.decode(errors="backslashreplace")}
         case BlankItem(length=length):
             return {"type": "BLANK", **place, "length": length}
         case EndItem():
@@ -110,13 +112,19 @@ def _item_line(item: DataItem) -> str:
             preview = ascii(body[:BODY_PREVIEW_BYTES].decode(errors="backslashreplace"))[1:-1]
             more = "…" if len(body) > BODY_PREVIEW_BYTES else ""
             kind = "" if (name := _kind(header)) == Magic.NORMAL.name else f" {name}"
-            return f"{place}  index {header.index} term {header.term}{kind} {len(body)} bytes  {preview}{more}"
+            text = _said(header, body) or preview + more
+            return f"{place}  index {header.index} term {header.term}{kind} {len(body)} bytes  {text}"
         case BlankItem(length=length):
             return f"{place}  blank of {length} bytes"
         case EndItem():
             return f"{place}  end, zeros follow"
         case ProblemItem(reason=reason):
             return f"{place}  DAMAGED: {reason}"
+
+
+def _said(header: Header, body: bytes) -> str:
+    """What a NOOP tells of producers; empty for everything else."""
+    return describe_payload(body) if _kind(header) == Magic.NOOP.name else ""
 
 
 def _kind(header: Header) -> str:

@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from dledger.clock import SystemClock
 from dledger.config import StoreConfig
+from dledger.core.producer_payload import Registration, encode_registration
 from dledger.store.file_store import FileStore
-from dledger.types import NOOP_CHANNEL, NodeId, Term
+from dledger.types import NOOP_CHANNEL, Magic, NodeId, Term
 
 ENTRIES = 40
 
@@ -151,3 +152,16 @@ def test_a_no_op_in_ordinary_form_is_shown_as_what_it_is(tmp_path: Path, inspect
 
     assert shown.exit_code == 0, shown.output
     assert "index 0 term 1 NOOP 13 bytes  begins a term" in shown.output
+
+
+def test_what_a_no_op_tells_of_producers_is_put_in_words(tmp_path: Path, inspect: Callable[..., Result]) -> None:
+    """Instead of the bytes, which nobody can read."""
+    config = StoreConfig(base_dir=tmp_path, segment_bytes=1024, index_segment_bytes=640, warm_bytes=0)
+    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    store.append_as_leader(Term(1), [encode_registration(Registration("orders", 7))], Magic.NOOP)
+    store.close()
+
+    plain, item = inspect(tmp_path, "--dump"), json.loads(inspect(tmp_path, "--dump", "--json").output.splitlines()[0])
+
+    assert plain.output.splitlines()[0].endswith("producer orders from here on, slot 7")
+    assert item["producers"] == "producer orders from here on, slot 7"
