@@ -25,6 +25,7 @@ import time
 from typing import Final
 
 from dledger.client.shared import is_retried
+from dledger.core.producer_names import MADE_UP_BYTES, made_up_name
 from dledger.errors import (
     DLedgerError,
     InvalidRequestError,
@@ -44,7 +45,7 @@ UNNUMBERED_S: Final = 60.0
 
 def new_producer_name() -> str:
     """A name that nobody else has."""
-    return f"c-{secrets.token_hex(12)}"
+    return made_up_name(secrets.token_bytes(MADE_UP_BYTES))
 
 
 class Lane:

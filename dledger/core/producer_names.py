@@ -1,18 +1,36 @@
-"""Whose a producer's name is: with access control, each account's own.
+"""What a producer's name tells: whose it is, and whether anybody comes back under it.
 
-Else an account that appends under another one's name would use up its numbers, and what the other one appends under
-them would be answered as stored, and be lost.
+With access control a name is each account's own. Else an account that appends under another one's name would use up its
+numbers, and what the other one appends under them would be answered as stored, and be lost.
+
+Names that clients make up begin with a mark, have random digits, and end with their client: nobody repeats anything
+under them later. Names that were given, by an application or by Spark for a task, may come back after any time.
 """
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from typing import Final
 
 from dledger.core.producer_payload import NAME_BYTES_MAX, check_name
 
+MADE_UP_BYTES: Final = 12
+"""Of chance in a name that a client makes up."""
 _ACCOUNT_DIGEST_BYTES: Final = 8
 _NAME_DIGEST_BYTES: Final = 32
+_MADE_UP: Final = re.compile(rf"(?:[0-9a-f]{{{2 * _ACCOUNT_DIGEST_BYTES}}}/)?c-[0-9a-f]{{{2 * MADE_UP_BYTES}}}")
+"""An account's own or not."""
+
+
+def made_up_name(chance: bytes) -> str:
+    """The name of a client's own making; ``chance``: ``MADE_UP_BYTES`` random bytes."""
+    return f"c-{chance.hex()}"
+
+
+def is_made_up(name: str) -> bool:
+    """Whether a client has made the name up, so that nobody comes back under it once its client is idle."""
+    return _MADE_UP.fullmatch(name) is not None
 
 
 def own_name(account: str, name: str) -> str:

@@ -34,6 +34,7 @@ from typing import Final
 
 from dledger.config import MIB, ReplicationConfig, ServerConfig
 from dledger.core.ports import Log
+from dledger.core.producer_names import is_made_up
 from dledger.core.producer_payload import (
     EMPTY_SNAPSHOT_BYTES,
     PRODUCER_BYTES,
@@ -111,6 +112,7 @@ class ProducerTable:
         self._expiry_ms = config.producer_expiry_ms
         self._snapshot_entries = config.producer_snapshot_entries
         self._by_name: dict[str, Producer] = {}  # the least recently active one first
+        self._made_up: dict[str, Producer] = {}  # those under names of clients' own making, in the same order
         self._by_slot: dict[int, Producer] = {}
         self._next_slot = 1
         self._bytes = EMPTY_SNAPSHOT_BYTES  # of a snapshot with a single run of each
@@ -174,17 +176,32 @@ class ProducerTable:
         """What to write for a new producer; ``room``: the bytes that a snapshot may take up."""
         dropped = 0
         if len(self) >= self._max or self._bytes + _size_of(name) > room:
-            oldest = next(iter(self._by_name.values()), None)
-            idle_ms = -1 if oldest is None else now_ms - oldest.active_ms
-            fits = oldest is not None and self._bytes - _size_of(oldest.name) + _size_of(name) <= room
-            if oldest is None or idle_ms < EVICTION_IDLE_MS or not fits:
+            idle = self._giving_way(room - _size_of(name), now_ms)
+            if idle is None:
                 return TooManyProducersError(
                     f"{len(self)} producers are remembered, all active within {EVICTION_IDLE_MS // 60_000} minutes, "
                     f"and {name!r} would be one too many: raise max_producers ({self._max}) or max_entry_bytes, or "
                     "let clients live longer"
                 )
-            dropped = oldest.slot
+            dropped = idle.slot
         return Registration(name, self._free_slot(), dropped)
+
+    def _giving_way(self, room: int, now_ms: int) -> Producer | None:
+        """Who makes room for a newcomer, so that the others fit ``room`` bytes: the one that is idle for longest.
+
+        Whoever has a name of a client's own making first: nobody comes back under it, but an application or a task of
+        Spark may after any time, and would store again what it repeats. The registration says who it was, so every
+        later leader agrees.
+        """
+        for producers in (self._made_up, self._by_name):
+            oldest = next(iter(producers.values()), None)
+            if (
+                oldest is not None
+                and now_ms - oldest.active_ms >= EVICTION_IDLE_MS
+                and self._bytes - _size_of(oldest.name) <= room
+            ):
+                return oldest
+        return None
 
     def _free_slot(self) -> int:
         slot = self._next_slot
@@ -220,6 +237,8 @@ class ProducerTable:
         """A producer is active, be it that it repeats or asks."""
         producer.active_ms = now_ms
         self._by_name[producer.name] = self._by_name.pop(producer.name)
+        if producer.name in self._made_up:
+            self._made_up[producer.name] = self._made_up.pop(producer.name)
 
     def note_slot(self, slot: int, first_index: int, count: int, now_ms: int) -> None:
         """As ``note``, for entries found in the log; nobody's if the slot is not known."""
@@ -280,6 +299,7 @@ class ProducerTable:
     def load(self, snapshot: Snapshot, now_ms: int) -> None:
         """Be what a snapshot says, whatever was before."""
         self._by_name.clear()
+        self._made_up.clear()
         self._by_slot.clear()
         self._bytes = EMPTY_SNAPSHOT_BYTES
         self._next_slot = snapshot.next_slot
@@ -289,12 +309,15 @@ class ProducerTable:
 
     def _add(self, producer: Producer) -> Producer:
         self._by_name[producer.name] = self._by_slot[producer.slot] = producer
+        if is_made_up(producer.name):
+            self._made_up[producer.name] = producer
         self._bytes += _size_of(producer.name)
         return producer
 
     def _forget(self, producer: Producer) -> None:
         if self._by_name.get(producer.name) is producer:
             del self._by_name[producer.name]
+            self._made_up.pop(producer.name, None)
             del self._by_slot[producer.slot]
             self._bytes -= _size_of(producer.name)
 

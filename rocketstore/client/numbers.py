@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from dledger.core.producer_names import MADE_UP_BYTES, made_up_name
 from dledger.errors import (
     DLedgerError,
     InvalidRequestError,
@@ -42,7 +43,7 @@ UNNUMBERED_S: Final = 60.0
 
 def new_name() -> str:
     """A producer's name that nobody else has."""
-    return secrets.token_hex(16)
+    return made_up_name(secrets.token_bytes(MADE_UP_BYTES))
 
 
 class Numbers:

@@ -9,6 +9,7 @@ import pytest
 
 from dledger.core import producers
 from dledger.core.outbox import RoleReason, Wake
+from dledger.core.producer_names import MADE_UP_BYTES, made_up_name
 from dledger.core.producer_payload import (
     ProducerRecord,
     Registration,
@@ -372,6 +373,39 @@ def test_the_longest_idle_producer_gives_way_to_a_new_one(monkeypatch: pytest.Mo
     assert known(solo) == {"a": 2, "c": 1}
     assert told(solo)[-1] == Registration("c", 3, dropped=2)
     assert known(successor(solo)) == {"a": 2, "c": 1}
+
+
+def test_names_of_clients_own_making_give_way_before_given_ones() -> None:
+    """Whoever was given a name may come back under it and repeat; a client that made its own up does not."""
+    first, second = (made_up_name(bytes([number] * MADE_UP_BYTES)) for number in range(2))
+    solo = leading(max_producers=3)
+    for name in ("sink/0", first, second):
+        append(solo, name, 0, b"")
+    solo = successor(solo, max_producers=3)  # which has it from the log alone
+    solo.now_ms += 300_000
+    append(solo, first, 1, b"")
+    solo.now_ms += 300_000
+
+    append(solo, "sink/1", 0, b"")
+    without_second = known(solo)
+    append(solo, "sink/2", 0, b"")
+
+    assert without_second == {"sink/0": 1, first: 2, "sink/1": 1}  # the one that is idle, though not for longest
+    assert known(solo) == {first: 2, "sink/1": 1, "sink/2": 1}  # no such one is idle for long: as ever
+    assert known(successor(solo)) == known(solo)
+
+
+def test_a_made_up_name_gives_way_only_if_that_is_enough_room() -> None:
+    """Where the bytes of a snapshot are what is short, a longer name may need more."""
+    made_up, long = made_up_name(bytes(MADE_UP_BYTES)), "p" * 70
+    solo = leading(max_entry_bytes=256)
+    append(solo, long, 0, b"")
+    append(solo, made_up, 0, b"")
+    solo.now_ms += 600_000
+
+    append(solo, "q" * 70, 0, b"")
+
+    assert known(solo) == {made_up: 1, "q" * 70: 1}
 
 
 def test_whoever_repeats_or_asks_is_not_idle() -> None:

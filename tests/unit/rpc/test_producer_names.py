@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.core.producer_names import own_name
+from dledger.client.lanes import new_producer_name
+from dledger.core.producer_names import is_made_up, own_name
 from dledger.core.producer_payload import NAME_BYTES_MAX, check_name
 from dledger.errors import InvalidRequestError
+from rocketstore.client.numbers import new_name
 from tests.unit.rpc.test_limits import ALICE, BOB, shared
 
 
@@ -50,3 +53,12 @@ def test_what_is_no_name_is_refused_under_any_account() -> None:
     """Also if it is so long that only its digest would be used."""
     with pytest.raises(InvalidRequestError, match="cannot name a producer"):
         own_name("alice", "with space" * 20)
+
+
+def test_names_that_clients_make_up_are_known_as_such() -> None:
+    """Under any account, too; and no others, above all not those of Spark's tasks."""
+    made_up = [new_producer_name(), new_name()]
+    given = ["job-7/0", "c-", "c-job", f"c-{'0' * 23}", f"{made_up[0]}/0", f"sink/{made_up[0]}", f"{uuid4()}/0"]
+
+    assert all(is_made_up(name) and is_made_up(own_name("alice", name)) for name in made_up)
+    assert not any(is_made_up(name) or is_made_up(own_name("alice", name)) for name in given)
