@@ -310,7 +310,7 @@ class AsyncDLedgerClient:
             try:
                 return address, await self._status_of(address, deadline)
             except DLedgerError as error:
-                return address, await asyncio.to_thread(self._channel_maker.diagnose, error, address)
+                return address, error
 
         tasks = [asyncio.create_task(ask(address)) for address in addresses]
         try:
@@ -335,7 +335,8 @@ class AsyncDLedgerClient:
         try:
             return await method(request, timeout=max(deadline.remaining_s, 0.001))
         except grpc.RpcError as error:
-            raise rpc_failure(error, address, sent=changes) from error
+            failure = rpc_failure(error, address, sent=changes)
+            raise await asyncio.to_thread(self._channel_maker.diagnose, failure, address) from error
 
     async def _stream(self, name: str, request: Callable[[], bytes], address: str | None) -> AsyncIterator[bytes]:
         """As ``DLedgerClient._stream``."""

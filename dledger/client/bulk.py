@@ -69,6 +69,7 @@ class Ways:
     leader: Callable[[Deadline], str]
     ask_all: Callable[[Sequence[str], Deadline], Iterator[tuple[str, NodeStatus | DLedgerError]]]
     call: Callable[[str, str, bytes, Deadline], bytes]
+    diagnose: Callable[[DLedgerError, str], DLedgerError]
 
 
 class BulkReads:
@@ -187,7 +188,7 @@ class BulkReads:
         try:
             yield from call
         except grpc.RpcError as error:
-            raise rpc_failure(error, address, sent=False) from error
+            raise self._ways.diagnose(rpc_failure(error, address, sent=False), address) from error
         finally:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 

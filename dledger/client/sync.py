@@ -87,7 +87,16 @@ class DLedgerClient:
         )
         self._appends = Appends(links, LanePool() if enable_idempotence else None)
         self._bulk = BulkReads(
-            Ways(group, self._directory, self._closing, self._channel, self._leader, self._ask_all, self._call)
+            Ways(
+                group,
+                self._directory,
+                self._closing,
+                self._channel,
+                self._leader,
+                self._ask_all,
+                self._call,
+                self._channel_maker.diagnose,
+            )
         )
 
     def __enter__(self) -> DLedgerClient:
@@ -473,7 +482,7 @@ class DLedgerClient:
         try:
             answer: bytes = self._method(name, address)(request, timeout=max(deadline.remaining_s, 0.001))
         except grpc.RpcError as error:
-            raise rpc_failure(error, address, sent=changes) from error
+            raise self._channel_maker.diagnose(rpc_failure(error, address, sent=changes), address) from error
         return answer
 
     def _stream(self, name: str, request: Callable[[], bytes], address: str | None) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,12 +11,14 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from dledger.client import AsyncDLedgerClient, DLedgerClient
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.config import SecurityConfig, ServerConfig
 from dledger.errors import TlsError, UnavailableError
 from dledger.rpc.client_server import ClientServer
 from tests.support.fake_node import FakeNode
 
+PATIENCE_S = 20
 SILENT_REFUSAL = UnavailableError("127.0.0.1:1 cannot be reached: failed to connect to all addresses: Socket closed")
 
 
@@ -56,6 +59,36 @@ def test_a_server_that_hangs_up_on_plaintext_wants_tls() -> None:
     assert isinstance(found, TlsError)
     with pytest.raises(TlsError, match="wants TLS"):
         raise found
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, address: client.metadata(address),
+        lambda client, address: client.read(0, address=address),
+        lambda client, address: next(client.fetch_log(0, address=address)),
+    ],
+    ids=["metadata", "read", "fetch-log"],
+)
+def test_whoever_asks_a_node_that_wants_tls_hears_so(ask: Callable[[DLedgerClient, str], object]) -> None:
+    """Whatever is asked, and long before the time is over that an unreachable node has."""
+    with (
+        server(lambda connection: connection.recv(1024)) as address,
+        DLedgerClient(address, timeout_s=PATIENCE_S) as client,
+        pytest.raises(TlsError, match="wants TLS"),
+    ):
+        ask(client, address)
+
+
+def test_whoever_asks_from_a_loop_hears_so_too() -> None:
+    """The loop goes on meanwhile: looking for the reason may take a moment."""
+
+    async def ask(address: str) -> None:
+        async with AsyncDLedgerClient(address, timeout_s=PATIENCE_S) as client:
+            await client.metadata()
+
+    with server(lambda connection: connection.recv(1024)) as address, pytest.raises(TlsError, match="wants TLS"):
+        asyncio.run(ask(address))
 
 
 def connects(maker: ChannelMaker, address: str) -> bool:
