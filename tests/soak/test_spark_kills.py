@@ -10,13 +10,13 @@ from typing import Final
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
 from rocketstore.client import TopicInfo
-from tests.support.spark_copy import CopyProcess
-from tests.support.waiting import wait_until
+from tests.support.spark_copy import CopyProcess, stored_bodies, stored_count, wait_stored
 
 ENTRIES: Final = 100_000
 KILLED_DRIVERS: Final = 4
 PATIENCE_S: Final = 300
 QUEUES: Final = 4
+TOPIC: Final = "copied"
 
 
 def test_copying_stream_survives_kills_of_drivers_and_leaders(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_copying_stream_survives_kills_of_drivers_and_leaders(tmp_path: Path) ->
     with LocalGroup(tmp_path / "source") as source, LocalBrokers(tmp_path / "sink") as sink:
         sink.master()
         with sink.admin(30) as admin:
-            admin.put_topic(TopicInfo("copied", QUEUES, QUEUES))
+            admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
         read = {
             "bootstrap.servers": ",".join(source.addresses),
             "group": source.name,
@@ -33,19 +33,19 @@ def test_copying_stream_survives_kills_of_drivers_and_leaders(tmp_path: Path) ->
             "maxOffsetsPerTrigger": "3000",
             "minPartitions": "2",
         }
-        write = {"bootstrap.servers": ",".join(sink.addresses), "topic": "copied"}
+        write = {"bootstrap.servers": ",".join(sink.addresses), "topic": TOPIC}
         producing = threading.Thread(target=produce, args=(source,), name="test-producer")
         producing.start()
         try:
             for round_ in range(KILLED_DRIVERS):
-                before = copied(sink)
+                before = stored_count(sink, TOPIC)
                 with CopyProcess(tmp_path / "copy", read, write) as copy:
                     wanted = before + chance.randrange(1000, 12_000)
-                    wait_copied(sink, copy, wanted)
+                    wait_stored(sink, copy, TOPIC, wanted)
                     group = (source, sink)[round_ % 2]
                     leader = group.leader()
                     group.kill(leader)
-                    wait_copied(sink, copy, wanted + 2000)
+                    wait_stored(sink, copy, TOPIC, wanted + 2000)
                     copy.kill()
                     group.start(leader)
         finally:
@@ -53,7 +53,7 @@ def test_copying_stream_survives_kills_of_drivers_and_leaders(tmp_path: Path) ->
         with CopyProcess(tmp_path / "copy", read, write) as copy:
             copy.finish(PATIENCE_S)
 
-        assert bodies(sink) == list(range(ENTRIES))
+        assert stored_bodies(sink, TOPIC) == list(range(ENTRIES))
 
 
 def produce(source: LocalGroup) -> None:
@@ -61,23 +61,3 @@ def produce(source: LocalGroup) -> None:
     with source.client(60) as client, client.appender() as appender:
         for number in range(ENTRIES):
             appender.append(b"%d" % number)
-
-
-def copied(sink: LocalBrokers) -> int:
-    """How many messages the topic has."""
-    with sink.admin(30) as admin:
-        return sum(one.max_offset for one in admin.queue_ranges("copied"))
-
-
-def wait_copied(sink: LocalBrokers, copy: CopyProcess, count: int) -> None:
-    """Until the topic has more than so many, or the stream has ended."""
-    wait_until(lambda: copy.ended or copied(sink) > count, f"{count} messages are copied", PATIENCE_S)
-
-
-def bodies(sink: LocalBrokers) -> list[int]:
-    """What the topic holds, sorted; read by RocketMQ's own way, not Spark's."""
-    found: list[int] = []
-    with sink.consumer("check", "copied") as consumer:
-        while len(found) < copied(sink):
-            found += [int(message.body) for message in consumer.poll(timeout_s=10)]
-    return sorted(found)

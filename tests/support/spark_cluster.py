@@ -1,0 +1,75 @@
+"""A Spark cluster of a master and two workers for tests, and its executors, which tests kill.
+
+``cluster`` is the fixture: import it, and name it as an argument of a test. Each worker has one core, so that two tasks
+run at a time, each in an executor of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from cluster import spark_standalone
+from cluster.spark_standalone import Cluster, Options
+from pipeline.errors import JavaMissingError
+
+ROOT: Final = Path(__file__).parents[2]
+WORKERS: Final = 2
+SMALL: Final = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
+"""What an application needs to say to have an executor on each worker."""
+_EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Running, and at the end gone with all its processes."""
+    directory = tmp_path_factory.mktemp("spark-cluster")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # executors inherit it from the workers
+        try:
+            made = spark_standalone.start(Options(directory, workers=WORKERS, port=0, ui_port=0))
+        except JavaMissingError as error:
+            pytest.skip(f"NOT TESTED ON A SPARK CLUSTER: {error}")
+    yield made
+    spark_standalone.stop(directory)
+    assert not any(process.alive for process in made.processes)
+
+
+def environment() -> Mapping[str, str]:
+    """Of whoever drives a job from this source tree."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+
+
+def executors(cluster: Cluster) -> list[int]:
+    """The processes of its executors: what its workers have started."""
+    workers = {process.pid for process in cluster.processes}
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        pid = int(path.parent.name)
+        try:
+            if _EXECUTOR in path.read_bytes() and parent_of(pid) in workers:
+                found.append(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def executor_of(cluster: Cluster, pid: int) -> int:
+    """The executor that a process of Python works for; fails if it is nobody's."""
+    known = executors(cluster)
+    while pid > 1:
+        if pid in known:
+            return pid
+        pid = parent_of(pid)
+    raise AssertionError(f"none of the executors {known} has such a process")
+
+
+def parent_of(pid: int) -> int:
+    """Who has started a process. Raises ``FileNotFoundError``, ``ProcessLookupError``."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
