@@ -59,7 +59,7 @@ coverage: ## As make test; measures the processes that tests start as well, whic
 	@COVERAGE_OF_PROCESSES=1 $(MAKE) --no-print-directory test
 
 soak: $(STAMP) ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
-	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS) tests
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=900 $(PYTEST_ARGS) tests
 
 test-spark-matrix: $(STAMP) ## The tests of Spark with each version that is meant to work (SPARK_VERSIONS="4.2.1 4.3.0")
 	@for version in $(SPARK_VERSIONS); do \

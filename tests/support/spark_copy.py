@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 300
+ASK_EVERY_S: Final = 0.1
+"""A broker that is asked without a pause takes a core from Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,11 @@ def _count(admin: Admin, topic: str) -> int:
 def wait_stored(sink: LocalBrokers, copy: CopyProcess, topic: str, count: int) -> None:
     """Until the topic has more than so many, or the copying has ended."""
     with sink.admin(30) as admin:
-        wait_until(lambda: copy.ended or _count(admin, topic) > count, f"{count} messages are copied", PATIENCE_S)
+
+        def there() -> bool:
+            return copy.ended or _count(admin, topic) > count
+
+        wait_until(there, f"{count} messages are copied", PATIENCE_S, poll_s=ASK_EVERY_S)
 
 
 def stored_bodies(sink: LocalBrokers, topic: str) -> list[int]:

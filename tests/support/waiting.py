@@ -9,14 +9,14 @@ from collections.abc import Callable
 POLL_S = 0.005
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
-    """Return once ``condition()`` holds; fail with ``what`` after ``timeout_s``."""
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0, *, poll_s: float = POLL_S) -> None:
+    """Return once ``condition()`` holds; fail with ``what`` after ``timeout_s``. It looks every ``poll_s``."""
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
-        pause.wait(POLL_S)
+        pause.wait(poll_s)
 
 
 class ManualClock:
