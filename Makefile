@@ -58,7 +58,11 @@ test: $(STAMP) ## All tests with branch coverage (TESTS=tests/unit, PYTEST_ARGS=
 coverage: ## As make test; measures the processes that tests start as well, which takes longer
 	@COVERAGE_OF_PROCESSES=1 $(MAKE) --no-print-directory test
 
-soak: $(STAMP) ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
+$(VENV)/.installed-soak: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark-connect]'
+	touch $@
+
+soak: $(VENV)/.installed-soak ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=900 $(PYTEST_ARGS) tests
 
 test-spark-matrix: $(STAMP) ## The tests of Spark with each version that is meant to work (SPARK_VERSIONS="4.2.1 4.3.0")
