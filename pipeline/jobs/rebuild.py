@@ -1,9 +1,9 @@
 """Job ``rebuild``: a broker's consume queues and key index out of its log, byte for byte as the broker writes them.
 
-Queues are derived split by split and brought together by queue; the index is a row of files whose entries are chained
-in log order, so its keys are derived in parallel and written by one task. ``--verify`` derives the same and compares it
-with what is there. A broker rebuilds by itself what is missing at its start, with one processor; this is for large
-stores, for checking, and for restoring a store from its log alone.
+One pass over the log, split by split, gives the units of all queues and the keys. They are brought together by queue;
+the index is a row of files whose entries are chained in log order, so its keys are written by one task, like one more
+queue. ``--verify`` derives the same and compares it with what is there. A broker rebuilds by itself what is missing at
+its start, with one processor; this is for large stores, for checking, and for restoring a store from its log alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from dledger.store.fs import RealFileSystem
 from pipeline.jobs.command import job_command, run_standalone
 from pipeline.jobs.report import Column, Fact, Report, Table
 from pipeline.jobs.units import Unit
+from pipeline.rebuild.parts import INDEX, INDEX_DIR, PARTS, QUEUES, QUEUES_DIR
 from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.config import MessageStoreConfig
 from rocketstore.deleted import DELETED_FILE
@@ -33,14 +34,12 @@ from rocketstore.index.file import IndexShape
 from rocketstore.settings import load_broker_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from pipeline.rebuild.compare import Bounds, Tally
+    from pipeline.rebuild.rows import Written
 
 SPLIT_BYTES: Final = 256 * 1024 * 1024
-QUEUES: Final = "queues"
-INDEX: Final = "index"
-PARTS: Final = (QUEUES, INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +94,25 @@ def run(spark: SparkSession, options: RebuildOptions) -> Report:
 
 def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Report:
     from pipeline.directory import open_directory
-    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR, exchange, keep_expired_queues, remove_left_overs
+    from pipeline.rebuild.install import exchange, keep_expired_queues, remove_left_overs
 
     kept: list[str] = []
     with _locked(options.target):
         remove_left_overs(options.target)
         begin = open_directory(options.root).begin
         with _staging(options.target) as staging:
-            _derive(spark, options, staging, keys_only=False)
-            derived = _counted(options, staging)
+            built = staging / "built"
+            written = _derive(spark, options, built, keys_only=False)
             if QUEUES in options.parts:
-                kept = keep_expired_queues(staging / QUEUES_DIR, options.root / QUEUES_DIR, begin)
-                exchange(options.target, staging, QUEUES_DIR)
+                kept = keep_expired_queues(built / QUEUES_DIR, options.root / QUEUES_DIR, begin)
+                exchange(options.target, built, QUEUES_DIR)
             if INDEX in options.parts:
-                exchange(options.target, staging, INDEX_DIR)
+                exchange(options.target, built, INDEX_DIR)
     took_s = time.monotonic() - began_s
     files = {name: _file_count(options.target / name) for name in (QUEUES_DIR, INDEX_DIR)}
     notes = [f"{len(kept)} queues have no message in the log any more and were kept as they were"] if kept else []
     facts = (
-        *_facts(derived, took_s),
+        *_facts(options, written, took_s),
         Fact("queue files", files[QUEUES_DIR] if QUEUES in options.parts else None, Unit.COUNT),
         Fact("index files", files[INDEX_DIR] if INDEX in options.parts else None, Unit.COUNT),
     )
@@ -122,21 +121,20 @@ def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Re
 
 def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Report:
     from pipeline.rebuild.compare import compare_index, compare_queues, read_keys
-    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR
-    from pipeline.source.derived import KEYS_FILE
+    from pipeline.rebuild.rows import KEYS_FILE
 
     bounds = _bounds(options)  # before the log is read: what is dispatched then is in the log, too
     tallies: dict[str, Tally] = {}
     with _staging(None) as staging:
-        _derive(spark, options, staging, keys_only=True)
-        derived = _counted(options, staging)
+        built = staging / "built"
+        written = _derive(spark, options, built, keys_only=True)
         bounds = _with_log(options, bounds)
         if QUEUES in options.parts:
             tallies[QUEUES] = compare_queues(
-                staging / QUEUES_DIR, options.root / QUEUES_DIR, options.store.consume_queue_file_bytes, bounds
+                built / QUEUES_DIR, options.root / QUEUES_DIR, options.store.consume_queue_file_bytes, bounds
             )
         if INDEX in options.parts:
-            keys = read_keys(staging / INDEX_DIR / KEYS_FILE)
+            keys = read_keys(built / INDEX_DIR / KEYS_FILE)
             tallies[INDEX] = compare_index(keys, options.root / INDEX_DIR, options.shape, bounds)
             del keys
     took_s = time.monotonic() - began_s
@@ -154,67 +152,51 @@ def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Rep
     return Report(
         "rebuild",
         f"Verified {options.root}: {' and '.join(options.parts)} {verdict}",
-        (Fact("verdict", "different" if differences else "equal"), *_facts(derived, took_s)),
+        (Fact("verdict", "different" if differences else "equal"), *_facts(options, written, took_s)),
         (table,),
         problems=tuple(one.sentence() for one in differences),
     )
 
 
-def _counted(options: RebuildOptions, staging: Path) -> dict[str, int]:
-    """How much of each part was made."""
-    from pipeline.rebuild.compare import count_keys, count_units
-    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR
-
-    counts = {}
-    if QUEUES in options.parts:
-        counts[QUEUES] = count_units(staging / QUEUES_DIR)
-    if INDEX in options.parts:
-        counts[INDEX] = count_keys(staging / INDEX_DIR)
-    return counts
-
-
-def _facts(counts: Mapping[str, int], took_s: float) -> tuple[Fact, ...]:
-    main = counts.get(QUEUES, counts.get(INDEX, 0))
+def _facts(options: RebuildOptions, written: Written, took_s: float) -> tuple[Fact, ...]:
+    messages = written.units if QUEUES in options.parts else None
+    keys = written.keys if INDEX in options.parts else None
+    done = keys or 0 if messages is None else messages
     return (
-        Fact("messages", counts.get(QUEUES), Unit.COUNT),
-        Fact("keys", counts.get(INDEX), Unit.COUNT),
+        Fact("messages", messages, Unit.COUNT),
+        Fact("keys", keys, Unit.COUNT),
         Fact("time", took_s, Unit.SECONDS),
-        Fact("rate", main / took_s if took_s else None, Unit.PER_SECOND),
+        Fact("rate", done / took_s if took_s else None, Unit.PER_SECOND),
     )
 
 
 # -- deriving --------------------------------------------------------------------------------------------------------
 
 
-def _derive(spark: SparkSession, options: RebuildOptions, staging: Path, *, keys_only: bool) -> None:
-    """Write what the log makes to ``staging``."""
-    from pipeline.rebuild.install import INDEX_DIR, QUEUES_DIR
+def _derive(spark: SparkSession, options: RebuildOptions, target: Path, *, keys_only: bool) -> Written:
+    """Write what the log makes to ``target``, which must not exist."""
+    from pipeline.rebuild.rows import ORDER
     from pipeline.source import derived as formats
 
-    spark.dataSource.register(formats.QueuesDataSource)
-    spark.dataSource.register(formats.IndexDataSource)
-    if QUEUES in options.parts:
-        rows = _read(spark, formats.QUEUES, options)
-        by_queue = rows.repartition("topic", "queueId").sortWithinPartitions("topic", "queueId", "position")
-        _write(by_queue, formats.QUEUES, staging / QUEUES_DIR, fileBytes=options.store.consume_queue_file_bytes)
-    if INDEX in options.parts:
-        in_order = _read(spark, formats.INDEX, options).repartition(1).sortWithinPartitions("position")
-        layout = "keys" if keys_only else "files"
-        slots, entries = options.shape
-        _write(in_order, formats.INDEX, staging / INDEX_DIR, layout=layout, slots=slots, entries=entries)
-
-
-def _read(spark: SparkSession, kind: str, options: RebuildOptions) -> DataFrame:
-    return (
+    for one in (formats.DerivedDataSource, formats.QueuesDataSource, formats.IndexDataSource):
+        spark.dataSource.register(one)
+    kind = formats.FORMATS[tuple(part for part in PARTS if part in options.parts)]
+    rows = (
         spark.read.format(kind)
         .option("splitBytes", options.split_bytes)
         .option("delayLevels", options.store.message_delay_level)
         .load(str(options.root))
     )
-
-
-def _write(rows: DataFrame, kind: str, path: Path, **options: int | str) -> None:
-    rows.write.format(kind).mode("append").options(**options).save(str(path))
+    *same, _ = ORDER
+    files = {
+        "fileBytes": options.store.consume_queue_file_bytes,
+        "layout": "keys" if keys_only else "files",
+        "slots": options.shape.slots,
+        "entries": options.shape.entries,
+    }
+    by_queue = rows.repartition(*same).sortWithinPartitions(*ORDER)
+    by_queue.write.format(kind).mode("append").options(**files).save(str(target))
+    return formats.read_counts(target)
 
 
 # -- the store's directory ---------------------------------------------------------------------------------------------

@@ -305,23 +305,6 @@ def read_keys(path: Path) -> NDArray[np.void]:
     return np.memmap(path, KEY, "r")
 
 
-def count_units(directory: Path) -> int:
-    """How many messages the queues below a directory name."""
-    return sum(int(np.count_nonzero(_real(np.fromfile(path, UNIT)))) for path in directory.glob("*/*/*"))
-
-
-def count_keys(directory: Path) -> int:
-    """How many entries index files have, or how many keys were written in their place."""
-    total = 0
-    for path in directory.iterdir():
-        if _INDEX_NAME.fullmatch(path.name):
-            with path.open("rb") as file:
-                total += max(IndexHeader(*HEADER.unpack(file.read(HEADER_BYTES))).next_entry, 1) - 1
-        else:
-            total += path.stat().st_size // KEY.itemsize
-    return total
-
-
 def _key_text(key: np.void) -> str:
     hash_, offset, store_ms = key.tolist()
     return f"hash {hash_} of the record at {offset} (stored at {store_ms})"

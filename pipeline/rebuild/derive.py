@@ -5,29 +5,27 @@ What dispatch would stop at is an error here too: a record that does not add up 
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.decode.context import DecodeContext
-from pipeline.decode.layout import Ints
-from pipeline.decode.properties import TAGS, parse_properties, tags_codes
+from pipeline.decode.layout import Ints, Mask
 from pipeline.decode.records import Records, rows_of
 from pipeline.decode.slices import slices
 from pipeline.directory import Split, reading
 from pipeline.errors import BrokenRecordError
-from rocketstore.index.keys import TopicHashes, key_hashes
+from rocketstore.index.keys import TopicHashes, hashes_in
 from rocketstore.message.checks import check_topic
 from rocketstore.message.delay import DelayLevels, parse_level
+from rocketstore.message.message import PROPERTY_TAGS, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
 from rocketstore.message.properties import find_property
-from rocketstore.types import SCHEDULE_TOPIC, RecordHead
+from rocketstore.message.property_texts import PADDING, PropertyTexts
+from rocketstore.types import SCHEDULE_TOPIC
 
 UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 """A consume queue's unit as it is stored."""
@@ -38,8 +36,7 @@ RECORDS_AT_ONCE: Final = 16_384
 _NO_PLACE_IN_QUEUE: Final = 0x4
 """Set in the system flag of prepared and of rolled-back messages, and of no others."""
 _QUEUE_ID_BITS: Final = 32
-_make_head: Final = functools.partial(tuple.__new__, RecordHead)
-"""Makes named tuples without their constructor's detour: one per message."""
+_TAGS: Final = PROPERTY_TAGS.encode() + b"\x01"
 
 
 class Run(NamedTuple):
@@ -71,6 +68,11 @@ class Columns:
     queue_offset: Ints
     units: NDArray[np.void]
 
+    def select(self, wanted: Mask) -> Columns:
+        """Only the records that are wanted."""
+        numbers = self.topic[wanted], self.queue_id[wanted], self.queue_offset[wanted]
+        return Columns(self.topics, *numbers, self.units[wanted])
+
 
 def records_of(split: Split) -> Iterator[Records]:
     """The messages of a split, some thousand at a time, all of them whole. Raises ``BrokenRecordError``."""
@@ -80,7 +82,8 @@ def records_of(split: Split) -> Iterator[Records]:
             starts = stretch.starts[at : at + RECORDS_AT_ONCE]
             records = rows_of(stretch.window, starts, replace(context, base=stretch.base))
             _check_whole(records)
-            yield records
+            if len(records):
+                yield records
 
 
 def _check_whole(records: Records) -> None:
@@ -96,29 +99,53 @@ def _check_whole(records: Records) -> None:
         )
 
 
-def unit_columns(records: Records, levels: DelayLevels) -> Columns:
-    """The units of whole records. Those without a place in a queue are left out."""
-    records = records.select(records.field("sysFlag") & _NO_PLACE_IN_QUEUE == 0)
-    names = slices(records.buffer, records.topic_begins, records.topic_ends)
-    encoded = pc.dictionary_encode(names)
-    topics = tuple(encoded.dictionary.to_pylist())
-    topic = np.asarray(encoded.indices).astype(np.int64)
+class Details:
+    """What queues and index both look at in whole records: their topics and properties. There is at least one."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        encoded = pc.dictionary_encode(slices(records.buffer, records.topic_begins, records.topic_ends))
+        self.topics: tuple[bytes, ...] = tuple(encoded.dictionary.to_pylist())
+        """The different ones."""
+        self.topic: Ints = np.asarray(encoded.indices).astype(np.int64)
+        """Per record the number of its topic."""
+        self.properties = _properties(records)
+
+
+def _properties(records: Records) -> PropertyTexts:
+    """The property strings, each with the byte before it, in the place of which comes the separator."""
+    strings = slices(records.buffer, records.property_begins - 1, records.ends)
+    _, offsets, values = strings.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4).astype(np.int64)
+    text = np.empty(int(bounds[-1]) + len(PADDING), np.uint8)
+    text[: bounds[-1]] = np.frombuffer(values, np.uint8, int(bounds[-1]))
+    text[bounds[-1] :] = np.frombuffer(PADDING, np.uint8)
+    text[bounds[:-1]] = text[bounds[-1]]
+    return PropertyTexts(text, bounds[1:])
+
+
+def unit_columns(details: Details, levels: DelayLevels) -> Columns:
+    """The units of the records. Those without a place in a queue are left out."""
+    records = details.records
     units = np.empty(len(records), UNIT)
     units["offset"] = records.field("physicalOffset")
     units["size"] = records.field("messageSize")
-    units["tags"] = _codes(records, topics, topic, levels)
-    return Columns(topics, topic, records.field("queueId"), records.field("queueOffset"), units)
+    units["tags"] = _codes(details, levels)
+    columns = Columns(details.topics, details.topic, records.field("queueId"), records.field("queueOffset"), units)
+    placed = records.field("sysFlag") & _NO_PLACE_IN_QUEUE == 0
+    return columns if placed.all() else columns.select(placed)
 
 
-def _codes(records: Records, topics: Sequence[bytes], topic: Ints, levels: DelayLevels) -> Ints:
-    """Hashes of tags; of delayed messages the time at which they are due."""
-    properties = slices(records.buffer, records.property_begins, records.ends)
-    codes = np.asarray(tags_codes(parse_properties(properties).named(TAGS))).astype(np.int64)
+def _codes(details: Details, levels: DelayLevels) -> Ints:
+    """Hashes of tags, 0 without; of delayed messages the time at which they are due."""
+    codes = np.zeros(len(details.records), np.int64)
+    tags = details.properties.named(_TAGS)
+    codes[tags.owners] = details.properties.hashes(tags).view(np.int32)
     schedule = SCHEDULE_TOPIC.encode()
-    if schedule in topics:
-        stored = records.field("storeTimestamp")
-        for row in np.flatnonzero(topic == topics.index(schedule)).tolist():
-            level = parse_level(find_property(properties[row].as_py(), "DELAY") or "")
+    if schedule in details.topics:
+        stored = details.records.field("storeTimestamp")
+        for row in np.flatnonzero(details.topic == details.topics.index(schedule)).tolist():
+            level = parse_level(find_property(details.properties.string(row), "DELAY") or "")
             if level > 0:
                 codes[row] = levels.due_ms(level, int(stored[row]))
     return codes
@@ -146,28 +173,20 @@ def runs(columns: Columns) -> Iterator[Run]:
         )
 
 
-def keys_of(records: Records, topics: TopicHashes) -> NDArray[np.void]:
-    """The keys of whole records, in the order of the index."""
-    names = slices(records.buffer, records.topic_begins, records.topic_ends)
-    properties = slices(records.buffer, records.property_begins, records.ends)
-    heads = _heads(records, names, properties)
-    hashes, owners = key_hashes(heads, topics)
+def keys_of(details: Details, hashes_of: TopicHashes) -> NDArray[np.void]:
+    """The keys of the records, in the order of the index."""
+    records = details.records
+    known = [hashes_of[topic.decode(errors="replace")] for topic in details.topics]
+    hashes, owners = hashes_in(details.properties, np.array(known, np.uint32)[details.topic])
+    rolled_back = records.field("sysFlag") & SYS_FLAG_TRANSACTION == SYS_FLAG_ROLLED_BACK
+    if rolled_back.any():
+        kept = ~rolled_back[owners]
+        hashes, owners = hashes[kept], owners[kept]
     keys = np.empty(len(hashes), KEY)
     keys["hash"] = hashes
     keys["offset"] = records.field("physicalOffset")[owners]
     keys["store_ms"] = records.field("storeTimestamp")[owners]
     return keys
-
-
-def _heads(records: Records, names: pa.Array, properties: pa.Array) -> list[RecordHead]:
-    """As much of the records' heads as hashing looks at: topic, system flag, properties."""
-    encoded = pc.dictionary_encode(names)
-    known = [topic.decode(errors="replace") for topic in encoded.dictionary.to_pylist()]
-    topics = [known[number] for number in encoded.indices.to_pylist()]
-    flags = records.field("sysFlag").tolist()
-    zeros = itertools.repeat(0)
-    columns = (topics, zeros, zeros, zeros, zeros, zeros, zeros, flags, zeros, properties.to_pylist())
-    return list(map(_make_head, zip(*columns, strict=False)))
 
 
 def as_units(data: bytes) -> NDArray[np.void]:

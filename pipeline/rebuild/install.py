@@ -19,8 +19,6 @@ from rocketstore.consume_queue.units import FILLER
 
 STAGING: Final = ".rebuild-"
 """How the names of directories begin in which a rebuild is under way."""
-QUEUES_DIR: Final = "consumequeue"
-INDEX_DIR: Final = "index"
 
 
 def keep_expired_queues(built: Path, old: Path, begin: int) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.directory import SplitSizes, open_directory, plan_splits
-from pipeline.rebuild.derive import as_units, keys_of, records_of, runs, unit_columns
+from pipeline.rebuild.derive import Details, as_units, keys_of, records_of, runs, unit_columns
 from pipeline.rebuild.key_index import IndexWriter
 from pipeline.rebuild.queues import QueueWriter
 from rocketstore.config import MessageStoreConfig
@@ -66,12 +66,13 @@ def rebuild_here(config: MessageStoreConfig, target: Path, split_bytes: int = 81
     (target / "consumequeue").mkdir()
     for split in plan_splits(log, log.begin, log.end, SplitSizes(split_bytes)):
         for records in records_of(split):
-            for run in runs(unit_columns(records, levels)):
+            details = Details(records)
+            for run in runs(unit_columns(details, levels)):
                 if run[:2] not in writers:
                     directory = target / "consumequeue" / run.topic / str(run.queue_id)
                     writers[run[:2]] = QueueWriter(directory, config.consume_queue_file_bytes)
                 writers[run[:2]].append(run.numbers, as_units(run.units))
-            index.append(keys_of(records, topics))
+            index.append(keys_of(details, topics))
     for writer in writers.values():
         writer.close()
     index.close()

@@ -1,0 +1,13 @@
+"""The two parts of what is derived, and what they are called."""
+
+from __future__ import annotations
+
+from typing import Final
+
+QUEUES: Final = "queues"
+INDEX: Final = "index"
+PARTS: Final = (QUEUES, INDEX)
+QUEUES_DIR: Final = "consumequeue"
+INDEX_DIR: Final = "index"
+DIRECTORIES: Final = {QUEUES: QUEUES_DIR, INDEX: INDEX_DIR}
+"""Below a broker's root."""
