@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dledger.config import MIB
 from pipeline.decode.context import DecodeContext
 from pipeline.decode.layout import Ints, Mask
 from pipeline.decode.records import Records, rows_of
@@ -33,6 +34,8 @@ KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
 """A key on its way to the index."""
 RECORDS_AT_ONCE: Final = 16_384
 """Enough that numpy's overhead is none, few enough that what is worked on stays in the cache."""
+PROPERTY_BYTES_AT_ONCE: Final = 4 * MIB
+"""The same for records with long properties: a byte of these may become a key, of which several arrays are made."""
 _NO_PLACE_IN_QUEUE: Final = 0x4
 """Set in the system flag of prepared and of rolled-back messages, and of no others."""
 _QUEUE_ID_BITS: Final = 32
@@ -75,15 +78,26 @@ class Columns:
 
 
 def records_of(split: Split) -> Iterator[Records]:
-    """The messages of a split, some thousand at a time, all of them whole. Raises ``BrokenRecordError``."""
+    """The messages of a split, up to some thousand at a time, all of them whole. Raises ``BrokenRecordError``."""
     context = DecodeContext(split.framing, "message", segment=split.segment, segment_base=split.segment_base)
     for stretch in reading.runs(split):
         for at in range(0, len(stretch.starts), RECORDS_AT_ONCE):
             starts = stretch.starts[at : at + RECORDS_AT_ONCE]
             records = rows_of(stretch.window, starts, replace(context, base=stretch.base))
             _check_whole(records)
-            if len(records):
-                yield records
+            yield from pieces(records, PROPERTY_BYTES_AT_ONCE)
+
+
+def pieces(records: Records, property_bytes: int) -> Iterator[Records]:
+    """Whole records in pieces with so many bytes of properties, or one record that has more; none of them is empty."""
+    ends = np.cumsum(records.property_lengths)
+    first = 0
+    while first < len(records):
+        before = int(ends[first - 1]) if first else 0
+        behind = max(int(np.searchsorted(ends, before + property_bytes, "right")), first + 1)
+        numbers = np.arange(len(records))
+        yield records.select((numbers >= first) & (numbers < behind))
+        first = behind
 
 
 def _check_whole(records: Records) -> None:

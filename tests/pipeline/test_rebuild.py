@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dledger.errors import DirectoryLockedError
+from pipeline.directory import SplitSizes, open_directory, plan_splits
+from pipeline.errors import PipelineError
 from pipeline.jobs.rebuild import RebuildOptions, run
+from pipeline.rebuild.derive import records_of
+from pipeline.rebuild.parts import INDEX, PARTS, QUEUES
+from pipeline.rebuild.rows import ORDER, rows_of
+from pipeline.source.derived import DerivedOptions, DerivedWriter, read_counts
 from rocketstore.config import MessageStoreConfig
 from tests.unit.pipeline.rebuild.stores import index_files, put_all, queue_files
 from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
@@ -109,3 +115,37 @@ def test_a_store_is_rebuilt_elsewhere_from_its_log_alone(
     assert {name: data for name, data in queue_files(root).items() if name != "lock"} == {
         name: data for name, data in before.items() if name != "lock"
     }
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_part_is_rebuilt_alone(spark: SparkSession, config: MessageStoreConfig, tmp_path: Path, part: str) -> None:
+    """The same bytes as with the other, and nothing of the other."""
+    root, out = config.store_path_root_dir, tmp_path / "out"
+
+    report = run(spark, replace(options_for(config, out=out), parts=(part,)))
+
+    if part == QUEUES:
+        assert queue_files(out / "consumequeue") == queue_files(root / "consumequeue")
+    else:
+        assert index_files(out / "index") == index_files(root / "index")
+    assert not (out / ("index" if part == QUEUES else "consumequeue")).exists()
+    assert (report.fact("messages") is None, report.fact("keys") is None) == (part == INDEX, part == QUEUES)
+
+
+def test_a_queue_that_two_tasks_have_written_is_refused(config: MessageStoreConfig, tmp_path: Path) -> None:
+    """Rows that were not brought together by queue: one task's files would take the place of the other's."""
+    log = open_directory(config.store_path_root_dir)
+    split = plan_splits(log, log.begin, log.end, SplitSizes(1 << 30))[0]
+    options = DerivedOptions.parse({"path": str(tmp_path / "made"), "fileBytes": "2000000"})
+    rows = next(rows_of(records_of(split), (QUEUES,), options.levels))
+    runs = rows.sort_by([(name, "ascending") for name in ORDER])
+    writer = DerivedWriter((QUEUES,), options, overwrite=False)
+    once, again = writer.write(iter([runs])), writer.write(iter([runs]))
+
+    with pytest.raises(PipelineError, match="two tasks wrote"):
+        writer.commit([once, again])
+
+    assert not (tmp_path / "made").exists()
+    writer.abort([once, again])
+    writer.commit([writer.write(iter([runs]))])
+    assert read_counts(tmp_path / "made").units == sum(len(units) // 20 for units in runs["data"].to_pylist())

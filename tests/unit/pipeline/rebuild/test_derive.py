@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.decode import DecodeContext
 from pipeline.decode.records import Records, rows_of
-from pipeline.rebuild.derive import Details, keys_of, unit_columns
+from pipeline.rebuild.derive import Details, keys_of, pieces, unit_columns
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.index.keys import TopicHashes, key_hashes
 from rocketstore.message.delay import DelayLevels
@@ -71,3 +71,16 @@ def test_keys_and_units_are_the_brokers_for_any_messages(messages: list[Message]
     assert columns.units.tolist() == [(head.offset, head.size, head.tags_code) for head in placed]
     assert columns.queue_offset.tolist() == [head.queue_offset for head in placed]
     assert [columns.topics[number].decode() for number in columns.topic] == [head.topic for head in placed]
+
+
+@settings(deadline=None, max_examples=100)
+@given(messages=st.lists(MESSAGES, max_size=12), limit=st.integers(1, 60))
+def test_pieces_are_all_records_with_few_properties_each(messages: list[Message], limit: int) -> None:
+    """What memory the keys of a piece may take is bounded, however long properties are."""
+    _, records = log_of(messages, 0)
+
+    cut = list(pieces(records, limit))
+
+    assert np.array_equal(np.concatenate([np.empty(0, np.int64), *(one.starts for one in cut)]), records.starts)
+    assert all(len(one) == 1 or int(one.property_lengths.sum()) <= limit for one in cut)
+    assert all(len(one) for one in cut)
