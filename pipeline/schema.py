@@ -38,6 +38,10 @@ class Column:
     source: str = ""
     """Of a column in Kafka's style: what it is in ours."""
 
+    def __hash__(self) -> int:
+        """By name: Arrow's types are slow to hash, and schemas are looked up by their columns for every batch."""
+        return hash(self.name)
+
 
 COLUMNS: Final = (
     Column("index", "bigint", pa.int64()),

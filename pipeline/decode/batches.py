@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -31,8 +31,11 @@ def batch_bytes_for(columns: Sequence[Column]) -> int:
 
 def batches(
     window: Bytes, starts: Ints, columns: Sequence[Column], context: DecodeContext, batch_bytes: int = 0
-) -> Iterator[pa.RecordBatch]:
-    """The records at ``starts`` in batches; batches without rows are left out. Raises ``BrokenRecordError``."""
+) -> Generator[pa.RecordBatch, None, DecodeContext]:
+    """The records at ``starts`` in batches; batches without rows are left out. Raises ``BrokenRecordError``.
+
+    Returns the context for what follows them.
+    """
     step = batch_bytes or batch_bytes_for(columns)
     first = 0
     while first < len(starts):
@@ -40,11 +43,12 @@ def batches(
         batch = decode_columns(window, starts[first:following], columns, context)
         if batch.num_rows:
             yield batch
-        context = following_context(window, int(starts[following - 1]), context)
+        context = _following_context(window, int(starts[following - 1]), context)
         first = following
+    return context
 
 
-def following_context(window: Bytes, last_start: int, context: DecodeContext) -> DecodeContext:
+def _following_context(window: Bytes, last_start: int, context: DecodeContext) -> DecodeContext:
     """The context for what follows the entry at ``last_start``."""
     if context.framing == "plain":
         return context

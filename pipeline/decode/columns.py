@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.decode.hosts import ipv4_texts, ipv6_texts
 from pipeline.decode.layout import Ints
@@ -46,19 +47,24 @@ class Shared:
 
 
 def _long(name: str) -> Callable[[Shared], pa.Array]:
-    return lambda shared: pa.array(shared.records.field(name))
+    return lambda shared: _fixed(shared.records.field(name), pa.int64())
 
 
 def _int(name: str) -> Callable[[Shared], pa.Array]:
-    return lambda shared: pa.array(shared.records.field(name).astype(np.int32))
+    return lambda shared: _ints(shared.records.field(name))
 
 
 def _ints(values: Ints) -> pa.Array:
-    return pa.array(values.astype(np.int32))
+    return _fixed(values.astype(np.int32), pa.int32())
+
+
+def _fixed(values: NDArray[np.signedinteger[Any]], kind: pa.DataType) -> pa.Array:  # Any: of either width
+    """The numbers as they are; ``pa.array`` does the same, but looks at them first."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _timestamp(name: str) -> Callable[[Shared], pa.Array]:
-    return lambda shared: pa.array(shared.records.field(name) * _US_PER_MS).view(TIMESTAMP)
+    return lambda shared: _fixed(shared.records.field(name) * _US_PER_MS, TIMESTAMP)
 
 
 def _host(which: str) -> Callable[[Shared], pa.Array]:
@@ -110,7 +116,7 @@ def _headers(shared: Shared) -> pa.Array:
 
 
 ALWAYS: Final[dict[str, Callable[[Shared], pa.Array]]] = {
-    "position": lambda shared: pa.array(shared.records.positions),
+    "position": lambda shared: _fixed(shared.records.positions, pa.int64()),
     "size": _size,
     "body": _body,
     "bodyLength": lambda shared: _ints(shared.records.body_lengths),

@@ -231,9 +231,11 @@ def rows_of(window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask |
     if context.framing == "plain":
         return Records(window, starts, context, gather(window, starts, MESSAGE[0]))
     head = gather(window, starts, ENTRY if context.content == "entry" else ENTRY_MESSAGE[0])
-    magic = head["magic"].astype(np.int64)
-    noop = (magic == _NOOP) | (magic == _CONFIG_CHANGE)
-    noop |= (magic == _NORMAL) & (head["channel"] == NOOP_CHANNEL)
+    magic = head["magic"].astype(np.int32)
+    normal = magic == _NORMAL
+    noop = normal & (head["channel"].astype(np.int32) == NOOP_CHANNEL)
+    if not normal.all():
+        noop |= (magic == _NOOP) | (magic == _CONFIG_CHANGE)
     if suspect is not None:
         noop &= ~suspect
     if noop.any():

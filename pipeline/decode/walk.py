@@ -118,17 +118,16 @@ def positions_of(units: NDArray[np.void], first_index: int, position: int) -> In
 
     None unless they begin with entry ``first_index`` at ``position`` and continue one another without a gap.
     """
-    positions = np.empty(len(units) + 1, np.int64)
+    count = len(units)
+    positions = np.empty(count + 1, np.int64)
     positions[:-1] = units["position"]
-    np.add(positions[:-1], units["size"], out=positions[1:])
+    sizes = units["size"].astype(np.int64)
+    if not count or int(positions[0]) != position or int(sizes.min()) < ENTRY_HEADER_BYTES:
+        return None
+    positions[-1] = positions[-2] + sizes[-1]
     indexes = units["index"].astype(np.int64)
-    if (
-        not len(units)
-        or int(units["position"][0]) != position
-        or not np.array_equal(positions[1:-1], units["position"][1:])
-        or not np.array_equal(indexes, np.arange(first_index, first_index + len(units)))
-        or int(units["size"].min()) < ENTRY_HEADER_BYTES
+    if not np.array_equal(np.diff(positions), sizes) or not np.array_equal(
+        indexes, np.arange(first_index, first_index + count)
     ):
         return None
-    positions[0] = position
     return positions

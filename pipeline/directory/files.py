@@ -169,6 +169,8 @@ class IndexFiles:
                 parts.append(part)
                 at += len(part) * INDEX_UNIT_BYTES
                 left -= len(part)
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, UNIT)
 
     def place(self, index: int) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from dledger.store.checkpoint import create_checkpoint, read_checkpoint
 from dledger.store.fs import RealFileSystem
 from dledger.types import LogIndex, Position
 from pipeline.decode import DecodeContext, named_columns
-from pipeline.directory import LogDirectory, SplitSizes, open_directory, plan_splits, range_of, read_split
+from pipeline.directory import LogDirectory, SplitSizes, open_directory, plan_splits, range_of, read_split, runs
 from pipeline.errors import BrokenRecordError, DataLossError, LogDirectoryError, OptionError
 from pipeline.options import ReadOptions
 from rocketstore.message.message import Message
@@ -328,6 +328,39 @@ def test_a_segment_that_is_gone_when_a_task_reads_it_is_told(tmp_path: Path) -> 
 
     with pytest.raises(DataLossError, match="trimmed"):
         list(read_split(splits[0], named_columns(("index",), context), context))
+
+
+@settings(deadline=None, max_examples=40)
+@given(run_bytes=st.integers(1, 1 << 16), window_bytes=st.integers(1, 1 << 17), indexed=st.booleans())
+def test_runs_are_no_longer_than_asked_for(
+    disk_log: DiskLog, run_bytes: int, window_bytes: int, *, indexed: bool
+) -> None:
+    """They follow one another without a gap, and only a single record is longer."""
+    log = open_directory(disk_log.directory)
+    if not indexed:
+        log = replace(log, index=None)
+
+    for split in plan_splits(log, log.begin, log.end, SplitSizes(1 << 18)):
+        at = split.begin
+        for run in runs(split, window_bytes, run_bytes):
+            assert run.base + int(run.starts[0]) == at
+            assert run.end - at <= run_bytes or len(run.starts) == 1
+            at = run.end
+        assert at == split.end or split.is_rest
+
+
+def test_a_segment_that_is_cut_short_while_it_is_read_is_told(tmp_path: Path) -> None:
+    """An error that names the place, not a signal that ends the worker, when it happens between two batches."""
+    log = open_directory(write_disk_log(tmp_path, some_messages(400), segment_bytes=1 << 20).directory)
+    found = runs(plan_splits(log, log.begin, log.end, SplitSizes(1 << 20))[0], run_bytes=32 * 1024)
+    first = next(found)
+
+    with log.segments[0].path.open("r+b") as file:
+        file.truncate(64 * 1024)
+
+    with pytest.raises(BrokenRecordError, match=r"segment 0+, from offset \d+: the file has become shorter"):
+        list(found)
+    assert len(first.starts) > 10
 
 
 def test_only_the_split_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
