@@ -80,7 +80,7 @@ def spark_session(master: str | None = None, app_name: str = "dledger", **conf: 
         builder = builder.config(name, value)
     remote = master if master is not None and master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
     running = SparkSession.getActiveSession()
-    if remote or (running is not None and _is_remote(running)):
+    if remote or (running is not None and is_remote(running)):
         if remote and remote.startswith("local"):  # a server of its own, in this machine's JVM
             _prepare_environment(os.environ, remote)
             java_version(os.environ)
@@ -145,15 +145,16 @@ def _files_settings() -> dict[str, str]:
 def _set_unset(session: SparkSession, settings: Mapping[str, str]) -> None:
     """Set what may be set while a session runs, where nobody has."""
     said = _files_settings()
-    context = None if _is_remote(session) else session.sparkContext.getConf()
+    context = None if is_remote(session) else session.sparkContext.getConf()
     for name, value in RUNTIME_DEFAULTS.items():
         if name in settings or name in said or (context is not None and context.contains(name)):
             continue
-        if _is_remote(session) or session.conf.get(name, None) != value:
+        if is_remote(session) or session.conf.get(name, None) != value:
             session.conf.set(name, value)
 
 
-def _is_remote(session: SparkSession) -> bool:
+def is_remote(session: SparkSession) -> bool:
+    """Whether the session is of Spark Connect: its context is at the server."""
     return "connect" in type(session).__module__
 
 

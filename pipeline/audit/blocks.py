@@ -21,6 +21,10 @@ from crc32c import crc32c
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 SPLIT_BYTES: Final = 256 * 1024 * 1024
+"""What a task digests, if nobody knows how many tasks run at once."""
+SPLIT_BYTES_MAX: Final = 1024 * 1024 * 1024
+TASKS_PER_SLOT: Final = 3
+"""Starting a task takes as long as digesting 100 MiB; but the last one to end shall not keep the others waiting."""
 _BUFFER_BYTES: Final = 512 * 1024
 
 
@@ -98,8 +102,12 @@ def block_bounds(start: int, stop: int, block_bytes: int) -> Iterator[tuple[int,
 
 
 def split(start: int, stop: int, block_bytes: int, split_bytes: int) -> Iterator[tuple[int, int]]:
-    """``start`` to ``stop`` in parts of about ``split_bytes``, cut between blocks."""
-    yield from block_bounds(start, stop, max(1, split_bytes // block_bytes) * block_bytes)
+    """``start`` to ``stop`` in parts of about ``split_bytes``, but at least a block; all alike, cut between blocks."""
+    first, end = start // block_bytes, -(-stop // block_bytes)
+    parts = max(1, min(round((stop - start) / split_bytes), end - first))
+    for part in range(parts):
+        low, high = (first + (end - first) * one // parts for one in (part, part + 1))
+        yield max(start, low * block_bytes), min(stop, high * block_bytes)
 
 
 class Located(Protocol):
@@ -111,6 +119,11 @@ class Located(Protocol):
 
     def segment_of(self, position: int) -> Path:
         """The file that holds ``position``, or should."""
+
+
+def split_bytes_for(covered: Coverage, slots: int) -> int:
+    """How much a task should digest where ``slots`` tasks run at once."""
+    return min(max(SPLIT_BYTES, covered.held_bytes // (slots * TASKS_PER_SLOT)), SPLIT_BYTES_MAX)
 
 
 def plan(covered: Coverage, replicas: Sequence[Located], block_bytes: int, split_bytes: int) -> list[Stretch]:

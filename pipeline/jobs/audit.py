@@ -26,6 +26,7 @@ from pipeline.audit.blocks import (
     block_bounds,
     coverage,
     plan,
+    split_bytes_for,
 )
 from pipeline.audit.difference import Kind
 from pipeline.audit.examine import Directories, Finding, examine, outvoted
@@ -35,10 +36,13 @@ from pipeline.jobs.errors import JobError
 from pipeline.jobs.report import Column, Fact, Report, Table
 from pipeline.jobs.source import assigned, security_of_environment
 from pipeline.jobs.units import Unit
+from pipeline.session import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+BLOCKS_PER_PIECE: Final = 100_000
+"""How many blocks' digests one task brings together."""
 DIFFERING_MAX: Final = 10_000
 """Blocks that differ and are looked at; the rest is counted."""
 
@@ -52,12 +56,13 @@ class AuditOptions:
 
     directories: tuple[Path, ...] = ()
     block_bytes: int = BLOCK_BYTES
-    split_bytes: int = SPLIT_BYTES
+    split_bytes: int | None = None
+    """What a task digests, of directories; None: what suits the processors that there are."""
     connection: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problems = []
-        if self.block_bytes < 1 or self.split_bytes < 1:
+        if self.block_bytes < 1 or (self.split_bytes is not None and self.split_bytes < 1):
             problems.append("the sizes of blocks and splits must be greater than 0")
         if bool(self.directories) == bool(self.connection):
             problems.append("name the replicas' directories, or --bootstrap HOST:PORT,… of a running group")
@@ -106,9 +111,10 @@ def _audit_directories(spark: SparkSession, options: AuditOptions) -> Report:
     covered = coverage(
         [(one.name, int(one.begin.position)) for one in replicas], end.position, replicas[0].segment_bytes
     )
-    stretches = plan(covered, replicas, options.block_bytes, options.split_bytes)
+    split_bytes = options.split_bytes or _split_bytes(spark, covered)
+    stretches = plan(covered, replicas, options.block_bytes, split_bytes)
     began_s = time.monotonic()
-    found = differences(_digests(spark, stretches, options))
+    found = differences(_digests(spark, stretches, options), _pieces(covered, options))
     took_s = time.monotonic() - began_s
     reader = Directories({one.name: one for one in replicas}, end.position)
     findings = _of_checkpoints(replicas) + examine(_with_ends(found, covered, options.block_bytes), reader)
@@ -129,12 +135,18 @@ def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
         covered = live_coverage(group.nodes, lowest.committed_position, options.block_bytes)
         stretches = live_plan(covered, group.nodes, options.block_bytes)
         began_s = time.monotonic()
-        found = differences(_digests(spark, stretches, options))
+        found = differences(_digests(spark, stretches, options), _pieces(covered, options))
         took_s = time.monotonic() - began_s
         findings = examine(_with_ends(found, covered, options.block_bytes), RunningNodes(client, group.nodes))
     end = CommonEnd(lowest.committed_index, lowest.committed_position, None, lowest.name)
     members = [Member(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
     return _report(members, end, covered, found, findings, took_s, group.silent)
+
+
+def _split_bytes(spark: SparkSession, covered: Coverage) -> int:
+    if is_remote(spark):  # only the server knows how many tasks it runs at once
+        return SPLIT_BYTES
+    return split_bytes_for(covered, spark.sparkContext.defaultParallelism)
 
 
 def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOptions) -> DataFrame:
@@ -150,6 +162,11 @@ def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOp
     return reader.load()
 
 
+def _pieces(covered: Coverage, options: AuditOptions) -> int:
+    """How many tasks to compare digests in: Spark's default would be 200, each with a file in every other task."""
+    return 1 + covered.compared_bytes // options.block_bytes // BLOCKS_PER_PIECE
+
+
 def _with_ends(
     found: Differences, covered: Coverage, block_bytes: int
 ) -> list[tuple[int, int, tuple[BlockDigest, ...]]]:
@@ -157,17 +174,21 @@ def _with_ends(
     return [(position, _end_of(position, covered, block_bytes), digests) for position, digests in found.blocks]
 
 
-def differences(rows: DataFrame) -> Differences:
-    """Bring the digests of each block together; all that agree are only counted."""
+def differences(rows: DataFrame, pieces: int = 1) -> Differences:
+    """Bring the digests of each block together, in so many tasks; all that agree are only counted."""
     from pyspark.sql import functions as sf
 
-    blocks = rows.groupBy("position").agg(
-        sf.min("crc32c").alias("low"),
-        sf.max("crc32c").alias("high"),
-        sf.min("bytes").alias("least"),
-        sf.max("bytes").alias("most"),
-        sf.count("error").alias("errors"),
-        sf.collect_list(sf.struct("replica", "bytes", "crc32c", "error")).alias("digests"),
+    blocks = (
+        rows.repartition(pieces, "position")
+        .groupBy("position")
+        .agg(
+            sf.min("crc32c").alias("low"),
+            sf.max("crc32c").alias("high"),
+            sf.min("bytes").alias("least"),
+            sf.max("bytes").alias("most"),
+            sf.count("error").alias("errors"),
+            sf.collect_list(sf.struct("replica", "bytes", "crc32c", "error")).alias("digests"),
+        )
     )
     differing = blocks.where("low <> high or least <> most or errors > 0").select("position", "digests")
     found = [

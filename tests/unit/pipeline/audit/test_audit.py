@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dledger.errors import ConfigError
-from pipeline.audit.blocks import coverage
+from pipeline.audit.blocks import SPLIT_BYTES, SPLIT_BYTES_MAX, coverage, split, split_bytes_for
 from pipeline.audit.difference import Kind
 from pipeline.audit.replica import common_end, open_replicas
 from tests.store.support import SEGMENT_BYTES
@@ -233,3 +233,30 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         open_replicas([nodes[0], nodes[0]])
     with pytest.raises(ConfigError, match="no node's directory"):
         open_replicas([nodes[0], tmp_path / "nothing"])
+
+
+@given(
+    start=st.integers(0, 5000), length=st.integers(1, 50_000), block=st.integers(1, 1000), wanted=st.integers(1, 60_000)
+)
+def test_a_range_is_split_between_blocks_into_parts_that_are_alike(
+    start: int, length: int, block: int, wanted: int
+) -> None:
+    """Every byte is in one part; parts differ by a block, and what is cut off at the range's ends; none is empty."""
+    parts = list(split(start, start + length, block, wanted))
+
+    assert [low for low, _ in parts] + [start + length] == [start] + [high for _, high in parts]
+    assert all(high % block == 0 for _, high in parts[:-1])
+    sizes = [high - low for low, high in parts]
+    assert min(sizes) > 0
+    assert max(sizes) - min(sizes) < 3 * block
+    assert len(parts) == 1 or max(sizes) <= 2 * wanted + block
+
+
+def test_tasks_are_few_on_few_processors_and_no_larger_than_a_segment() -> None:
+    """Two replicas of 3 GiB are six tasks on two processors, more of less each on many."""
+    covered = coverage([("a", 0), ("b", 0)], 3 << 30, 1 << 30)
+
+    assert split_bytes_for(covered, 2) == SPLIT_BYTES_MAX == 1 << 30
+    assert split_bytes_for(covered, 4) == 512 << 20
+    assert split_bytes_for(covered, 64) == SPLIT_BYTES
+    assert len(list(split(0, 1 << 30, 4 << 20, (1 << 30) - 400))) == 1
