@@ -12,7 +12,7 @@ import pyarrow as pa
 from dledger.config import MIB
 from pipeline.decode.checksums import chain_of
 from pipeline.decode.context import DecodeContext
-from pipeline.decode.decoder import decode_columns
+from pipeline.decode.decoder import decode_columns, looks_at_checksums
 from pipeline.decode.layout import Bytes, Ints
 from pipeline.decode.walk import WalkEnd, walk
 from pipeline.errors import BrokenRecordError
@@ -37,22 +37,17 @@ def batches(
     Returns the context for what follows them.
     """
     step = batch_bytes or batch_bytes_for(columns)
+    chained = context.framing == "entry" and looks_at_checksums(columns, context)
     first = 0
     while first < len(starts):
         following = max(first + 1, int(np.searchsorted(starts, int(starts[first]) + step)))
         batch = decode_columns(window, starts[first:following], columns, context)
         if batch.num_rows:
             yield batch
-        context = _following_context(window, int(starts[following - 1]), context)
+        if chained:
+            context = replace(context, chain_before=chain_of(window, int(starts[following - 1])))
         first = following
     return context
-
-
-def _following_context(window: Bytes, last_start: int, context: DecodeContext) -> DecodeContext:
-    """The context for what follows the entry at ``last_start``."""
-    if context.framing == "plain":
-        return context
-    return replace(context, chain_before=chain_of(window, last_start))
 
 
 def decode_stretch(

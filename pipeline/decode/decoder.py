@@ -44,6 +44,12 @@ def decode(
     return decode_columns(data, starts, named_columns(columns, context), context)
 
 
+def looks_at_checksums(columns: Sequence[Column], context: DecodeContext) -> bool:
+    """Whether the checksums of records matter for these columns."""
+    filtered = (name for some in context.filters for name in some.columns)
+    return context.verify_crc != "false" or "crcOk" in filtered or any(computed_by(one) == "crcOk" for one in columns)
+
+
 def decode_columns(
     data: bytes | memoryview | Bytes, starts: Ints, columns: Sequence[Column], context: DecodeContext
 ) -> pa.RecordBatch:

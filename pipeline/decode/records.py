@@ -13,7 +13,7 @@ from dledger.config import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from pipeline.decode.context import DecodeContext
 from pipeline.decode.layout import ENTRY, ENTRY_MESSAGE, MESSAGE, Bytes, Ints, Mask, gather
-from rocketstore.message.record import HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, TOPIC_BYTES_MAX
+from rocketstore.message.record import HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, TOPIC_BYTES_MAX
 
 _NORMAL: Final = int(Magic.NORMAL)
 _NOOP: Final = int(Magic.NOOP)
@@ -162,9 +162,13 @@ class Records:
     @cached_property
     def property_lengths(self) -> Ints:
         at, last = self.topic_ends, len(self.window) - 2
-        if len(at) and not 0 <= int(at.min()) <= int(at.max()) <= last:
+        if not len(at):
+            return at
+        if not 0 <= int(at.min()) <= int(at.max()) <= last:
             at = np.clip(at, 0, last)
-        return (self.window[at].astype(np.int64) << 8) | self.window[at + 1]
+        everywhere = np.ndarray((len(self.window) - 1,), ">u2", self.window.data, strides=(1,))
+        lengths: Ints = everywhere[at].astype(np.int64)
+        return lengths
 
     @property
     def property_begins(self) -> Ints:
@@ -179,7 +183,7 @@ class Records:
     @cached_property
     def broken(self) -> Mask:
         """Records whose head contradicts itself or its place: only their positions are to be believed."""
-        broken = (self.ends > len(self.window)) | (self.sizes <= 0)
+        broken = self.ends > len(self.window)
         if self.context.framing == "entry":
             broken |= self.field("magic") != _NORMAL
             broken |= self.sizes != self.field("entryBodyLength") + ENTRY_HEADER_BYTES
@@ -189,10 +193,12 @@ class Records:
                 return broken
             broken |= self.field("messageSize") != self.field("entryBodyLength")
         magic = self.field("messageMagic")
-        broken |= (magic != MESSAGE_MAGIC) & (magic != MESSAGE_MAGIC_V2)
-        broken |= self.field("messageSize") < OVERHEAD
+        unknown = magic != MESSAGE_MAGIC
+        if unknown.any():
+            broken |= unknown & (magic != MESSAGE_MAGIC_V2)
         broken |= self.field("physicalOffset") != self.message_starts + self.context.base
-        broken |= (self.body_lengths < 0) | (self.body_ends + 3 > self.ends)
+        broken |= self.body_lengths < 0
+        broken |= self.body_ends + 3 > self.ends  # so it is no shorter than the smallest message
         return broken
 
     @cached_property

@@ -29,8 +29,8 @@ def slices(buffer: pa.Buffer, begins: Ints, ends: Ints, absent: Mask | None = No
     views = np.empty((len(lengths), 2), "<i8")
     views[:, 0] = lengths
     views[:, 1] = (begins - first) << _PLACE_BITS
-    short = np.flatnonzero(lengths <= _INLINE.itemsize)
-    if len(short):
+    if int(lengths.min()) <= _INLINE.itemsize:
+        short = np.flatnonzero(lengths <= _INLINE.itemsize)
         inline = gather(np.frombuffer(buffer, np.uint8), begins[short], _INLINE)
         views.view(np.uint8)[short, _LENGTH_BYTES:] = inline.view(np.uint8).reshape(len(short), -1)
     present = None if absent is None else pa.py_buffer(np.packbits(~absent, bitorder="little"))
