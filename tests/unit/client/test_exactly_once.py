@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dledger.client import DLedgerClient
+from dledger.client import DLedgerClient, appends
 from dledger.client.lanes import LanePool, Ticket
 from dledger.errors import (
     DLedgerError,
@@ -182,13 +182,16 @@ def test_an_appender_goes_on_without_room_for_a_producer(client: DLedgerClient, 
     assert node.bodies() == [b"%d" % number for number in range(20)]
 
 
-def test_without_a_leader_nothing_was_applied(client: DLedgerClient, group: FakeGroup) -> None:
+def test_without_a_leader_nothing_was_applied(
+    client: DLedgerClient, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A refusal is certain, also of what was numbered already."""
+    monkeypatch.setattr(appends, "RETRY_WAIT_S_MIN", 0.5)  # no attempt has less than that to be refused in
     client.append(b"a")
     group.nodes[0].fail_appends = [NotLeaderError("no leader")] * 1000
 
     with pytest.raises((NotLeaderError, UnavailableError)) as caught:
-        client.append(b"b", timeout_s=0.3)
+        client.append(b"b", timeout_s=1.2)
 
     assert caught.value.outcome == "not_applied"
 
