@@ -47,7 +47,8 @@ class Live:
         scratch.mkdir()
         self._child = stack.enter_context(PythonChild(CHILD, [str(scratch)], context.directory / "spark-live.log"))
         servers = ",".join(self.brokers.addresses)
-        self._reads = {"bootstrap.servers": servers, "group": self.brokers.name}
+        # The leader is the busiest process here, and whatever it sends waits for what it stores.
+        self._reads = {"bootstrap.servers": servers, "group": self.brokers.name, "readFrom": "follower"}
         self._writes = {"bootstrap.servers": servers}
 
     def topic(self, name: str) -> None:
