@@ -183,9 +183,10 @@ def _end(client: EngineClient) -> None:
         for container in client.containers.list(all=True, ignore_removed=True):
             container.remove(force=True)
         client.networks.prune()
+    pid = _pid()  # its file goes before the process, which answers for a moment longer and writes in its directories
     _kill(signal.SIGTERM)
     try:
-        wait_until(lambda: _pid() is None, STOP_TIMEOUT_S, "dockerd does not end")
+        wait_until(lambda: pid is None or not _is_engine(pid), STOP_TIMEOUT_S, "dockerd does not end")
     except LocalGroupError:
         _kill(signal.SIGKILL)
         raise
@@ -207,10 +208,17 @@ def _pid() -> int | None:
     """The process id of our own ``dockerd``, if it lives: never that of a process which only has the same number."""
     try:
         pid = int(_pid_file().read_text())
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
         return None
-    return pid if str(_pid_file()).encode() in words else None
+    return pid if _is_engine(pid) else None
+
+
+def _is_engine(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return str(_pid_file()).encode() in words
 
 
 def _kill(number: signal.Signals) -> None:

@@ -69,14 +69,25 @@ def broker_console(page: Page, brokers: LocalBrokers) -> Iterator[ConsoleServer]
             brokers.resume(node)
 
 
-@pytest.fixture
-def log_group(tmp_path: Path) -> Iterator[LocalGroup]:
+@pytest.fixture(scope="module")
+def shared_log_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGroup]:
     """Three log nodes that take a line now and then."""
     small = {"segment_bytes": "16m", "index_segment_bytes": "1m"}  # whole files are made, and pytest keeps them all
-    with LocalGroup(tmp_path / "group", settings=small) as group:
+    with LocalGroup(tmp_path_factory.mktemp("log") / "group", settings=small) as group:
         group.leader()
         with appending(group):
             yield group
+
+
+@pytest.fixture
+def log_group(shared_log_group: LocalGroup) -> Iterator[LocalGroup]:
+    """They, all of them running."""
+    shared_log_group.start_all()
+    shared_log_group.leader()
+    yield shared_log_group
+    for node in shared_log_group.nodes:
+        if shared_log_group.is_running(node):
+            shared_log_group.resume(node)
 
 
 @pytest.fixture

@@ -368,14 +368,17 @@ def test_nothing_moves_by_itself_for_those_who_asked_for_calm(page: Page, log_co
     assert page.js("return getComputedStyle(document.querySelector('.tail i')).transitionDuration") == "0s"
 
 
-def test_the_list_of_what_happened_tells_a_transfer(page: Page, log_console: ConsoleServer) -> None:
+def test_the_list_of_what_happened_tells_a_transfer(
+    page: Page, log_console: ConsoleServer, log_group: LocalGroup
+) -> None:
     """With times, newest first."""
     page.open(log_console.url)
     old = page.wait(page.leader, "somebody leads")
+    term = log_group.statuses()[log_group.leader()].term
 
     page.click(f"[data-node={old}] [data-action=transfer]")
     page.click("#confirm-yes")
 
-    page.wait(lambda: "leads in term 2" in page.text("events"), "the change is listed")
+    page.wait(lambda: f"leads in term {term + 1}" in page.text("events"), "the change is listed")
     times = page.js("return [...document.querySelectorAll('#events time')].map((one) => one.dateTime)")
     assert times == sorted(times, reverse=True)

@@ -88,7 +88,7 @@ FAULTS: tuple[Fault, ...] = (kill_two, kill_leader, pause_leader_and_another, ha
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 6))])
 def test_five_nodes_survive_faults_in_random_order(adopt: Adopt, tmp_path: Path, seed: int) -> None:
     """While any majority is connected the service returns (trap 29); in the end one log explains every answer."""
     chance = random.Random(seed)

@@ -7,6 +7,7 @@ import os
 import signal
 import socketserver
 import sys
+import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def main() -> None:
 
     def end(_number: int, _frame: object) -> None:
         pid_file.unlink()
+        time.sleep(float(os.environ.get("FAKE_DOCKERD_LINGERS_S", "0")))  # as the real one does, which has much to end
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)

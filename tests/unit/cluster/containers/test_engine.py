@@ -94,6 +94,17 @@ def test_an_engine_is_kept_if_that_is_wanted(restored: list[str]) -> None:
     assert engines._pid() is None
 
 
+def test_an_engine_is_over_when_its_process_is(restored: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its pid file is gone: until then it listens, and holds the directories that are removed next."""
+    monkeypatch.setenv("FAKE_DOCKERD_LINGERS_S", "0.5")
+    with engine():
+        pid = engines._pid()
+
+    assert pid is not None
+    assert not engines._is_engine(pid)
+    monkeypatch.delenv("FAKE_DOCKERD_LINGERS_S")
+
+
 def test_an_engine_that_does_not_start_says_why(
     restored: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
