@@ -343,14 +343,18 @@ def free_ports(count: int, *, companion: int = 0, taken: Collection[int] = ()) -
 
     They lie below the range from which the kernel takes the ports of outgoing connections: inside it, a client that
     reconnects to a killed node can be given that node's very port, and the node could not be restarted.
+
+    Processes that do this side by side may each be given a share of all ports, or one takes the port of a node that
+    another has killed and wants to start again: ``LOCAL_PORTS=1/8`` means those that are 1 modulo 8.
     """
+    share, shares = map(int, os.environ.get("LOCAL_PORTS", "0/1").split("/"))
     low = 10_000
     high = max(_ephemeral_start() - companion, low + 1000)
     found: list[int] = []
     used = set(taken)
-    for port in random.SystemRandom().sample(range(low, high), min(high - low, 100 * count)):
+    for port in random.SystemRandom().sample(range(low, high), min(high - low, 100 * count * shares)):
         wanted = {port, port + companion}
-        if wanted & used or not all(map(_is_free, wanted)):
+        if port % shares != share or wanted & used or not all(map(_is_free, wanted)):
             continue
         used |= wanted
         found.append(port)

@@ -16,16 +16,23 @@ IN_MEMORY = frozenset({"contract", "paper", "scenarios", "store", "unit"})
 """Directories of tests that need nothing of a real disk."""
 HERE = Path(__file__).parent
 
+PORT_SHARES = 8
+"""A divisor of 10,000, by which a node's two ports differ."""
+
 _failed = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the coverage of what tests run themselves; of the processes that they start, on demand.
+    """Prepare a worker of pytest-xdist: its ports are its own, and its coverage is of what tests run themselves.
 
-    Those would take a fifth longer, and ``make test`` would take minutes more. ``make coverage`` measures them as well.
+    The processes that they start would take a fifth longer if they were measured, so that is for ``make coverage``.
     """
-    if hasattr(config, "workerinput") and os.environ.get("COVERAGE_OF_PROCESSES") != "1":
+    if not hasattr(config, "workerinput"):
+        return
+    if os.environ.get("COVERAGE_OF_PROCESSES") != "1":
         os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+    number = int(config.workerinput["workerid"].removeprefix("gw"))
+    os.environ["LOCAL_PORTS"] = f"{number % PORT_SHARES}/{PORT_SHARES}"
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -176,6 +176,13 @@ def test_the_command_line_of_a_node_is_complete(tmp_path: Path) -> None:
     assert "--until-stdin-closes" not in detached
 
 
+def test_free_ports_are_of_the_share_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nobody else takes the port of a node that is down for a moment."""
+    monkeypatch.setenv("LOCAL_PORTS", "3/8")
+
+    assert {port % 8 for port in free_ports(20, companion=10_000)} == {3}
+
+
 def test_free_ports_are_distinct_and_not_the_kernels_to_give_away() -> None:
     """Inside the ephemeral range a reconnecting client could take a killed node's port."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
