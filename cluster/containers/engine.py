@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
@@ -108,8 +109,19 @@ def _connect(url: str) -> EngineClient | None:
         return None
     try:
         return EngineClient(url)
-    except docker.errors.DockerException:
+    except docker.errors.DockerException as error:  # it ended just now
+        _close_sockets(error)
         return None
+
+
+def _close_sockets(error: BaseException | None) -> None:
+    """Close what Docker's library leaves to the garbage collector when it cannot connect: its frames hold it."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            for value in frame.f_locals.values():
+                if isinstance(value, socket.socket):
+                    value.close()
+        error = error.__cause__ or error.__context__
 
 
 def _listens(path: Path) -> bool:
@@ -192,8 +204,17 @@ def _end(client: EngineClient) -> None:
         raise
     finally:
         firewall.restore(_firewall_file())
+    _unmount(DATA_DIR)
     shutil.rmtree(DATA_DIR)
     shutil.rmtree(RUN_DIR / "exec", ignore_errors=True)
+
+
+def _unmount(directory: Path) -> None:
+    """Undo what is mounted at or below it: ``dockerd`` mounts its directory on itself, and may leave it so."""
+    mounts = [Path(os.fsdecode(line.split()[1])) for line in Path("/proc/self/mounts").read_bytes().splitlines()]
+    for mount in reversed(mounts):  # what was mounted last lies on top
+        if mount == directory or directory in mount.parents:
+            subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
 def _firewall_file() -> Path:

@@ -55,10 +55,10 @@ class EntryNode:
     def expire(self) -> int:
         """Let all segments before the log's end expire, wait until they are gone; gives the first entry that is left.
 
-        The one after the end may be there already, made in advance.
+        The one after the end may be there already, or its file being made in advance.
         """
         end = self.server.status().end_position
-        data = (self.directory / "dledger-n0" / "data").iterdir()
+        data = [path for path in (self.directory / "dledger-n0" / "data").iterdir() if path.name.isdecimal()]
         expired = [path for path in data if int(path.name) + SEGMENT_BYTES <= end]
         for path in expired:
             os.utime(path, (LONG_AGO_S, LONG_AGO_S))

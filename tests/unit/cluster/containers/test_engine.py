@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +106,37 @@ def test_an_engine_is_over_when_its_process_is(restored: list[str], monkeypatch:
     assert pid is not None
     assert not engines._is_engine(pid)
     monkeypatch.delenv("FAKE_DOCKERD_LINGERS_S")
+
+
+def test_an_engine_that_ends_while_it_is_asked_leaves_no_socket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Docker's library keeps that of a failed connection, which the garbage collector then complains of."""
+    monkeypatch.setattr(engines, "_listens", lambda _path: True)
+    gc.collect()
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        assert engines._connect(f"unix://{tmp_path}/nobody.sock") is None
+        gc.collect()
+
+    assert complaints == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount; run it as root")
+def test_what_the_engine_left_mounted_is_unmounted(tmp_path: Path) -> None:
+    """Else its directory cannot be removed: dockerd mounts it on itself."""
+    inner = tmp_path / "data" / "inner"
+    inner.mkdir(parents=True)
+    for directory in (tmp_path / "data", inner):
+        subprocess.run(["mount", "--bind", str(directory), str(directory)], check=True)
+    try:
+        engines._unmount(tmp_path / "data")
+
+        assert not (tmp_path / "data").is_mount()
+        assert not inner.is_mount()
+        assert inner.is_dir()
+    finally:
+        subprocess.run(["umount", "--recursive", "--lazy", str(tmp_path / "data")], check=False)
 
 
 def test_an_engine_that_does_not_start_says_why(
