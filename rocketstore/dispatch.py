@@ -6,8 +6,9 @@ so whoever is told of a message can read it, and a crash anywhere leads to the s
 queues and the index recognise.
 
 **Waking costs a put nearly nothing.** ``wake`` opens a gate only if the thread sleeps in it. After work the thread
-first takes a nap of a millisecond, or eight after many messages, in which nobody needs to wake it: at high rates it so
-runs a few hundred times a second, each time for many messages; one that comes alone after a pause goes on at once.
+first takes a nap of a millisecond, eight after many messages and sixteen after very many, in which nobody needs to wake
+it: at high rates it so runs a hundred times a second, each time for many messages; one that comes alone after a pause
+goes on at once.
 
 **Bytes that are no record stop it.** RocketMQ skips to the end of the buffer then, and the messages in between never
 reach a consumer although their producers were told that they are stored. Here dispatch stops, the store takes no more
@@ -30,10 +31,8 @@ from rocketstore.types import RecordHead, ScannedRecords
 SCAN_BYTES: Final = MIB
 RECORD_BYTES_MAX: Final = 64 * MIB
 """More than any record: what is scanned if the record at hand alone is longer than ``SCAN_BYTES``."""
-NAP_S: Final = 0.001
-BUSY_NAP_S: Final = 0.008
-"""A longer nap after more messages than ``BUSY_MESSAGES``: what many at once cost beside few is mostly the same."""
-BUSY_MESSAGES: Final = 64
+NAPS_S: Final = ((256, 0.016), (64, 0.008), (0, 0.001))
+"""How long to nap after more messages than that: what many at once cost beside few is mostly the same."""
 FULL_RETRY_S: Final = 1.0
 """How long dispatch waits before it tries again on a full disk."""
 
@@ -206,7 +205,7 @@ class DispatchService:
         except DiskFullError as error:
             _log.warning("dispatch waits for room on the disk: %s", error)
             return FULL_RETRY_S
-        return BUSY_NAP_S if self._batch_messages > BUSY_MESSAGES else NAP_S
+        return next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), NAPS_S[-1][1])
 
     def _rest(self, nap_s: float) -> None:
         if nap_s:

@@ -32,6 +32,7 @@ from dledger.clock import Clock, SystemClock
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
+from rocketstore.message.columns import topics_of
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -223,9 +224,8 @@ class ScheduleService:
 
     def _on_arrival(self, heads: Sequence[RecordHead]) -> None:
         run = self._run
-        if run is not None:
-            # By number, not by name: this looks at every message there is.
-            for queue_id in {head[1] for head in heads if head[0] == SCHEDULE_TOPIC}:
+        if run is not None and SCHEDULE_TOPIC in topics_of(heads):
+            for queue_id in {head.queue_id for head in heads if head.topic == SCHEDULE_TOPIC}:
                 run.on_arrival(queue_id + 1)
 
 

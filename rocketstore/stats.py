@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.clock import Clock
+from rocketstore.message.columns import sizes_of, topics_of
 from rocketstore.types import PutMessageStatus, PutResult, RecordHead
 
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
@@ -153,13 +154,14 @@ class StoreStats:
 
     def dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
         """Count what arrived in the log."""
-        messages = Counter([head.topic for head in heads])
+        topics = topics_of(heads)
+        messages = Counter(topics)
         sizes: Counter[str] = Counter()
         if len(messages) == 1:
-            sizes[heads[0].topic] = sum([head.size for head in heads])
+            sizes[heads[0].topic] = sum(sizes_of(heads))
         else:
-            for head in heads:
-                sizes[head.topic] += head.size
+            for topic, size in zip(topics, sizes_of(heads), strict=True):
+                sizes[topic] += size
         with self._lock:
             self._topic_messages.update(messages)
             self._topic_bytes.update(sizes)

@@ -6,6 +6,7 @@ a *queue* offset counts messages of one queue. Times are milliseconds since 1970
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
@@ -137,7 +138,7 @@ class RecordHead(NamedTuple):
 class ScannedRecords(NamedTuple):
     """Records in log order, and where the next scan begins (equal to the start if nothing more is readable)."""
 
-    heads: list[RecordHead]
+    heads: Sequence[RecordHead]
     next_offset: int
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.ports import QueueKey
+from rocketstore.message.columns import RecordColumns
 from rocketstore.types import RecordHead
 
 
@@ -93,8 +94,18 @@ class WaitingPulls:
         """Records can be read; on the dispatch thread."""
         if not self._by_queue:
             return
+        if isinstance(heads, RecordColumns):
+            for units in heads.by_queue:
+                for waiter in self._by_queue.get((units.topic, units.queue_id), ()):
+                    if waiter.codes is None or not waiter.codes.isdisjoint(units.tags_codes.tolist()):
+                        self._tell(waiter)
+            return
         for head in heads:
             for waiter in self._by_queue.get(head[:2], ()):
-                if not waiter.told and (waiter.codes is None or head.tags_code in waiter.codes):
-                    waiter.told = True
-                    self._bridge.post(waiter.wake)
+                if waiter.codes is None or head.tags_code in waiter.codes:
+                    self._tell(waiter)
+
+    def _tell(self, waiter: Waiter) -> None:
+        if not waiter.told:
+            waiter.told = True
+            self._bridge.post(waiter.wake)

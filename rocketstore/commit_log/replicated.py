@@ -49,6 +49,7 @@ from dledger.types import AppendedBatch, Body, Magic, Position, ProducerBatch, S
 from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.commit_log.put import PRODUCER_STATUSES, QueueOffsets, prepare, refused
 from rocketstore.config import MessageStoreConfig
+from rocketstore.message.columns import read_entries
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import (
@@ -64,7 +65,6 @@ from rocketstore.message.record import (
     place_of,
     stored_at,
 )
-from rocketstore.message.scan import scan_entries
 from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, ScannedRecords, Stored
 
 _PUT_OK: Final = PutMessageStatus.PUT_OK
@@ -375,7 +375,7 @@ class ReplicatedCommitLog:
             found = self._log.read_committed(Position(self._entry_position(offset)), bytes_max)
         except IndexOutOfRangeError as error:
             raise self._corrupt(offset, str(error)) from error
-        outcome = scan_entries(found.data, found.position, check_crc=False, delay_levels=self._delay_levels)
+        outcome = read_entries(found.data, found.position, delay_levels=self._delay_levels)
         if outcome.end == "damaged" or (found.data and not outcome.consumed):
             raise self._corrupt(found.position + outcome.consumed, outcome.reason)
         return ScannedRecords(outcome.heads, found.position + outcome.consumed)

@@ -21,13 +21,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from dledger.errors import CorruptLogError, DiskError
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Placement
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
-from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, UNIT_BYTES, pack_units, parse_units
+from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, UNIT_BYTES, pack_columns, pack_units, parse_units
 from rocketstore.mapped.file import StoreFile
 from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.message.columns import Ints, UnitColumns
 from rocketstore.types import QueueUnit, RecordHead
 
 _log = logging.getLogger(__name__)
@@ -153,7 +156,7 @@ class ConsumeQueue:
 
     # Appending
 
-    def append(self, heads: Sequence[RecordHead]) -> bool:
+    def append(self, records: Sequence[RecordHead] | UnitColumns) -> bool:
         """Append the units of this queue's records, in log order; those already there are skipped.
 
         False: the queue was removed meanwhile. Raises ``DiskFullError`` and ``DiskError``; then a part may be there,
@@ -163,23 +166,23 @@ class ConsumeQueue:
             if self._destroyed:
                 return False
             known = self._max_physical_offset
-            if heads and heads[0].offset + heads[0].size <= known:
-                heads = [head for head in heads if head.offset + head.size > known]
-            for first, run in _runs(heads):
-                self._append_run(first, run)
+            runs = _runs_of_columns(records, known) if isinstance(records, UnitColumns) else _runs(records, known)
+            for first, ends, units in runs:
+                self._append_run(first, ends, units)
         return True
 
-    def _append_run(self, first: int, heads: Sequence[RecordHead]) -> None:
-        """Append consecutive units."""
+    def _append_run(self, first: int, ends: Sequence[int] | Ints, units: bytes) -> None:
+        """Append consecutive units; ``ends`` are physical, of their records."""
         fresh = not self._files.files()
         expected = first - first % self.units_per_file if fresh else self.max_offset
         if first < expected:
             _log.warning("%s: queue offset %d comes twice; expected %d", self.directory, first, expected)
-            heads, first = heads[expected - first :], expected
-            if not heads:
+            ends, units, first = ends[expected - first :], units[(expected - first) * UNIT_BYTES :], expected
+            if not units:
                 return
         if first - expected > _GAP_FILES_MAX * self.units_per_file:
-            reason = f"after queue offset {expected - 1} comes {first}, of the record at {heads[0].offset}"
+            at = parse_units(units[:UNIT_BYTES])[0].offset
+            reason = f"after queue offset {expected - 1} comes {first}, of the record at {at}"
             raise CorruptLogError(self.directory, expected, reason, "Remove this directory; the queue is built again.")
         if fresh or self._begin >= expected:  # it holds no message
             self._begin = first
@@ -191,11 +194,10 @@ class ConsumeQueue:
             fillers, done = FILLER_BYTES * min(missing, _FILLERS_AT_ONCE), 0
             while done < len(fillers):
                 done += self._write(first * UNIT_BYTES, fillers, done)
-        data, done = pack_units(heads), 0
-        while done < len(data):
-            done += self._write(first * UNIT_BYTES, data, done)
-            last = heads[done // UNIT_BYTES - 1]
-            self._max_physical_offset = last[2] + last[3]
+        done = 0
+        while done < len(units):
+            done += self._write(first * UNIT_BYTES, units, done)
+            self._max_physical_offset = int(ends[done // UNIT_BYTES - 1])
 
     def _write(self, start: int, data: bytes, done: int) -> int:
         """Write what fits into the last file, a new one if it is full; the first of all holds byte ``start``."""
@@ -382,15 +384,34 @@ class ConsumeQueue:
         return -1
 
 
-def _runs(heads: Sequence[RecordHead]) -> Iterator[tuple[int, Sequence[RecordHead]]]:
-    """Split records into runs of consecutive queue offsets; those without a place in a queue are left out."""
+_Run = tuple[int, Sequence[int] | Ints, bytes]
+"""Records with consecutive queue offsets: the first of these, where the records end in the log, their units."""
+
+
+def _runs(heads: Sequence[RecordHead], known: int) -> Iterator[_Run]:
+    """The runs of those that end after ``known``, without those that have no place in a queue."""
+    if heads and heads[0].offset + heads[0].size <= known:
+        heads = [head for head in heads if head.offset + head.size > known]
     if not heads:
         return
     first, offsets = heads[0].queue_offset, list(map(_queue_offset, heads))
     if first >= 0 and offsets == list(range(first, first + len(heads))):  # as it always is but for transactions
-        yield first, heads
+        yield first, [head[2] + head[3] for head in heads], pack_units(heads)
         return
     placed = [head for head in heads if head.queue_offset >= 0]
     for _, group in itertools.groupby(enumerate(placed), lambda pair: pair[1].queue_offset - pair[0]):
         run = [head for _, head in group]
-        yield run[0].queue_offset, run
+        yield run[0].queue_offset, [head[2] + head[3] for head in run], pack_units(run)
+
+
+def _runs_of_columns(columns: UnitColumns, known: int) -> Iterator[_Run]:
+    """As ``_runs``; all of them have a place."""
+    ends = columns.offsets + columns.sizes
+    if int(ends[0]) <= known:
+        columns, ends = columns.select(ends > known), ends[ends > known]
+    if not len(ends):
+        return
+    units = pack_columns(columns)
+    bounds = [0, *(np.flatnonzero(np.diff(columns.queue_offsets) != 1) + 1).tolist(), len(ends)]
+    for first, end in itertools.pairwise(bounds):
+        yield int(columns.queue_offsets[first]), ends[first:end], units[first * UNIT_BYTES : end * UNIT_BYTES]

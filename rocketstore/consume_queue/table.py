@@ -23,6 +23,7 @@ from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.message.checks import check_topic
+from rocketstore.message.columns import RecordColumns, UnitColumns
 from rocketstore.types import RecordHead
 
 _log = logging.getLogger(__name__)
@@ -126,28 +127,34 @@ class ConsumeQueueTable:
         Raises ``DiskFullError`` and ``DiskError``; then a part may be there, and the same call may be repeated. Raises
         ``CorruptLogError`` if queue offsets jump beyond belief.
         """
+        if isinstance(heads, RecordColumns):
+            for units in heads.by_queue:
+                self._append_to(units.topic, units.queue_id, units)
+            return
         groups: defaultdict[tuple[str, int], list[RecordHead]] = defaultdict(list)
         for head in heads:
             groups[head[:2]].append(head)
-        queues = self._queues
         for key, group in groups.items():
-            queue = queues.get(key) or self._queue_for(group)
-            while queue is not None and not queue.append(group):  # its topic is being deleted
-                with self._lock:  # until it is
-                    pass
-                queue = self._queue_for(group)
+            self._append_to(*key, group)
 
-    def _queue_for(self, group: list[RecordHead]) -> ConsumeQueue | None:
+    def _append_to(self, topic: str, queue_id: int, group: list[RecordHead] | UnitColumns) -> None:
+        queue = self._queues.get((topic, queue_id)) or self._queue_for(topic, queue_id, group)
+        while queue is not None and not queue.append(group):  # its topic is being deleted
+            with self._lock:  # until it is
+                pass
+            queue = self._queue_for(topic, queue_id, group)
+
+    def _queue_for(self, topic: str, queue_id: int, group: list[RecordHead] | UnitColumns) -> ConsumeQueue | None:
         """The queue for records of one queue; None if they have no place in one."""
-        topic, queue_id = group[0].topic, group[0].queue_id
-        if all(head.queue_offset < 0 for head in group):
+        if isinstance(group, list) and all(head.queue_offset < 0 for head in group):
             return None
         try:
             return self.find_or_create(topic, queue_id)
         except InvalidRequestError as error:
             if topic not in self._refused_topics and len(self._refused_topics) < _REFUSED_MAX:
                 self._refused_topics.add(topic)
-                _log.warning("the record at %d gets no consume queue: %s", group[0].offset, error)
+                offset = group[0].offset if isinstance(group, list) else int(group.offsets[0])
+                _log.warning("the record at %d gets no consume queue: %s", offset, error)
             return None
 
     def flush(self, least_pages: int = 0) -> None:

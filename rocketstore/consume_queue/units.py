@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketstore.message.columns import UnitColumns
 from rocketstore.types import QueueUnit, RecordHead
 
 UNIT_BYTES: Final = 20
@@ -25,6 +26,13 @@ _of_head: Final = operator.itemgetter(2, 3, 4)
 def pack_units(heads: Sequence[RecordHead]) -> bytes:
     """The units of records, in this order."""
     return b"".join(starmap(_UNIT.pack, map(_of_head, heads)))
+
+
+def pack_columns(columns: UnitColumns) -> bytes:
+    """As ``pack_units``."""
+    units = np.empty(len(columns.offsets), _UNITS)
+    units["offset"], units["size"], units["tags"] = columns.offsets, columns.sizes, columns.tags_codes
+    return units.tobytes()
 
 
 def parse_units(data: bytes) -> list[QueueUnit]:

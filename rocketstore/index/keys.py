@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketstore.message.columns import RecordColumns
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
 from rocketstore.message.property_texts import Hashes, Places, PropertyTexts
 from rocketstore.message.tags import java_hash
@@ -45,6 +46,12 @@ def key_hashes(heads: Sequence[RecordHead], topics: TopicHashes) -> tuple[NDArra
 
     Records that were rolled back have no keys.
     """
+    if isinstance(heads, RecordColumns):
+        texts = heads.properties
+        names = set(heads.topics)
+        if len(names) == 1:
+            return hashes_in(texts, np.full(len(heads), topics[names.pop()], np.uint32))
+        return hashes_in(texts, np.fromiter([topics[name] for name in heads.topics], np.uint32, len(heads)))
     # Fields by number, not by name: this runs for every message.
     strings = [head[9] if head[7] & SYS_FLAG_TRANSACTION != SYS_FLAG_ROLLED_BACK else b"" for head in heads]
     prefixes = np.fromiter([topics[head[0]] for head in heads], np.uint32, len(heads))

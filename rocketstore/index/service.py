@@ -31,6 +31,7 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem, make_dirs_durably
 from rocketstore.index.file import IndexFile, IndexShape
 from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
+from rocketstore.message.columns import RecordColumns
 from rocketstore.types import RecordHead
 
 _log = logging.getLogger(__name__)
@@ -130,8 +131,8 @@ class IndexService:
         keys, owners = key_hashes(heads, self._topics)
         if not len(keys):
             return
-        offsets = np.array([head[2] for head in heads], np.int64)[owners]
-        store_ms = np.array([head[5] for head in heads], np.int64)[owners]
+        offsets, store_ms = _places(heads)
+        offsets, store_ms = offsets[owners], store_ms[owners]
         with self._lock:  # a truncation or removal of files waits
             try:
                 self._put(keys, offsets, store_ms)
@@ -289,3 +290,10 @@ class IndexService:
         if error.errno == errno.ENOSPC:
             return DiskFullError(f"{what} the index in {self.directory} failed: no space left on the device")
         return DiskError(f"{what} the index in {self.directory} failed: {error}")
+
+
+def _places(heads: Sequence[RecordHead]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Physical offsets and store times."""
+    if isinstance(heads, RecordColumns):
+        return heads.offsets, heads.store_timestamps
+    return np.array([head[2] for head in heads], np.int64), np.array([head[5] for head in heads], np.int64)

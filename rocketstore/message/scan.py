@@ -7,6 +7,7 @@ topics, which become directory names, must not be able to lead out of their dire
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, Literal, NamedTuple, NoReturn
 from zlib import crc32
@@ -72,7 +73,7 @@ class ScanOutcome(NamedTuple):
     nothing was consumed, read so many; if the log has not so many, it is damaged there.
     """
 
-    heads: list[RecordHead]
+    heads: Sequence[RecordHead]
     consumed: int
     end: Literal["more", "blank", "damaged"]
     reason: str = ""
@@ -157,10 +158,10 @@ def scan_entries(
             return ScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")
         next_index = index + 1
         at += size
-    return _entries_stopped(heads, raw, at, base_offset + at)
+    return entries_stopped(heads, raw, at, base_offset + at)
 
 
-def _entries_stopped(heads: list[RecordHead], raw: bytes, at: int, offset: int) -> ScanOutcome:
+def entries_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> ScanOutcome:
     """The outcome where no whole entry follows."""
     remaining = len(raw) - at
     if remaining < _BLANK_BYTES_MIN:
@@ -261,6 +262,14 @@ def _long_topic(raw: bytes, magic: int, topic_at: int) -> tuple[int, int]:
         raise _DamagedError(f"the magic {magic & 0xFFFFFFFF:#x} is no message's")
     start = topic_at + 2
     return start, start + (raw[topic_at] << 8 | raw[topic_at + 1])  # were it negative, the topic would be too long
+
+
+def known_topic(encoded: bytes) -> str | None:
+    """The text of a topic in a record of version 1; None if it can be none."""
+    try:
+        return _topics.get(encoded) or _topic(encoded, MESSAGE_MAGIC)
+    except _DamagedError:
+        return None
 
 
 def _topic(encoded: bytes, magic: int) -> str:

@@ -24,6 +24,7 @@ from dledger.errors import DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
+from rocketstore.message.columns import topics_of
 from rocketstore.state.applier import StateApplier
 from rocketstore.state.changes import (
     Change,
@@ -323,7 +324,7 @@ class BrokerState:
         self._publisher.close(f"broker state failed: {error}")
 
     def _on_arrival(self, heads: Sequence[RecordHead]) -> None:
-        if BROKER_STATE_TOPIC in [head[0] for head in heads]:
+        if BROKER_STATE_TOPIC in topics_of(heads):
             self._worker.wake()
 
     def _change(self, change: Change, done: StateDone, *, changes_nothing: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from hypothesis import given, settings
@@ -39,7 +39,7 @@ MESSAGES = st.builds(
 )
 
 
-def log_of(messages: list[Message], base: int) -> tuple[list[RecordHead], Records]:
+def log_of(messages: list[Message], base: int) -> tuple[Sequence[RecordHead], Records]:
     """A plain log of them: what the broker's scan finds in it, and the same for arrays."""
     data, starts = bytearray(), []
     for number, message in enumerate(messages):
@@ -51,7 +51,7 @@ def log_of(messages: list[Message], base: int) -> tuple[list[RecordHead], Record
     return scanned.heads, rows_of(window, np.array(starts, np.int64), DecodeContext(framing="plain", base=base))
 
 
-def expected_keys(heads: list[RecordHead]) -> Iterator[tuple[int, int, int]]:
+def expected_keys(heads: Sequence[RecordHead]) -> Iterator[tuple[int, int, int]]:
     hashes, owners = key_hashes(heads, TopicHashes())
     for value, owner in zip(hashes.tolist(), owners.tolist(), strict=True):
         yield value, heads[owner].offset, heads[owner].store_timestamp
