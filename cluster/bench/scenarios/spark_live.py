@@ -30,8 +30,8 @@ SINK_ROWS: Final = 300_000
 LIVE_RATE_MAX: Final = 60_000
 """What the live producer sends at most, per second: a little more than has to be kept up with."""
 FOLLOWED_SECONDS: Final = 30.0
-SETTLE_SECONDS: Final = 30.0
-"""How long to send before it counts: Java compiles for that long, which takes a fifth of one processor at first."""
+SETTLE_SECONDS: Final = 60.0
+"""How long to send before it counts: Java compiles meanwhile, for half a minute with a fifth of one processor."""
 PATIENCE_SECONDS: Final = 600.0
 QUEUES: Final = 8
 
