@@ -27,6 +27,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.mapped.transient_pool import TransientStorePool
+from rocketstore.message.columns import read_records
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import (
@@ -39,7 +40,6 @@ from rocketstore.message.record import (
     QUEUE_OFFSET_AT,
     place_of,
 )
-from rocketstore.message.scan import scan_records
 from rocketstore.types import (
     BrokerRole,
     FlushDiskType,
@@ -332,7 +332,7 @@ class PlainCommitLog:
             if file is None or offset >= readable_end:
                 return ScannedRecords([], offset)
             data = self.read(offset, min(bytes_max, readable_end - offset)) or b""
-            outcome = scan_records(data, offset, check_crc=False, delay_levels=self._delay_levels)
+            outcome = read_records(data, offset, delay_levels=self._delay_levels)
             if not outcome.consumed and len(data) < outcome.needed <= readable_end - offset and outcome.end == "more":
                 bytes_max = outcome.needed
                 continue

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger.errors import invariant
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_TRANSACTION
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX
@@ -30,7 +29,9 @@ from rocketstore.message.scan import (
     ScanOutcome,
     entries_stopped,
     known_topic,
+    records_stopped,
     scan_entries,
+    scan_records,
 )
 from rocketstore.types import SCHEDULE_TOPIC, RecordHead
 
@@ -38,24 +39,27 @@ FEWEST: Final = 96
 """Fewer records are faster read one by one."""
 _TAGS: Final = b"TAGS\x01"
 _UNUSUAL_FLAGS: Final = HOST_V6_FLAGS | SYS_FLAG_TRANSACTION
-_TOPIC_AT: Final = ENTRY_HEADER_BYTES + OVERHEAD - 3
-"""Where the topic's length is in an entry whose message has no body."""
+_HEAD_BYTES: Final = OVERHEAD - 3
+"""Before a record's body, between IPv4 hosts."""
 _PAIR: Final = Struct(">ii")
+_ENTRY: Final = np.dtype(
+    {
+        "names": ["index", "position", "channel", "body"],
+        "formats": [">i8", ">i8", ">i4", ">i4"],
+        "offsets": [8, 24, 32, 44],
+        "itemsize": ENTRY_HEADER_BYTES,
+    }
+)
 _HEAD: Final = np.dtype(
     {
-        "names": [
-            "index", "position", "channel", "entryBody", "size", "magic", "queueId", "queueOffset", "offset", "sysFlag",
-            "storeTimestamp", "prepared", "body",
-        ],
-        "formats": [">i8", ">i8", ">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", ">i4"],
-        "offsets": [8, 24, 32, 44, 48, 52, 60, 68, 76, 84, 104, 124, 132],
-        "itemsize": _TOPIC_AT,
+        "names": ["size", "magic", "queueId", "queueOffset", "offset", "sysFlag", "storeTimestamp", "prepared", "body"],
+        "formats": [">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", ">i4"],
+        "offsets": [0, 4, 12, 20, 28, 36, 56, 76, 84],
+        "itemsize": _HEAD_BYTES,
     }
-)  # fmt: skip
+)
 
 Ints = NDArray[np.int64]
-
-invariant(_HEAD.itemsize == 136, "entry with a message's head", size=_HEAD.itemsize)
 
 
 class UnitColumns(NamedTuple):
@@ -184,68 +188,109 @@ def sizes_of(heads: Sequence[RecordHead]) -> Collection[int]:
     return heads.sizes.tolist() if isinstance(heads, RecordColumns) else [head[3] for head in heads]
 
 
+def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> ScanOutcome:
+    """As ``scan_records`` without checking CRCs, faster where there are many ordinary records."""
+    if len(data) >= FEWEST * OVERHEAD:
+        starts, end = _walk_records(data)
+        if len(starts) >= FEWEST and _is_cut_off(data, end, MESSAGE_MAGIC, size_first=True):
+            found = _columns(data, np.array(starts, np.int64), np.array([*starts[1:], end], np.int64), base_offset)
+            if found is not None:
+                return records_stopped(found, data, end, base_offset + end)
+    return scan_records(data, base_offset, check_crc=False, delay_levels=delay_levels)
+
+
 def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> ScanOutcome:
     """As ``scan_entries`` without checking CRCs, faster where there are many ordinary records."""
-    if len(data) >= FEWEST * _TOPIC_AT:
-        starts, end = _walk(data)
-        if len(starts) >= FEWEST and _is_cut_off(data, end):
-            found = _columns(data, starts, end, base_offset)
+    if len(data) >= FEWEST * (ENTRY_HEADER_BYTES + OVERHEAD):
+        starts, end = _walk_entries(data)
+        if len(starts) >= FEWEST and _is_cut_off(data, end, ENTRY_MAGIC, size_first=False):
+            found = _columns_of_entries(data, np.array([*starts, end], np.int64), base_offset)
             if found is not None:
                 return entries_stopped(found, data, end, base_offset + end)
     return scan_entries(data, base_offset, check_crc=False, delay_levels=delay_levels)
 
 
-def _walk(data: bytes) -> tuple[list[int], int]:
-    """Where entries begin that may hold messages, up to the first that cannot, and where that is."""
+def _walk_records(data: bytes) -> tuple[list[int], int]:
+    """Where records begin, up to the first that is no ordinary one, and where that is."""
     unpack = _PAIR.unpack_from
     starts: list[int] = []
     add = starts.append
     at, end = 0, len(data)
-    last = end - _TOPIC_AT
+    last = end - OVERHEAD
     while at <= last:
-        magic, size = unpack(data, at)
+        size, magic = unpack(data, at)
         following = at + size
-        if magic != ENTRY_MAGIC or size < _TOPIC_AT or following > end:
+        if magic != MESSAGE_MAGIC or size < OVERHEAD or following > end:
             break
         add(at)
         at = following
     return starts, at
 
 
-def _is_cut_off(data: bytes, at: int) -> bool:
-    """Whether the data ends at ``at``, or within an entry that begins there."""
+def _walk_entries(data: bytes) -> tuple[list[int], int]:
+    """Where entries begin that may hold messages, up to the first that cannot, and where that is."""
+    unpack = _PAIR.unpack_from
+    starts: list[int] = []
+    add = starts.append
+    at, end = 0, len(data)
+    smallest = ENTRY_HEADER_BYTES + OVERHEAD
+    last = end - smallest
+    while at <= last:
+        magic, size = unpack(data, at)
+        following = at + size
+        if magic != ENTRY_MAGIC or size < smallest or following > end:
+            break
+        add(at)
+        at = following
+    return starts, at
+
+
+def _is_cut_off(data: bytes, at: int, magic: int, *, size_first: bool) -> bool:
+    """Whether the data ends at ``at``, or within something with this magic that begins there."""
     if len(data) - at < _PAIR.size:
         return True
-    magic, size = _PAIR.unpack_from(data, at)
-    return bool(magic == ENTRY_MAGIC and size > len(data) - at)
+    first, second = _PAIR.unpack_from(data, at)
+    size, found = (first, second) if size_first else (second, first)
+    return bool(found == magic and size > len(data) - at)
 
 
-def _columns(data: bytes, begins: list[int], end: int, base_offset: int) -> RecordColumns | None:
-    """The records in the entries that begin there and end at ``end``; None if one of them is not an ordinary one."""
-    window = np.frombuffer(data, np.uint8)
-    starts = np.array([*begins, end], np.int64)
-    starts, ends = starts[:-1], starts[1:]
-    everywhere = np.ndarray((len(data) - _TOPIC_AT + 1,), f"V{_TOPIC_AT}", window.data, strides=(1,))
-    # Opaque bytes first: numpy gathers structures field by field.
-    fields = everywhere[starts].view(_HEAD)
-    sizes = ends - starts - ENTRY_HEADER_BYTES
-    positions = starts + base_offset
-    first = int(fields["index"][0])
+def _gathered(data: bytes, starts: Ints, layout: np.dtype[np.void]) -> NDArray[np.void]:
+    """The structures at ``starts``: opaque bytes first, because numpy gathers structures field by field."""
+    width = layout.itemsize
+    everywhere = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    return everywhere[starts].view(layout)
+
+
+def _columns_of_entries(data: bytes, bounds: Ints, base_offset: int) -> RecordColumns | None:
+    """The records in the entries between these bounds; None if one of them is not an ordinary one."""
+    starts, ends = bounds[:-1], bounds[1:]
+    entries = _gathered(data, starts, _ENTRY)
+    first = int(entries["index"][0])
     if not (
-        (fields["size"] == sizes).all()
-        and (fields["entryBody"] == sizes).all()
-        and (fields["position"] == positions).all()
-        and (fields["offset"] == positions + ENTRY_HEADER_BYTES).all()
-        and (fields["index"] == np.arange(first, first + len(starts))).all()
+        (entries["body"] == ends - starts - ENTRY_HEADER_BYTES).all()
+        and (entries["position"] == starts + base_offset).all()
+        and (entries["index"] == np.arange(first, first + len(starts))).all()
+        and (entries["channel"] != COMPATIBLE_NOOP_CHANNEL).all()
+    ):
+        return None
+    return _columns(data, starts + ENTRY_HEADER_BYTES, ends, base_offset)
+
+
+def _columns(data: bytes, starts: Ints, ends: Ints, base_offset: int) -> RecordColumns | None:
+    """The records between these places; None if one of them is not an ordinary one."""
+    window = np.frombuffer(data, np.uint8)
+    fields = _gathered(data, starts, _HEAD)
+    if not (
+        (fields["size"] == ends - starts).all()
+        and (fields["offset"] == starts + base_offset).all()
         and (fields["magic"] == MESSAGE_MAGIC).all()
-        and (fields["channel"] != COMPATIBLE_NOOP_CHANNEL).all()
         and not (fields["sysFlag"] & _UNUSUAL_FLAGS).any()
         and int(fields["queueOffset"].min()) >= 0
         and int(fields["queueId"].min()) >= 0
         and int(fields["body"].min()) >= 0
     ):
         return None
-    topics = starts + _TOPIC_AT + fields["body"]
+    topics = starts + _HEAD_BYTES + fields["body"]
     if not (topics + 3 <= ends).all():
         return None
     properties = topics + 3 + window[topics]

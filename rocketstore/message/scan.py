@@ -105,16 +105,19 @@ def scan_records(
         try:
             size, magic = BLANK.unpack_from(raw, at)
             if size > end - at or magic == BLANK_MAGIC:
-                return _stopped(heads, at, size, magic, base_offset + at)
+                break
             add(_head(raw, at, size, base_offset + at, view if check_crc else None, delay_levels))
         except _DamagedError as damage:
             return ScanOutcome(heads, at, "damaged", f"offset {base_offset + at}: {damage}")
         at += size
-    return ScanOutcome(heads, at, "more", f"offset {base_offset + at}: the data ends")
+    return records_stopped(heads, raw, at, base_offset + at)
 
 
-def _stopped(heads: list[RecordHead], at: int, size: int, magic: int, offset: int) -> ScanOutcome:
-    """The outcome at a blank, or at a record that is longer than the data."""
+def records_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> ScanOutcome:
+    """The outcome where the data ends, or at a blank, or at a record that is longer than the data."""
+    if at + BLANK.size > len(raw):
+        return ScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
+    size, magic = BLANK.unpack_from(raw, at)
     if magic == BLANK_MAGIC and size >= _BLANK_BYTES_MIN:
         return ScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
     if magic in _MESSAGE_MAGICS and size >= OVERHEAD:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from dledger.errors import CorruptLogError
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
-from rocketstore.message.columns import FEWEST, RecordColumns, read_entries, sizes_of, topics_of
+from rocketstore.message.columns import FEWEST, RecordColumns, read_entries, read_records, sizes_of, topics_of
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
-from rocketstore.message.record import MESSAGE_MAGIC_V2, encode_record
-from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, scan_entries
+from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
+from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, scan_entries, scan_records
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
-from tests.unit.rocketstore.message.samples import MESSAGES, entry, golden_message, golden_message_v6
+from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, entry, golden_message, golden_message_v6
 
 BASE = 1 << 40
 COUNT = 2 * FEWEST
@@ -43,6 +43,16 @@ def entries(messages: Sequence[Message], *, base: int = BASE, index: int = 7) ->
     return bytes(log)
 
 
+def plain(messages: Sequence[Message], *, base: int = BASE) -> bytes:
+    """They as a plain log has them."""
+    log, places = bytearray(), dict[tuple[str, int], int]()
+    for message in messages:
+        queue = (message.topic, message.queue_id)
+        place = places[queue] = places.get(queue, -1) + 1
+        log += encode_record(message, queue_offset=place, physical_offset=base + len(log))
+    return bytes(log)
+
+
 def ordinary(number: int) -> Message:
     """Of two topics with four queues; some with tags, some with keys, some without a body."""
     properties = {"UNIQ_KEY": f"{number:032X}"}
@@ -54,11 +64,12 @@ def ordinary(number: int) -> Message:
     return replace(message, body=b"x" * (number % 5))
 
 
-def alike(log: bytes, base: int = BASE, *, columns: bool | None = None) -> None:
+def alike(log: bytes, base: int = BASE, *, columns: bool | None = None, framed: bool = True) -> None:
     """Both ways to read find the same; ``columns``: whether that is read in columns."""
-    outcome = read_entries(log, base, delay_levels=LEVELS)
+    read, scan = (read_entries, scan_entries) if framed else (read_records, scan_records)
+    outcome = read(log, base, delay_levels=LEVELS)
 
-    assert outcome == scan_entries(log, base, check_crc=False, delay_levels=LEVELS)
+    assert outcome == scan(log, base, check_crc=False, delay_levels=LEVELS)
     assert columns is None or isinstance(outcome.heads, RecordColumns) is columns
 
 
@@ -70,28 +81,27 @@ def test_any_records_are_read_alike(messages: list[Message], ipv4: bool) -> None
             replace(one, born_host=golden_message().born_host, store_host=golden_message().store_host)
             for one in messages
         ]
-    alike(
-        entries((messages * COUNT)[:COUNT]),
-        columns=True if ipv4 and not any(one.sys_flag & 0x30 for one in messages) else None,
-    )
+    columns = True if ipv4 and not any(one.sys_flag & 0x30 for one in messages) else None
+    alike(entries((messages * COUNT)[:COUNT]), columns=columns)
+    alike(plain((messages * COUNT)[:COUNT]), columns=columns, framed=False)
 
 
-@given(st.integers(0, 2**40))
-def test_any_flipped_bit_is_read_alike(bit: int) -> None:
+@given(st.integers(0, 2**40), st.booleans())
+def test_any_flipped_bit_is_read_alike(bit: int, framed: bool) -> None:
     """Damage is found by reading one after the other, which says where and what it is."""
-    log = bytearray(entries([ordinary(number) for number in range(FEWEST)]))
+    log = bytearray((entries if framed else plain)([ordinary(number) for number in range(FEWEST)]))
     at = bit % (len(log) * 8)
     log[at // 8] ^= 1 << at % 8
 
-    alike(bytes(log))
+    alike(bytes(log), framed=framed)
 
 
-@given(st.integers(0, 400))
-def test_wherever_the_data_ends_it_is_read_alike(less: int) -> None:
-    """In the middle of an entry, of its header, or between two."""
-    log = entries([ordinary(number) for number in range(COUNT)])
+@given(st.integers(0, 400), st.booleans())
+def test_wherever_the_data_ends_it_is_read_alike(less: int, framed: bool) -> None:
+    """In the middle of a record, of its header, or between two."""
+    log = (entries if framed else plain)([ordinary(number) for number in range(COUNT)])
 
-    alike(log[: len(log) - less], columns=True)
+    alike(log[: len(log) - less], columns=True, framed=framed)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +192,34 @@ def test_what_is_unusual_is_read_alike(unusual: Callable[[int, int], bytes], at:
     alike(before + middle + after)
 
 
+@pytest.mark.parametrize("at", [0, FEWEST - 1, FEWEST, COUNT])
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        pack(">i", 4096) + pack(">i", BLANK_MAGIC),
+        pack(">i", 64) + pack(">i", BLANK_MAGIC) + bytes(56),
+        encode_record(golden_message(), physical_offset=-1),
+        encode_record(golden_message_v6(), physical_offset=-1),
+        bytes(200),
+        b"garbage" * 30,
+        pack(">i", 90) + GOLDEN_V4[4:90],
+        GOLDEN_V4[:7],
+        GOLDEN_V4[:90],
+    ],
+)
+def test_what_is_unusual_in_a_plain_log_is_read_alike(unusual: bytes, at: int) -> None:
+    """In front of ordinary records, among them, behind them."""
+    messages = [ordinary(number) for number in range(COUNT)]
+    before = plain(messages[:at])
+    middle = unusual.replace(b"\xff" * 8, pack(">q", BASE + len(before)))
+
+    alike(before + middle + plain(messages[at:], base=BASE + len(before) + len(middle)), framed=False)
+
+
 def test_few_records_are_read_one_after_the_other() -> None:
     """That is faster then."""
     alike(entries([ordinary(number) for number in range(FEWEST - 1)]), columns=False)
+    alike(plain([ordinary(number) for number in range(FEWEST - 1)]), columns=False, framed=False)
 
 
 def test_columns_are_a_sequence_of_heads() -> None:
