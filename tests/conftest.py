@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import memory_disk
 
@@ -20,6 +21,10 @@ PORT_SHARES = 8
 """A divisor of 10,000, by which a node's two ports differ."""
 
 _failed = pytest.StashKey[bool]()
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:

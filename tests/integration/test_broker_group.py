@@ -173,7 +173,10 @@ def test_a_topic_that_is_made_again_begins_empty(brokers: BrokerGroup) -> None:
 
 
 def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_brokers: Callable[..., BrokerGroup]) -> None:
-    """Stored by one master, delivered by the next: each once, none too early, and the progress survives a restart."""
+    """Stored by one master, delivered by the next: none too early, and the progress survives a restart.
+
+    Each once, but for what the killed master itself had delivered just before: its progress may not tell of that yet.
+    """
     brokers = make_brokers(settings={"messageDelayLevel": f"1s {DELAY_S}s"})
     brokers.start_all()
     brokers.create_topic()
@@ -182,6 +185,7 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
             letter = Message(TOPIC, b"later-%d" % number, properties={"DELAY": "2" if number % 3 else "1"})
             producer.send(letter, queue_id=number % QUEUES)
     master = brokers.master()
+    killed_ms = time.time() * 1000
     brokers.kill(master)
     got: list[tuple[bytes, int, int]] = []
     with brokers.consumer("", TOPIC) as consumer:
@@ -205,5 +209,8 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
         if one[2] - one[1] < 1000 * (DELAY_S if int(one[0][6:] or 0) % 3 else 1) and one[0] != b"last"
     ]
     assert code == 0
-    assert times == Counter([b"last", *(b"later-%d" % number for number in range(30))])
+    assert set(times) == {b"last", *(b"later-%d" % number for number in range(30))}
+    by_the_killed = {body for body, _, stored_ms in got if stored_ms <= killed_ms}
+    assert {body for body, count in times.items() if count > 1} <= by_the_killed
+    assert max(times.values()) <= 2
     assert not early
