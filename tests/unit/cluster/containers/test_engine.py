@@ -122,7 +122,7 @@ def test_an_engine_that_ends_while_it_is_asked_leaves_no_socket(
     assert complaints == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount; run it as root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
 def test_what_the_engine_left_mounted_is_unmounted(tmp_path: Path) -> None:
     """Else its directory cannot be removed: dockerd mounts it on itself."""
     inner = tmp_path / "data" / "inner"
