@@ -41,12 +41,14 @@ _TAGS: Final = b"TAGS\x01"
 _UNUSUAL_FLAGS: Final = HOST_V6_FLAGS | SYS_FLAG_TRANSACTION
 _HEAD_BYTES: Final = OVERHEAD - 3
 """Before a record's body, between IPv4 hosts."""
-_PAIR: Final = Struct(">ii")
+_NUMBER: Final = Struct(">i")
+_SIZE_AT: Final = 0
+_ENTRY_SIZE_AT: Final = 4
 _ENTRY: Final = np.dtype(
     {
-        "names": ["index", "position", "channel", "body"],
-        "formats": [">i8", ">i8", ">i4", ">i4"],
-        "offsets": [8, 24, 32, 44],
+        "names": ["magic", "index", "position", "channel", "body"],
+        "formats": [">i4", ">i8", ">i8", ">i4", ">i4"],
+        "offsets": [0, 8, 24, 32, 44],
         "itemsize": ENTRY_HEADER_BYTES,
     }
 )
@@ -191,8 +193,8 @@ def sizes_of(heads: Sequence[RecordHead]) -> Collection[int]:
 def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> ScanOutcome:
     """As ``scan_records`` without checking CRCs, faster where there are many ordinary records."""
     if len(data) >= FEWEST * OVERHEAD:
-        starts, end = _walk_records(data)
-        if len(starts) >= FEWEST and _is_cut_off(data, end, MESSAGE_MAGIC, size_first=True):
+        starts, end = _walk(data, _SIZE_AT, OVERHEAD)
+        if len(starts) >= FEWEST and _is_cut_off(data, end, _SIZE_AT, MESSAGE_MAGIC):
             found = _columns(data, np.array(starts, np.int64), np.array([*starts[1:], end], np.int64), base_offset)
             if found is not None:
                 return records_stopped(found, data, end, base_offset + end)
@@ -202,55 +204,35 @@ def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | N
 def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> ScanOutcome:
     """As ``scan_entries`` without checking CRCs, faster where there are many ordinary records."""
     if len(data) >= FEWEST * (ENTRY_HEADER_BYTES + OVERHEAD):
-        starts, end = _walk_entries(data)
-        if len(starts) >= FEWEST and _is_cut_off(data, end, ENTRY_MAGIC, size_first=False):
+        starts, end = _walk(data, _ENTRY_SIZE_AT, ENTRY_HEADER_BYTES + OVERHEAD)
+        if len(starts) >= FEWEST and _is_cut_off(data, end, _ENTRY_SIZE_AT, ENTRY_MAGIC):
             found = _columns_of_entries(data, np.array([*starts, end], np.int64), base_offset)
             if found is not None:
                 return entries_stopped(found, data, end, base_offset + end)
     return scan_entries(data, base_offset, check_crc=False, delay_levels=delay_levels)
 
 
-def _walk_records(data: bytes) -> tuple[list[int], int]:
-    """Where records begin, up to the first that is no ordinary one, and where that is."""
-    unpack = _PAIR.unpack_from
+def _walk(data: bytes, size_at: int, smallest: int) -> tuple[list[int], int]:
+    """Where things begin that have their size at ``size_at``, up to the first that cannot be whole, and its place."""
+    unpack = _NUMBER.unpack_from
     starts: list[int] = []
     add = starts.append
     at, end = 0, len(data)
-    last = end - OVERHEAD
-    while at <= last:
-        size, magic = unpack(data, at)
-        following = at + size
-        if magic != MESSAGE_MAGIC or size < OVERHEAD or following > end:
-            break
-        add(at)
-        at = following
-    return starts, at
-
-
-def _walk_entries(data: bytes) -> tuple[list[int], int]:
-    """Where entries begin that may hold messages, up to the first that cannot, and where that is."""
-    unpack = _PAIR.unpack_from
-    starts: list[int] = []
-    add = starts.append
-    at, end = 0, len(data)
-    smallest = ENTRY_HEADER_BYTES + OVERHEAD
     last = end - smallest
     while at <= last:
-        magic, size = unpack(data, at)
-        following = at + size
-        if magic != ENTRY_MAGIC or size < smallest or following > end:
+        following = at + unpack(data, at + size_at)[0]
+        if following < at + smallest or following > end:
             break
         add(at)
         at = following
     return starts, at
 
 
-def _is_cut_off(data: bytes, at: int, magic: int, *, size_first: bool) -> bool:
-    """Whether the data ends at ``at``, or within something with this magic that begins there."""
-    if len(data) - at < _PAIR.size:
+def _is_cut_off(data: bytes, at: int, size_at: int, magic: int) -> bool:
+    """Whether the data ends at ``at``, or within something with this magic, which is beside its size."""
+    if len(data) - at < 2 * _NUMBER.size:
         return True
-    first, second = _PAIR.unpack_from(data, at)
-    size, found = (first, second) if size_first else (second, first)
+    (size,), (found,) = _NUMBER.unpack_from(data, at + size_at), _NUMBER.unpack_from(data, at + _NUMBER.size - size_at)
     return bool(found == magic and size > len(data) - at)
 
 
@@ -267,7 +249,8 @@ def _columns_of_entries(data: bytes, bounds: Ints, base_offset: int) -> RecordCo
     entries = _gathered(data, starts, _ENTRY)
     first = int(entries["index"][0])
     if not (
-        (entries["body"] == ends - starts - ENTRY_HEADER_BYTES).all()
+        (entries["magic"] == ENTRY_MAGIC).all()
+        and (entries["body"] == ends - starts - ENTRY_HEADER_BYTES).all()
         and (entries["position"] == starts + base_offset).all()
         and (entries["index"] == np.arange(first, first + len(starts))).all()
         and (entries["channel"] != COMPATIBLE_NOOP_CHANNEL).all()

@@ -185,8 +185,8 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
             letter = Message(TOPIC, b"later-%d" % number, properties={"DELAY": "2" if number % 3 else "1"})
             producer.send(letter, queue_id=number % QUEUES)
     master = brokers.master()
-    killed_ms = time.time() * 1000
     brokers.kill(master)
+    killed_ms = time.time() * 1000
     got: list[tuple[bytes, int, int]] = []
     with brokers.consumer("", TOPIC) as consumer:
         ends_at = time.monotonic() + 20
