@@ -7,12 +7,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from struct import pack
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
+from dledger.rpc.bridge import LoopBridge
+from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
 from rocketstore.message.columns import FEWEST, RecordColumns, read_entries, read_records, sizes_of, topics_of
@@ -20,7 +24,9 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
 from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, scan_entries, scan_records
+from rocketstore.stats import StoreStats
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
+from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, entry, golden_message, golden_message_v6
 
 BASE = 1 << 40
@@ -269,6 +275,29 @@ def test_queues_and_index_come_out_the_same(
         written.append({"index": b"".join(files(root / name / "index").values())})
 
     assert written[:2] == written[2:]
+
+
+def test_waiting_pulls_and_counters_see_columns_as_they_see_heads() -> None:
+    """Whom a message is for is woken once, with or without tags; topics are counted."""
+    log = entries([ordinary(number) for number in range(COUNT)])
+    heads = list(scan_entries(log, BASE, check_crc=False).heads)
+    some = next(head for head in heads if head.tags_code)
+    seen = []
+    for records in (read_entries(log, BASE).heads, heads):
+        woken: list[object] = []
+        waiting = WaitingPulls(cast("LoopBridge", SimpleNamespace(post=woken.append)), waiting_max=9)
+        waiters = [
+            waiting.enter(key, codes)
+            for key in ((some.topic, some.queue_id), ("C", 0))
+            for codes in (None, frozenset({some.tags_code}), frozenset({1}))
+        ]
+        waiting.arrived(records)
+        stats = StoreStats(ManualClock())
+        stats.dispatched(records, 1)
+        seen.append(([one.told for one in waiters], len(woken), stats.topics()))
+
+    assert seen[0] == seen[1]
+    assert seen[0][0] == [True, True, False, False, False, False]
 
 
 def test_offsets_that_are_missing_in_a_queue_are_filled_up_or_refused(tmp_path: Path) -> None:
