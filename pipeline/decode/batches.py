@@ -18,8 +18,8 @@ from pipeline.decode.walk import WalkEnd, walk
 from pipeline.errors import BrokenRecordError
 from pipeline.schema import BIG_COLUMNS, Column
 
-BATCH_BYTES: Final = 4 * MIB
-"""How much log a batch with bodies covers: what the caches hold."""
+BATCH_BYTES: Final = 8 * MIB
+"""How much log a batch with bodies covers: smaller ones cost more per byte, larger ones leave the caches."""
 SLIM_BATCH_BYTES: Final = 32 * MIB
 """The same without bodies, whose rows are small."""
 
