@@ -24,18 +24,19 @@ def read_node(node: NodeId, address: str, group: str, topic: str, queues: int) -
     """One node's own copy, whatever its role. Raises ``DrillError`` if it does not give it."""
     try:
         with closing(BrokerConnection([address], timeout_s=TIMEOUT_S, security=SECURITY)) as connection:
-            pulled = {one: _pull_all(connection, address, topic, one) for one in range(queues)}
+            pulled = {one: pull_all(connection, address, topic, one) for one in range(queues)}
         return NodeCopy(node, pulled, _log(address, group))
     except DLedgerError as error:
         raise DrillError(f"{node} does not give back what it holds: {error}") from error
 
 
-def _pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[Stored, ...]:
+def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[Stored, ...]:
+    """One broker's own copy of a queue; it is given time to find out what is committed. Raises ``DLedgerError``."""
     stored: list[Stored] = []
     offset = 0
     while True:
         request = pb.PullRequest(topic=topic, queue_id=queue_id, offset=offset, max_messages=PAGE)
-        answer = connection.ask(PULL, request, address, connection.deadline())
+        answer = _pull(connection, address, request)
         messages = split_records(answer.records)
         if not messages:
             if offset != answer.max_offset:
@@ -43,6 +44,11 @@ def _pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: 
             return tuple(stored)
         stored += [Stored(one.queue_offset, one.body, zlib.crc32(one.record)) for one in messages]
         offset = answer.next_offset
+
+
+def _pull(connection: BrokerConnection, address: str, request: pb.PullRequest) -> pb.PullResponse:
+    deadline = connection.deadline()
+    return connection.retry(deadline, lambda: connection.ask(PULL, request, address, deadline))
 
 
 def _log(address: str, group: str) -> str:

@@ -338,6 +338,7 @@ class BrokerServer:
                 self._failure = failure
                 self._stopped.set()
                 return
+            self._has_caught_up()  # else it would be found out only when somebody reads, who would have to come again
 
 
 def _host_of(address: str) -> str:

@@ -87,7 +87,7 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         with self.pinned(node) as connection:
             while True:
                 request = pb.PullRequest(topic=topic, queue_id=queue_id, offset=len(records), max_messages=1000)
-                answer = connection.ask(PULL, request, address, connection.deadline())
+                answer = self._pull(connection, address, request)
                 messages = split_records(answer.records)
                 if not messages:
                     assert len(records) == answer.max_offset, f"{node}: the queue ends at {answer.max_offset}"
@@ -96,6 +96,12 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
                 expected = list(range(len(records), len(records) + len(messages)))
                 assert offsets == expected, f"{node}: queue {queue_id} of {topic} holds {offsets}, not {expected}"
                 records += [one.record for one in messages]
+
+    @staticmethod
+    def _pull(connection: BrokerConnection, address: str, request: pb.PullRequest) -> pb.PullResponse:
+        """Again while the broker, just started, does not know what is committed."""
+        deadline = connection.deadline()
+        return connection.retry(deadline, lambda: connection.ask(PULL, request, address, deadline))
 
     def wait_dispatched(self) -> None:
         """Every broker runs, and has all that is committed in its queues."""
