@@ -7,13 +7,14 @@ digest of the whole of it: such a block is compared only among nodes that begin 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dledger.client.sync import DLedgerClient
 from dledger.config import MIB
 from dledger.errors import CorruptLogError, DLedgerError
-from dledger.store.format import segment_name
+from dledger.store.format import HEADER, Header, segment_name
 from pipeline.audit.blocks import BlockDigest, Coverage, Stretch, block_bounds, coverage, split
 from pipeline.audit.difference import Divergence, Kind, diverge
 from pipeline.errors import PipelineError
@@ -134,6 +135,16 @@ def live_digest(client: DLedgerClient, stretch: Stretch, block_bytes: int) -> It
     except DLedgerError as error:
         for missing, _ in block_bounds(position, stretch.stop, block_bytes):
             yield BlockDigest(stretch.replica, missing, 0, 0, f"{stretch.replica} cannot digest its log: {error}")
+
+
+def live_chain_crc(client: DLedgerClient, nodes: Sequence[Node], index: int) -> int | None:
+    """The chain CRC of an entry that all nodes have; None if they do not agree, of which the digests tell more."""
+    found: set[int] = set()
+    for node in nodes:
+        with suppress(DLedgerError):  # it cannot read its log, or is gone: the digests have that, too
+            for chunk in client.fetch_log(index, index + 1, address=node.address):
+                found.add(Header(*HEADER.unpack_from(chunk.data)).chain_crc)
+    return found.pop() if len(found) == 1 else None
 
 
 class RunningNodes:

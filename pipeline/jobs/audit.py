@@ -124,7 +124,7 @@ def _audit_directories(spark: SparkSession, options: AuditOptions) -> Report:
 
 def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
     """Of running nodes: they digest, Spark compares, and only blocks that differ are fetched."""
-    from pipeline.audit.live import RunningNodes, connected, live_coverage, live_plan, look
+    from pipeline.audit.live import RunningNodes, connected, live_chain_crc, live_coverage, live_plan, look
     from pipeline.options import ReadOptions
 
     with connected(ReadOptions.parse(options.connection)) as client:
@@ -138,7 +138,8 @@ def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
         found = differences(_digests(spark, stretches, options), _pieces(covered, options))
         took_s = time.monotonic() - began_s
         findings = examine(_with_ends(found, covered, options.block_bytes), RunningNodes(client, group.nodes))
-    end = CommonEnd(lowest.committed_index, lowest.committed_position, None, lowest.name)
+        chain_crc = live_chain_crc(client, group.nodes, lowest.committed_index)
+    end = CommonEnd(lowest.committed_index, lowest.committed_position, chain_crc, lowest.name)
     members = [Member(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
     return _report(members, end, covered, found, findings, took_s, group.silent)
 

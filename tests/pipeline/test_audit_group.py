@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cluster.local_group import LocalGroup
 from dledger.types import NodeId
+from pipeline.audit.replica import open_replicas
 from pipeline.jobs.audit import AuditOptions, run
 from tests.integration.harness import SMALL_SEGMENTS
 
@@ -40,6 +41,9 @@ def test_a_flipped_bit_is_found_in_a_running_group_and_in_its_directories(spark:
     offline = run(spark, stopped)
     assert (equal.fact("verdict"), equal.problems) == ("equal", ())
     assert int(equal.fact("digested") or 0) == 3 * int(equal.fact("compared") or 0) > 3_000_000
+    last = open_replicas(stopped.directories)[0].entry(int(equal.fact("up to entry") or 0))
+    assert last is not None
+    assert equal.fact("chain crc") == f"{last.chain_crc:#010x}"
     for report in (found, offline):
         assert report.exit_code == 1
         (row,) = report.table("findings").rows
