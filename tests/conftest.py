@@ -28,14 +28,9 @@ settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare a worker of pytest-xdist: its ports are its own, and its coverage is of what tests run themselves.
-
-    The processes that they start would take a fifth longer if they were measured, so that is for ``make coverage``.
-    """
+    """Prepare a worker of pytest-xdist: its ports are its own."""
     if not hasattr(config, "workerinput"):
         return
-    if os.environ.get("COVERAGE_OF_PROCESSES") != "1":
-        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     number = int(config.workerinput["workerid"].removeprefix("gw"))
     os.environ["LOCAL_PORTS"] = f"{number % PORT_SHARES}/{PORT_SHARES}"
 
