@@ -54,6 +54,8 @@ def fail_over(page: Page, group: LocalGroup, harm: Callable[[NodeId], None]) -> 
     """Harm the leader, and give how long after its successor first said LEADER to us the page showed it."""
     old = group.leader()
     page.wait(lambda: page.leader() == old, "the page shows the leader")
+    # Asked for once, of whoever leads: that it may get no answer any more is not what this is about.
+    page.wait(lambda: "Committed:" in page.text("panel-entries"), "the page shows the newest entries")
     page.js("window.notReloaded = true")
 
     with Witness(group, old) as witness:
