@@ -59,6 +59,7 @@ def test_a_killed_leader_shows_in_metrics_and_logs(tmp_path: Path) -> None:
         ports = group.metrics_ports
         for number in range(50):
             client.append(b"%d" % number)
+        group.wait_converged()  # an append is answered when one of the others has it
         found = samples(ports[old])
         assert value(found, "dledger_role", role="leader") == 1
         assert value(found, "dledger_append_latency_seconds_count") == 50
