@@ -49,7 +49,7 @@ demo: $(STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_AR
 test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=2)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
-coverage: $(STAMP) ## The same with branch coverage, which takes half as long again
+coverage: $(STAMP) ## The same with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*
 	@status=0; \
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS) || status=$$?; \
