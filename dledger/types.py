@@ -6,10 +6,11 @@ disk and on the wire; the first index is 0 and "none" is -1 (DLedger's conventio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from struct import Struct
 from typing import Final, NewType
+
+from dledger.records import record
 
 NodeId = NewType("NodeId", str)
 """A member's name inside its group, for example ``n0``."""
@@ -50,7 +51,7 @@ Body = bytes | bytearray
 """What an entry holds, as appenders give it; a ``bytearray`` may be changed in place by an append hook."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@record(frozen=True, slots=True, order=True)
 class EntryId:
     """Names one entry. Ordered as Raft's election restriction orders logs: by term, then by index (§5.4.1)."""
 
@@ -62,7 +63,7 @@ NO_ENTRY: Final = EntryId(NO_TERM, NO_INDEX)
 """The entry before the first one."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Entry:
     """One entry as it is stored.
 
@@ -86,7 +87,7 @@ class Entry:
         return EntryId(self.term, self.index)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Boundary:
     """What is known of the entry just before the first one that a log still holds.
 
@@ -103,7 +104,7 @@ class Boundary:
 GENESIS: Final = Boundary(NO_INDEX, NO_TERM, Position(0), 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ProducerBatch:
     """Who appends a batch, and the number of its first entry: what makes a repetition of it known.
 
@@ -116,7 +117,7 @@ class ProducerBatch:
     count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StoredRun:
     """Entries of a producer that the log held before, at contiguous indexes.
 
@@ -130,7 +131,7 @@ class StoredRun:
     positions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AppendedBatch:
     """Where a leader's batch went: contiguous indexes and one start position per entry.
 
@@ -145,7 +146,7 @@ class AppendedBatch:
     duplicates: tuple[StoredRun, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LogBytes:
     """Raw committed log bytes of one segment from ``position`` on, without its blank; empty if there is nothing more.
 
@@ -156,7 +157,7 @@ class LogBytes:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LogChunk:
     """Committed entries as they are stored: whole records of one segment, headers included, without blanks.
 
@@ -179,7 +180,7 @@ class LogChunk:
         return LogIndex(self.first_index + self.count)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LogPlace:
     """An entry's index, and where its record begins in the log; the committed log's end for one that is not there."""
 
@@ -187,7 +188,7 @@ class LogPlace:
     position: Position
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LogRange:
     """The committed entries that a node has: from ``begin`` up to before ``end``."""
 
@@ -195,7 +196,7 @@ class LogRange:
     end: LogPlace
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BlockDigest:
     """A checksum of ``size`` stored bytes of the committed log from ``position`` on, blanks included.
 
@@ -211,7 +212,7 @@ class BlockDigest:
     chain_crc: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EntryRun:
     """Contiguous raw log bytes holding whole entries, as one push carries them.
 
@@ -228,7 +229,7 @@ class EntryRun:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CheckedRun:
     """An ``EntryRun`` whose every header, ``bodyCrc`` and ``chainCrc`` was verified (``Log.check_run``).
 
@@ -260,7 +261,7 @@ _UNIT_POSITION: Final = Struct(">q")
 _ENTRY_CHAIN_CRC: Final = Struct(">I")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FlushMark:
     """How far a store is durable: every entry ≤ ``index``, and every change counted by ``sequence``.
 
@@ -272,7 +273,7 @@ class FlushMark:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HardState:
     """What must be durable before a node speaks: its term, whom it voted for in it, and whether it may vote at all.
 

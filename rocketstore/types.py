@@ -7,9 +7,10 @@ a *queue* offset counts messages of one queue. Times are milliseconds since 1970
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
+
+from dledger.records import record
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """Where delayed messages wait; one queue per delay level."""
@@ -150,7 +151,7 @@ class QueueUnit(NamedTuple):
     tags_code: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class GetResult:
     """What a get found. ``records`` are whole stored records; ``next_offset`` is where to go on."""
 

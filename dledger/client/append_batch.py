@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from dledger.client.pipe import Outcome
 from dledger.client.shared import AppendResult, Deadline, results_of
 from dledger.config import MIB
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.records import record
 from dledger.types import LogIndex, Position, ProducerBatch
 
 ENTRY_OVERHEAD_BYTES: Final = 64
 """What a waiting entry costs besides its body: without it, any number of empty ones could wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AppenderOptions:
     """See ``Appender``."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -34,6 +33,7 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
+from dledger.records import record
 from dledger.rpc import tls
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, LogIndex, NodeId, Position, Role, StoredRun, Term
@@ -74,7 +74,7 @@ _OF_A_LEADER: Final = (
 _HOPELESS: Final = (InvalidRequestError, IdentityError, AccessDeniedError)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AppendResult:
     """Where an entry is: its index, the term it was appended in, and its record's first byte in the log.
 

@@ -6,10 +6,10 @@ the term it carries, which is checked when it is *executed* (reliability trap 19
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from dledger.errors import ResponseCode
+from dledger.records import record
 from dledger.types import CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
 
 
@@ -25,7 +25,7 @@ class VoteResult(IntEnum):
     REJECT_UNKNOWN_MEMBER = 6
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VoteRequest:
     """Asks for a vote in ``term``; with ``pre_vote`` only asks whether one would be given (dissertation §9.6).
 
@@ -40,7 +40,7 @@ class VoteRequest:
     fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VoteResponse:
     """Answers a ``VoteRequest``; ``term`` is the voter's own, except that a granted pre-vote repeats the asked one."""
 
@@ -51,7 +51,7 @@ class VoteResponse:
     fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HeartbeatRequest:
     """The leader is alive; ``read_sequence`` numbers its heartbeat rounds so that reads can be confirmed."""
 
@@ -61,7 +61,7 @@ class HeartbeatRequest:
     """Where clients reach the leader, for the hint that followers give."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HeartbeatResponse:
     """Repeats ``read_sequence``; ``term`` above the leader's own makes it step down."""
 
@@ -71,7 +71,7 @@ class HeartbeatResponse:
     client_address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PushCompare:
     """Is your entry at ``previous.index`` of term ``previous.term`` with this chain CRC?"""
 
@@ -81,7 +81,7 @@ class PushCompare:
     previous_chain_crc: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PushTruncate:
     """Drop everything from ``conflict.index`` on, if your entry there is not of ``conflict.term`` (the leader's)."""
 
@@ -91,7 +91,7 @@ class PushTruncate:
     chain_crc: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LoadRun:
     """Never on the wire: tells the driver to read these entries (outside the lock) and send them as ``PushAppend``."""
 
@@ -102,7 +102,7 @@ class LoadRun:
     last_index: LogIndex
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CheckedAppend:
     """Never on the wire: a ``PushAppend`` whose bytes the receiving driver has verified (outside the lock)."""
 
@@ -112,7 +112,7 @@ class CheckedAppend:
     run: CheckedRun
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PushAppend:
     """Store these bytes. ``commit_index`` is the leader's."""
 
@@ -122,7 +122,7 @@ class PushAppend:
     run: EntryRun
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PushCommit:
     """The leader's commit index, when no append carries it."""
 
@@ -131,7 +131,7 @@ class PushCommit:
     commit_index: LogIndex
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PushInstall:
     """The leader no longer has what you lack: start an empty log at ``position``, after entry ``before_begin``.
 
@@ -159,7 +159,7 @@ class PushKind(IntEnum):
     INSTALL = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PushResponse:
     """The follower's side of the log.
 
@@ -180,7 +180,7 @@ class PushResponse:
     boot_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TakeLeadership:
     """The leader asks the addressee to campaign at once (dissertation §3.10's TimeoutNow)."""
 
@@ -204,7 +204,7 @@ Message = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Envelope:
     """A message with its addresses; receivers drop what is not theirs."""
 

@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Flag, StrEnum, auto
+from enum import StrEnum
+from typing import Final
 
 from dledger.core.messages import Message
 from dledger.errors import LeaderHint
 from dledger.types import LogIndex, NodeId, Role, Term
 
 
-class Wake(Flag):
-    """Which workers have something new to look at."""
+class Wake:
+    """Which workers have something new to look at: bits of a plain ``int``.
 
-    NONE = 0
-    ELECTOR = auto()
-    DISPATCHERS = auto()
-    HANDLER = auto()
-    QUORUM_ACK = auto()
-    FLUSH = auto()
+    ``enum.Flag`` makes an object per operation, and an append has some thirty of them on its way.
+    """
+
+    NONE: Final = 0
+    ELECTOR: Final = 1
+    DISPATCHERS: Final = 2
+    HANDLER: Final = 4
+    QUORUM_ACK: Final = 8
+    FLUSH: Final = 16
 
 
 class RoleReason(StrEnum):
@@ -73,7 +77,8 @@ class Outbox:
     role_changes: list[RoleChange] = field(default_factory=list)
     committed: LogIndex | None = None
     """The new commit index, if it moved."""
-    wake: Wake = Wake.NONE
+    wake: int = Wake.NONE
+    """Bits of ``Wake``."""
 
     def take(self) -> Outbox:
         """Give everything gathered and start anew."""

@@ -57,6 +57,7 @@ from dledger.errors import (
     TooManyProducersError,
     UnknownProducerError,
 )
+from dledger.records import record
 from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, ProducerBatch, StoredRun
 
 RUNS_KEPT: Final = 32
@@ -93,7 +94,7 @@ class Producer:
     runs: deque[RunRecord]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Plan:
     """What to do with a batch: of its entries the first ``stored`` are in the log, up to ``stored_index``."""
 
@@ -349,7 +350,7 @@ def _stored_runs(producer: Producer, sequence: int, count: int) -> tuple[tuple[S
 # -- from the log --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rebuilt:
     """The table as of some entry, and the first entry that it was made from (None: there are no producers)."""
 
@@ -357,7 +358,7 @@ class Rebuilt:
     needed_from: LogIndex | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Found:
     """A look back: runs of entries by channel, oldest first, and what the NOOPs among them tell."""
 

@@ -6,7 +6,6 @@ Used by both ends, so that an error raised in a node is the same error in the cl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 from dledger import errors
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
 from dledger.pb import client_pb2 as pb
+from dledger.records import record
 from dledger.rpc.codec import index, name, parse
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import (
@@ -41,7 +41,7 @@ class ReadMode(IntEnum):
     """Whatever the asked node has stored, committed or not. For inspection."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Append:
     """One append request. ``ordered``: refuse it if an earlier ordered one of its stream failed."""
 
@@ -52,7 +52,7 @@ class Append:
     producer: ProducerBatch | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Read:
     """A read, or with ``count`` and ``max_bytes`` unused a follow."""
 
@@ -63,7 +63,7 @@ class Read:
     mode: ReadMode = ReadMode.COMMITTED
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ReadAnswer:
     """Entries, and the answering node's indexes at that moment."""
 

@@ -7,7 +7,6 @@ the log bytes of an append are not looked at (``Log.check_run`` verifies them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -35,6 +34,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
+from dledger.records import record
 from dledger.types import EntryId, EntryRun, LogIndex, NodeId, Position, Term
 
 PROTOCOL_VERSION: Final = 1
@@ -50,7 +50,7 @@ _RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
 _ProtoT = TypeVar("_ProtoT", bound=ProtoMessage)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Header:
     """The addresses of a message; what an ``Envelope`` has besides its message."""
 
@@ -60,7 +60,7 @@ class Header:
     target: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Handshake:
     """The facts that must agree before two nodes replicate. ``members`` holds the sorted ids."""
 
@@ -72,7 +72,7 @@ class Handshake:
     client_address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HandshakeAnswer:
     """``SUCCESS``, or why the peer refuses to talk."""
 

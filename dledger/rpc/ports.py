@@ -7,11 +7,11 @@ in-memory twin). Nothing here knows protobuf.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, LeaderHint
+from dledger.records import record
 from dledger.types import (
     AppendedBatch,
     BlockDigest,
@@ -61,7 +61,7 @@ class Transport(Protocol):
         """Stop listening and sending; joins every thread it started. Idempotent."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MemberStatus:
     """One member as another sees it; ``client_address`` is empty until it was heard from."""
 
@@ -70,7 +70,7 @@ class MemberStatus:
     client_address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PeerStatus:
     """How far the leader has brought one follower. ``last_contact_ms`` is -1 before its first answer."""
 
@@ -83,7 +83,7 @@ class PeerStatus:
     last_contact_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NodeStatus:
     """Everything a node tells about itself (the ``Metadata`` RPC). ``peers`` is empty unless it leads."""
 
@@ -106,13 +106,13 @@ class NodeStatus:
     pending_entries: int
     peers: tuple[PeerStatus, ...] = ()
     version: str = ""
-    committed_position: Position = Position(0)  # noqa: RUF009  # a NewType is no call
+    committed_position: Position = Position(0)  # a NewType is no call
     """The end of the last committed entry's record."""
     is_broker: bool = False
     """The log is a broker's: the bodies of its entries are RocketMQ records."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RoleEvent:
     """A node's role, term or known leader changed."""
 
@@ -122,7 +122,7 @@ class RoleEvent:
     leader: LeaderHint | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CommitEvent:
     """The commit index as a node knows it moved forward."""
 

@@ -165,7 +165,7 @@ class NodeDriver:
                 result = action(self._clock.monotonic_ms())
                 effects, hard_state, version = self._take_effects()
             if effects is not None:
-                flush_here = flush_here and Wake.FLUSH in effects.wake
+                flush_here = flush_here and bool(effects.wake & Wake.FLUSH)
                 if flush_here:
                     effects.wake &= ~Wake.FLUSH
                 self._carry_out(effects, hard_state, version)
@@ -216,14 +216,14 @@ class NodeDriver:
 
     def _step_woken(self, outbox: Outbox, now_ms: int) -> None:
         """Step the parts that have new work (under the lock); what is left in ``outbox.wake`` is for their threads."""
-        while Wake.HANDLER in outbox.wake or Wake.QUORUM_ACK in outbox.wake:
+        while outbox.wake & _STEPPED_AT_ONCE:
             wake, outbox.wake = outbox.wake, outbox.wake & ~_STEPPED_AT_ONCE
-            if Wake.HANDLER in wake:
+            if wake & Wake.HANDLER:
                 while self._handler.run(now_ms) is not None:
                     pass
-            if Wake.QUORUM_ACK in wake:
+            if wake & Wake.QUORUM_ACK:
                 self._quorum_ack.run_early(now_ms)
-        if Wake.DISPATCHERS in outbox.wake:
+        if outbox.wake & Wake.DISPATCHERS:
             outbox.wake &= ~Wake.DISPATCHERS
             for part, dispatcher in self._dispatchers:
                 if dispatcher.in_flight > _IN_FLIGHT_WHEN_IDLE:
@@ -245,13 +245,13 @@ class NodeDriver:
         for completion in effects.completions:
             completion()
 
-    def _wake(self, wake: Wake) -> None:
-        if Wake.FLUSH in wake:
+    def _wake(self, wake: int) -> None:
+        if wake & Wake.FLUSH:
             self._flusher.wake()
-        if Wake.DISPATCHERS in wake:
+        if wake & Wake.DISPATCHERS:
             for part, _ in self._dispatchers:
                 part.worker.wake()
-        if Wake.ELECTOR in wake:
+        if wake & Wake.ELECTOR:
             self._elector.worker.wake()
 
     def _persist(self, hard_state: HardState, version: int) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from dledger.errors import CorruptLogError
+from dledger.records import record
 from dledger.store.fs import FileSystem
 from dledger.store.slots import SlotFile, create_slots, read_slots
 from dledger.types import GENESIS, NO_INDEX, Boundary, LogIndex, Position, Term
@@ -27,7 +27,7 @@ REPAIR_ADVICE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@record(frozen=True, slots=True, order=True)
 class Mark:
     """An entry (or a boundary) up to which something holds: where it ends and its chain CRC."""
 
@@ -44,7 +44,7 @@ def mark_of(boundary: Boundary) -> Mark:
 _GENESIS_MARK: Final = mark_of(GENESIS)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Checkpoint:
     """The facts recorded. ``indexed`` is the last entry whose index unit is durable."""
 

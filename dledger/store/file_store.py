@@ -154,7 +154,7 @@ class FileStore:
 
     @property
     def last_chain_crc(self) -> int:
-        return self._state.chain_crc
+        return self._state.tip.chain_crc
 
     @property
     def end_position(self) -> Position:
@@ -162,8 +162,7 @@ class FileStore:
 
     @property
     def flushed(self) -> FlushMark:
-        with self._state.lock:
-            return self._state.flush_mark()
+        return self._state.flush_mark
 
     @property
     def flushed_position(self) -> Position:
@@ -204,7 +203,7 @@ class FileStore:
         invariant(term >= state.last.term, "terms never decrease", term=term, last=state.last)
         pieces = records.split_batch(bodies, state.end, self._config.segment_bytes, channel)
         first = index = state.last.index + 1
-        end, chain = state.end, state.chain_crc
+        end, chain = state.end, state.tip.chain_crc
         writes: list[Write] = []
         units: list[bytes] = []
         positions: list[int] = []
@@ -230,7 +229,7 @@ class FileStore:
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         state, run = self._state, checked.run
         self._check_writable()
-        problem = records.run_problem(checked, from_index, state.last, state.chain_crc)
+        problem = records.run_problem(checked, from_index, state.last, state.tip.chain_crc)
         if problem:
             raise MisplacedRunError(f"the run does not continue the log: {problem}")
         offset = checked.offset_of(from_index)

@@ -24,7 +24,6 @@ An index unit is 32 bytes at ``index * 32``: magic i32, pos i64, size i32, index
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 from struct import Struct
@@ -35,6 +34,7 @@ from crc32c import crc32c
 from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import EntryTooLargeError, InvalidRequestError, invariant
+from dledger.records import record
 from dledger.types import (
     NOOP_CHANNEL,
     Body,
@@ -69,7 +69,7 @@ invariant(UNIT.size == INDEX_UNIT_BYTES, "index unit", size=UNIT.size)
 invariant(BLANK.size == MIN_BLANK_BYTES, "blank", size=BLANK.size)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Header:
     """An entry header, field by field."""
 
@@ -84,7 +84,7 @@ class Header:
     body_length: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Unit:
     """An index unit, field by field."""
 
@@ -130,7 +130,7 @@ def check_batch(bodies: Sequence[Body], entry_bytes_limit: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Piece:
     """The part of a batch that goes into one segment."""
 
@@ -157,7 +157,7 @@ def split_batch(bodies: Sequence[Body], end: int, segment_bytes: int, channel: i
     return pieces
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Encoded:
     """Contiguous records ready to be written, with their index units."""
 
@@ -222,7 +222,7 @@ def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:
     return Piece(piece.position, bodies, piece.channel)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Follow:
     """What the next record must continue: the entry before it (or a boundary)."""
 
@@ -242,7 +242,7 @@ class StopKind(Enum):
     BAD = "bad"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scan:
     """The verified records from some offset on, up to where and why the scan stopped."""
 
@@ -254,7 +254,7 @@ class Scan:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ScanWindow:
     """Where to scan: ``view[offset:stop]``, whose offset 0 is absolute position ``base``."""
 

@@ -54,8 +54,11 @@ class LogFiles:
 
     def chain_crc(self, index: int, hot_from: int = 0) -> int:
         """The chain CRC stored in an entry's record."""
-        position = self.unit(index).position
-        return int(CHAIN_CRC.unpack(self.read(position + CHAIN_CRC_OFFSET, CHAIN_CRC.size, hot_from))[0])
+        return self.chain_crc_in(self.unit(index), hot_from)
+
+    def chain_crc_in(self, unit: Unit, hot_from: int = 0) -> int:
+        """The same, of the record that an index unit names."""
+        return int(CHAIN_CRC.unpack(self.read(unit.position + CHAIN_CRC_OFFSET, CHAIN_CRC.size, hot_from))[0])
 
     def read(self, position: int, length: int, hot_from: int = 0) -> bytes:
         """Bytes inside one data segment. Raises ``IndexBeforeBeginError`` if it is gone.
@@ -113,9 +116,11 @@ class LogFiles:
 
     def slice_end(self, first: int, last: int, max_bytes: int) -> int:
         """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``."""
+        if first == last:
+            return last
         start = self.unit(first).position
         stop = min(start + max_bytes, self.data.base_of(start) + self.segment_bytes)
-        if last > first and self._end(last) <= stop:
+        if self._end(last) <= stop:
             return last
         past = bisect.bisect_right(range(first, last + 1), stop, key=self._end)
         return max(first, first + past - 1)

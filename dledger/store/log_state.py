@@ -31,11 +31,13 @@ class LogState:
         self.begin = recovered.begin
         self.last = last
         self.end = recovered.flushed.position
-        self.chain_crc = recovered.flushed.chain_crc
+        self.tip = recovered.flushed
+        """``last`` with its end and chain CRC; replaced as a whole, so that readers see what belongs together."""
         self.sequence = 0
         self.committed = recovered.committed
         self.flushed = recovered.flushed
-        self.flushed_sequence = 0
+        self.flush_mark = FlushMark(LogIndex(self.flushed.index), 0)
+        """``flushed`` as the port has it; replaced as a whole."""
         self.indexed = int(recovered.indexed)
         self.dirty_data: set[MappedFile] = set()
         self.dirty_index: set[MappedFile] = set()
@@ -75,29 +77,30 @@ class LogState:
             self.dirty_data.update(data)
             self.dirty_index.update(index)
             self.end = end.position
-            self.chain_crc = end.chain_crc
+            self.tip = end
             self.sequence += 1
             self.last = last
 
     def lower(self, last: EntryId, end: Mark) -> bool:
         """Hide what follows ``last`` before it is dropped; returns whether it was marked as flushed."""
         with self.lock:
-            self.last, self.end, self.chain_crc = last, end.position, end.chain_crc
+            self.last, self.end, self.tip = last, end.position, end
             self.generation += 1
             self._flushing = min(self._flushing, end)
             self._indexing = min(self._indexing, end.index)
             self.indexed = min(self.indexed, end.index)
             was_flushed = self.flushed.index > end.index
-            self.flushed = min(self.flushed, end)
+            self._set_flushed(min(self.flushed, end), self.flush_mark.sequence)
             return was_flushed
 
     def restart_at(self, begin: Boundary) -> None:
         """Show an empty log after ``begin``."""
         with self.lock:
             self.begin, self.last = begin, EntryId(begin.term, begin.index)
-            self.end, self.chain_crc = begin.position, begin.chain_crc
+            self.end = begin.position
+            self.tip = self._flushing = mark_of(begin)
             self.generation += 1
-            self.flushed = self._flushing = mark_of(begin)
+            self._set_flushed(self.tip, self.flush_mark.sequence)
             self.indexed = self._indexing = begin.index
             self.committed = begin.index
 
@@ -117,18 +120,17 @@ class LogState:
     def begin_flush(self) -> tuple[set[MappedFile], int] | None:
         """Take the dirty data files and the sequence number that flushing them reaches; ``None`` if there are none."""
         with self.lock:
-            if self.flushed_sequence == self.sequence:
+            if self.flush_mark.sequence == self.sequence:
                 return None
             dirty, self.dirty_data = self.dirty_data, set()
-            self._flushing = Mark(self.last.index, self.end, self.chain_crc)
+            self._flushing = self.tip
             return dirty, self.sequence
 
     def end_flush(self, sequence: int) -> FlushMark:
         """Publish what was flushed."""
         with self.lock:
-            self.flushed = self._flushing
-            self.flushed_sequence = sequence
-            return self.flush_mark()
+            self._set_flushed(self._flushing, sequence)
+            return self.flush_mark
 
     def begin_index_sync(self) -> set[MappedFile]:
         """Take the dirty index files."""
@@ -142,9 +144,9 @@ class LogState:
         with self.lock:
             self.indexed = self._indexing
 
-    def flush_mark(self) -> FlushMark:
-        """The mark as the port has it."""
-        return FlushMark(LogIndex(self.flushed.index), self.flushed_sequence)
+    def _set_flushed(self, flushed: Mark, sequence: int) -> None:
+        self.flushed = flushed
+        self.flush_mark = FlushMark(LogIndex(flushed.index), sequence)
 
     def checkpoint(self, *, clean_stop: bool = False) -> Checkpoint:
         """The facts to record. Commit counts only as far as flushed: async flushing may be behind it."""

@@ -32,6 +32,8 @@ class LogReader:
         self._state = state
         self._unchecked = unchecked
         self._committed_end = (NO_INDEX, Position(0))  # an index and where its record ends; replaced as a whole
+        self._latest_run: tuple[int, EntryRun] | None = None
+        """The run read last and the generation before that: the next follower is mostly sent the same one."""
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
         """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real."""
@@ -67,9 +69,12 @@ class LogReader:
         return last.term if index == last.index else Term(self._files.unit(index).term)
 
     def _chain_crc_at(self, index: int) -> int:
-        self._state.check_index(index)
-        begin = self._state.begin
-        return begin.chain_crc if index == begin.index else self._files.chain_crc(index, self._hot_from)
+        state = self._state
+        state.check_index(index)
+        begin, tip = state.begin, state.tip  # each read once: another thread may replace them
+        if index == begin.index:
+            return begin.chain_crc
+        return tip.chain_crc if index == tip.index else self._files.chain_crc(index, self._hot_from)
 
     def first_index_of_term(self, term: Term) -> LogIndex:
         state, files = self._state, self._files
@@ -88,20 +93,35 @@ class LogReader:
             raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first one kept is {index + 1}")
 
     def read_run(self, first_index: LogIndex, last_index: LogIndex) -> EntryRun:
-        return self._stable(lambda: self._read_run(first_index, last_index))
+        state, latest = self._state, self._latest_run
+        generation = state.generation
+        if latest is not None and latest[0] == generation and not state.closed:
+            run = latest[1]
+            if run.first_index == first_index and run.last_index == last_index:
+                return run
+        run = self._stable(lambda: self._read_run(first_index, last_index))
+        self._latest_run = (generation, run)
+        return run
 
     def _read_run(self, first: LogIndex, last: LogIndex) -> EntryRun:
         self._check_entry(first)
         self._check_entry(last)
         files = self._files
-        start, stop = files.unit(first), files.unit(last)
+        start = files.unit(first)
+        stop = start if first == last else files.unit(last)
         length = stop.position + stop.size - start.position
         if last < first or files.data.base_of(start.position) != files.data.base_of(stop.position):
             raise InvalidRequestError(f"entries {first} to {last} are no run within one segment")
-        previous = LogIndex(first - 1)
+        previous, begin = LogIndex(first - 1), self._state.begin
+        if previous == begin.index:
+            term, chain_crc = begin.term, begin.chain_crc
+        else:
+            self._state.check_index(previous)
+            unit = files.unit(previous)
+            term, chain_crc = Term(unit.term), files.chain_crc_in(unit, self._hot_from)
         return EntryRun(
-            previous=EntryId(self._term_at(previous), previous),
-            previous_chain_crc=self._chain_crc_at(previous),
+            previous=EntryId(term, previous),
+            previous_chain_crc=chain_crc,
             first_index=first,
             last_index=last,
             position=Position(start.position),

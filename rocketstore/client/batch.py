@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Final, NamedTuple
@@ -19,6 +18,7 @@ from dledger.errors import (
     OutOfOrderSequenceError,
     UnavailableError,
 )
+from dledger.records import record
 from rocketstore.client.errors import BadAnswerError, SendOutcomeUnknownError, send_failure
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus
@@ -27,7 +27,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 64
 """What a waiting message costs besides its encoding: without it, any number of empty ones could wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SendOptions:
     """What a sender promises and how much it holds.
 
@@ -80,7 +80,7 @@ class Encoded(NamedTuple):
     sent: Sent
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SendReceipt:
     """Where a message is stored. ``message_id`` says where in the log, ``unique_key`` is the producer's own id.
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
 from sys import maxsize
 from typing import Final
 
 from dledger.config import ReplicationConfig
 from dledger.core.producers import Plan, Producer, ProducerTable
 from dledger.errors import DLedgerError
+from dledger.records import record
 from dledger.types import LogIndex, ProducerBatch, StoredRun
 
 PUTS_REMEMBERED: Final = 8192
 """Of all producers together; what is older is known to be stored, but not where."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StoredStretch:
     """Messages of a producer that were stored before: ``count`` of them, ``skipped`` records behind ``offset``.
 

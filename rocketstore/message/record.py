@@ -15,12 +15,12 @@ A blank, ``[what remains of the file i32][magic]``, ends a file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from struct import Struct, error
 from typing import Final
 from zlib import crc32
 
 from dledger.errors import InvalidRequestError, invariant
+from dledger.records import record
 from rocketstore.message.message import (
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
@@ -68,7 +68,7 @@ class CorruptRecordError(InvalidRequestError):
     """Raised when bytes are no whole, undamaged record."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Layout:
     """Where things are in records with these kinds of hosts: the fields before the body, by number and by place."""
 

@@ -270,6 +270,23 @@ def test_part_of_a_run_can_be_appended(make_log: MakeLog) -> None:
     assert bodies_of(follower) == bodies
 
 
+def test_a_run_read_again_after_a_truncation_is_the_new_one(make_log: MakeLog) -> None:
+    """Whoever keeps what was read last must not give a follower what is no longer in the log."""
+    log = make_log()
+    fill(log, 4)
+    old = log.read_run(LogIndex(2), LogIndex(3))
+    assert log.read_run(LogIndex(2), LogIndex(3)) == old
+
+    log.truncate(LogIndex(3))
+    with pytest.raises(IndexOutOfRangeError):
+        log.read_run(LogIndex(2), LogIndex(3))
+    log.append_as_leader(Term(9), [b"another"])
+
+    new = log.read_run(LogIndex(2), LogIndex(3))
+    assert log.check_run(new).last == log.last
+    assert new.data != old.data
+
+
 def _checked(log: Log, first: int, last: int) -> CheckedRun:
     return log.check_run(log.read_run(LogIndex(first), LogIndex(last)))
 

@@ -195,17 +195,17 @@ class SimNode:
         elif self._held:
             self._release()
 
-    def _wake_workers(self, wake: Wake) -> None:
-        if Wake.ELECTOR in wake:
+    def _wake_workers(self, wake: int) -> None:
+        if wake & Wake.ELECTOR:
             self._wake("elector")
-        if Wake.HANDLER in wake:
+        if wake & Wake.HANDLER:
             self._wake("handler")
-        if Wake.QUORUM_ACK in wake:
+        if wake & Wake.QUORUM_ACK:
             self._wake("quorum-ack")
-        if Wake.DISPATCHERS in wake:
+        if wake & Wake.DISPATCHERS:
             for peer in self._pushes:
                 self._wake(f"dispatcher-{peer}")
-        if Wake.FLUSH in wake and not self._flushing:
+        if wake & Wake.FLUSH and not self._flushing:
             self._flushing = True
             delay_us = int(self._random.random() * (20_000 if self._random.random() < 0.2 else 2_000))
             if self.slow_flush_us:

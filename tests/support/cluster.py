@@ -97,7 +97,7 @@ class Outcome(Generic[Result]):
 class _Part:
     """One worker: what wakes it, what it does, when it wants to be called without being woken."""
 
-    wake: Wake
+    wake: int
     step: Callable[[int], int | None]
     runnable: bool = True
     due_ms: int | None = None
@@ -342,7 +342,7 @@ class Cluster:
         host.role_changes += outbox.role_changes
         for part in host.parts:
             part.runnable = part.runnable or bool(part.wake & outbox.wake)
-        host.flush_wanted = host.flush_wanted or Wake.FLUSH in outbox.wake
+        host.flush_wanted = host.flush_wanted or bool(outbox.wake & Wake.FLUSH)
         host.seen = check(node, host.seen)
         self._check_group(host)
 

@@ -13,7 +13,6 @@ every answer of the present term and the follower's present process (``boot_id``
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 
 from dledger.config import ReplicationConfig
@@ -30,6 +29,7 @@ from dledger.core.messages import (
 )
 from dledger.core.outbox import Wake
 from dledger.errors import ResponseCode
+from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
 
 
@@ -43,7 +43,7 @@ class DispatcherState(StrEnum):
     INSTALL = "INSTALL"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _InFlight:
     last_index: LogIndex
     due_ms: int
@@ -120,6 +120,7 @@ class EntryDispatcher:
         self._in_flight.clear()
         self._answer_due_ms = None
         self._commit_sent = NO_INDEX
+        self._commit_due_ms = None
         self._commit_answer_due_ms = None
         if pause_until_ms is not None:
             self._pause_until_ms = pause_until_ms
@@ -167,7 +168,9 @@ class EntryDispatcher:
             self.next_index = LogIndex(run_last + 1)
         commit_due = self._push_commit(now_ms)
         append_due = self._in_flight[0].due_ms if self._in_flight else None
-        return min((due for due in (commit_due, append_due) if due is not None), default=None)
+        if commit_due is None or append_due is None:
+            return append_due if commit_due is None else commit_due
+        return min(commit_due, append_due)
 
     def _push_commit(self, now_ms: int) -> int | None:
         """Tell an idle follower the commit index, after giving the next append a chance to carry it."""
@@ -224,7 +227,8 @@ class EntryDispatcher:
             self._on_success(response)
         else:
             self._on_refusal(leader, response, now_ms)
-        idle = self.next_index > state.log.last.index and self._commit_sent >= state.commit_index
+        commit_planned = self._commit_due_ms is not None or self._commit_sent >= state.commit_index
+        idle = self.next_index > state.log.last.index and commit_planned
         if self.state is not DispatcherState.APPEND or not idle:
             state.outbox.wake |= Wake.DISPATCHERS
 

@@ -8,7 +8,6 @@ removed. What is durable is acknowledged, nothing else; the flusher's ``on_flush
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import assert_never
 
 from dledger.config import FlushMode, ReplicationConfig
@@ -25,6 +24,7 @@ from dledger.core.messages import (
 )
 from dledger.core.outbox import Wake
 from dledger.errors import DiskFullError, MisplacedRunError, ResponseCode, invariant
+from dledger.records import record
 from dledger.types import (
     NO_ENTRY,
     NO_INDEX,
@@ -38,7 +38,7 @@ from dledger.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Deferred:
     """An answer that may leave once change number ``sequence`` of the store is durable."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dledger.config import ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
@@ -29,13 +29,14 @@ from dledger.errors import (
     TermChangedError,
     TooManyProducersError,
 )
+from dledger.records import record
 from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, ProducerBatch, StoredRun
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 SequenceDone = Callable[[int | DLedgerError], None]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _PendingAppend:
     batch: AppendedBatch
     needed_index: LogIndex

@@ -206,7 +206,7 @@ def test_a_watermark_wakes_quorum_ack_and_during_a_transfer_the_elector() -> Non
 
     solo.respond(N1, PushKind.APPEND, verified=1)
     solo.take()
-    assert Wake.QUORUM_ACK | Wake.ELECTOR in solo.woken
+    assert solo.woken & (Wake.QUORUM_ACK | Wake.ELECTOR) == Wake.QUORUM_ACK | Wake.ELECTOR
     solo.respond(N1, PushKind.APPEND, verified=1)
     solo.take()
 
@@ -379,7 +379,43 @@ def test_a_commit_that_moved_while_another_was_on_its_way_goes_out_once_that_is_
     solo.respond(N1, PushKind.COMMIT, verified=1)
     solo.take()
 
-    assert Wake.DISPATCHERS in solo.woken
+    assert solo.woken & Wake.DISPATCHERS
+    solo.dispatch(N1)
+    (message,) = solo.dispatch(N1, ms=5)
+    assert message == PushCommit(Term(1), solo.epochs[N1], LogIndex(1))
+
+
+def test_an_answer_wakes_nobody_when_the_commit_index_is_planned_already() -> None:
+    """With one append at a time the second follower's answer comes after the commit: there is nothing to send."""
+    solo = leading(term_entries=1)
+    solo.streaming(N1, match=0)
+    solo.dispatch(N1)
+    solo.state.advance_commit(LogIndex(1))
+    assert solo.node.dispatchers[N1].step(solo.now_ms) == solo.now_ms + 5
+
+    solo.respond(N1, PushKind.APPEND, verified=1)
+    solo.take()
+
+    assert not solo.woken & Wake.DISPATCHERS
+    (message,) = solo.dispatch(N1, ms=5)
+    assert message == PushCommit(Term(1), solo.epochs[N1], LogIndex(1))
+
+
+def test_a_planned_commit_is_planned_anew_after_a_broken_stream() -> None:
+    """What was planned for the broken one must not keep the new one from telling the commit index."""
+    solo = leading(term_entries=1)
+    solo.streaming(N1)
+    solo.state.advance_commit(LogIndex(1))
+    assert solo.node.dispatchers[N1].step(solo.now_ms) == solo.now_ms + 5
+    solo.node.connection_lost(N1)
+    solo.dispatch(N1)
+    solo.dispatch(N1, ms=solo.config.replication.retry_interval_ms)
+
+    solo.respond(N1, PushKind.COMPARE, verified=1)
+    solo.take()
+
+    assert state_of(solo) is DispatcherState.APPEND
+    assert solo.woken & Wake.DISPATCHERS
     solo.dispatch(N1)
     (message,) = solo.dispatch(N1, ms=5)
     assert message == PushCommit(Term(1), solo.epochs[N1], LogIndex(1))
@@ -397,7 +433,7 @@ def test_a_broken_stream_starts_a_new_attempt() -> None:
     solo.node.connection_lost(N1)
     solo.take()
 
-    assert Wake.DISPATCHERS in solo.woken
+    assert solo.woken & Wake.DISPATCHERS
     assert solo.node.dispatchers[N1].in_flight == 0
     assert solo.dispatch(N1) == []
     assert isinstance(solo.dispatch(N1, ms=100)[0], PushCompare)

@@ -39,7 +39,7 @@ def test_an_arrival_wakes_the_handler_and_waits_for_its_step() -> None:
     solo.node.receive(N1, source.compare(-1), 0)
     solo.node.receive(N1, checked(source, source.append(0, 0)), 0)
     solo.take()
-    assert Wake.HANDLER in solo.woken
+    assert solo.woken & Wake.HANDLER
     assert solo.state.term == 0
 
     assert solo.node.handler.step(3) == 3
@@ -56,7 +56,7 @@ def test_an_append_is_answered_when_it_is_flushed() -> None:
     solo.push(N1, source.compare(-1))
 
     assert solo.push(N1, source.append(0), flush=False) == []
-    assert Wake.FLUSH in solo.woken
+    assert solo.woken & Wake.FLUSH
     solo.flush()
 
     (answer,) = (message for _, message in solo.take())
