@@ -173,7 +173,7 @@ class StoreConfig:
     flush_mode: FlushMode = FlushMode.SYNC
     """When an entry counts as stored: after its flush, or once it is in the page cache (a power cut can lose it)."""
     flush_interval_ms: int = 10
-    """Flush period of ``flush_mode=async``; ``sync`` flushes as soon as something waits."""
+    """Flush period of ``flush_mode=async`` while appends come; ``sync`` flushes as soon as something waits."""
     checkpoint_interval_ms: int = 100
     """How old the durable flushed mark may become."""
     warm_bytes: int = 16 * MIB

@@ -110,7 +110,11 @@ class NodeDriver:
             (self._part(f"dispatcher-{peer}", dispatcher.step), dispatcher)
             for peer, dispatcher in node.dispatchers.items()
         ]
-        self._flusher = Worker(f"dledger-flush-{config.node_id}", self._flush, clock, supervisor)
+        self._flushes_at_once = config.store.flush_mode is FlushMode.SYNC
+        self._flush_planned = False  # with flush_mode=async: the flusher will look by itself
+        self._flush_due_ms = 0
+        flush = self._flush if self._flushes_at_once else self._flush_in_time
+        self._flusher = Worker(f"dledger-flush-{config.node_id}", flush, clock, supervisor)
         parts = [self._elector, self._handler, self._quorum_ack, *(part for part, _ in self._dispatchers)]
         self._workers = [*(part.worker for part in parts), self._flusher]
         self._lanes: dict[NodeId, _Lane[Message]] = {peer: _Lane() for peer in node.state.peers}
@@ -152,7 +156,7 @@ class NodeDriver:
     def call(self, action: Callable[[int], Result], *, flush_here: bool = False) -> Result:
         """Run ``action(now_ms)`` under the node's lock, then carry out what it caused.
 
-        ``flush_here``: if that includes a flush, do it on this thread, not on the flusher's.
+        ``flush_here``: if that includes a flush that somebody waits for, do it on this thread, not on the flusher's.
 
         Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on what is wrong
         with the request itself. Anything else is fatal for the node, whichever thread it happens on.
@@ -165,7 +169,7 @@ class NodeDriver:
                 result = action(self._clock.monotonic_ms())
                 effects, hard_state, version = self._take_effects()
             if effects is not None:
-                flush_here = flush_here and bool(effects.wake & Wake.FLUSH)
+                flush_here = flush_here and self._flushes_at_once and bool(effects.wake & Wake.FLUSH)
                 if flush_here:
                     effects.wake &= ~Wake.FLUSH
                 self._carry_out(effects, hard_state, version)
@@ -246,7 +250,8 @@ class NodeDriver:
             completion()
 
     def _wake(self, wake: int) -> None:
-        if wake & Wake.FLUSH:
+        if wake & Wake.FLUSH and not self._flush_planned:
+            self._flush_planned = not self._flushes_at_once
             self._flusher.wake()
         if wake & Wake.DISPATCHERS:
             for part, _ in self._dispatchers:
@@ -301,7 +306,25 @@ class NodeDriver:
         if self._node.state.term == message.term:
             self._send(target, PushAppend(message.term, message.epoch, message.commit_index, run))
 
-    def _flush(self) -> int | None:
+    def _flush_in_time(self) -> int | None:
+        """``flush_mode=async``: at once after a pause, then once per period while anything is written."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._flush_due_ms:
+            return self._flush_due_ms
+        if not self._is_flush_wanted():
+            self._flush_planned = False  # from here on a write wakes this thread
+            if not self._is_flush_wanted():
+                return None
+            self._flush_planned = True
+        self._flush()
+        self._flush_due_ms = now_ms + self._config.store.flush_interval_ms
+        return self._flush_due_ms
+
+    def _is_flush_wanted(self) -> bool:
+        flushed = self._log.flushed.sequence
+        return self._log.write_sequence > flushed or flushed != self._told_flushed
+
+    def _flush(self) -> None:
         """One round of group commit: whatever was written so far becomes durable with one flush.
 
         An application that owns the log may have flushed it itself. The node must hear of that all the same, or it
@@ -313,6 +336,3 @@ class NodeDriver:
         if flushed != self._told_flushed:
             self._told_flushed = flushed
             self._step(lambda _now: self._node.flushed())
-        if self._config.store.flush_mode is FlushMode.ASYNC:
-            return self._clock.monotonic_ms() + self._config.store.flush_interval_ms
-        return None

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.clock import SystemClock
-from dledger.config import ElectionConfig, ServerConfig, parse_members
+from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
 from dledger.core.messages import Message, PushAppend, PushCompare, VoteRequest, VoteResponse
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
@@ -18,7 +18,7 @@ from dledger.errors import DiskError, DLedgerError, ShutdownError
 from dledger.runtime.driver import NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.store.memory_store import MemoryStore
-from dledger.types import AppendedBatch, HardState, NodeId, Role, Term
+from dledger.types import AppendedBatch, FlushMark, HardState, NodeId, Role, Term
 from tests.support.waiting import wait_until
 
 SOLO = "n0-127.0.0.1:20911"
@@ -51,9 +51,12 @@ class _Bench:
         members: str = TRIO,
         hard_state: HardState | None = None,
         prepare: Callable[[MemoryStore], object] = MemoryStore.flush,
+        store: StoreConfig | None = None,
     ) -> None:
         election = ElectionConfig(heartbeat_interval_ms=10, election_timeout_ms_min=30, election_timeout_ms_max=60)
-        self.config = ServerConfig(node_id=NodeId("n0"), members=parse_members(members), election=election)
+        self.config = ServerConfig(
+            node_id=NodeId("n0"), members=parse_members(members), election=election, store=store or StoreConfig()
+        )
         self.events: list[object] = []
         self.failures: list[BaseException] = []
         self.log = MemoryStore()
@@ -240,6 +243,66 @@ def test_a_flush_by_whoever_owns_the_log_counts_as_the_nodes_own() -> None:
     bench.driver._flush()  # the flusher's turn: nothing is left to flush
 
     assert bench.node.state.commit_index == 0
+
+
+def _leading_async(flush_interval_ms: int) -> tuple[_Bench, list[int]]:
+    """A group of one whose workers are not started, with flush_mode=async; also what each flush reached."""
+    bench = _Bench(SOLO, store=StoreConfig(flush_mode=FlushMode.ASYNC, flush_interval_ms=flush_interval_ms))
+    wait_until(
+        lambda: bench.driver.call(bench.node.elector.step) is None or bench.node.state.role_name is Role.LEADER,
+        "leadership",
+    )
+    flushes: list[int] = []
+    plain_flush = bench.log.flush
+
+    def flush() -> FlushMark:
+        flushes.append(bench.log.last.index)
+        return plain_flush()
+
+    bench.log.flush = flush  # type: ignore[method-assign]  # counts them
+    return bench, flushes
+
+
+def test_asynchronous_flushing_flushes_once_per_period_however_much_is_appended() -> None:
+    """``flush_interval_ms`` is a period: a flush per append would cost what async is there to save."""
+    bench, flushes = _leading_async(flush_interval_ms=3_600_000)
+    due_ms = (
+        bench.driver._flush_in_time()
+    )  # the flusher's turn after the no-op: at once, for nothing was written before
+    results: list[AppendedBatch | DLedgerError] = []
+
+    for _ in range(3):
+        bench.driver.call(lambda now: bench.node.append([b"x"], now, results.append))
+        assert bench.driver._flush_in_time() == due_ms
+
+    assert len(results) == 3
+    assert all(isinstance(result, AppendedBatch) for result in results)
+    assert flushes == [0]
+
+
+def test_asynchronous_flushing_reaches_everything_and_then_sleeps() -> None:
+    """What was written in a period is flushed at its end; an idle node wakes nobody."""
+    bench, flushes = _leading_async(flush_interval_ms=1)
+    bench.driver._flush_in_time()
+    bench.driver.call(lambda now: bench.node.append([b"x", b"y"], now, lambda _result: None))
+
+    wait_until(lambda: bench.driver._flush_in_time() is None, "the end of the last period")
+
+    assert flushes == [0, 2]
+    assert bench.log.flushed.index == 2
+
+
+def test_asynchronous_flushing_hears_of_a_write_while_it_goes_to_sleep() -> None:
+    """A write between the look that found nothing and the sleep wakes nobody: it must be seen by a second look."""
+    bench, flushes = _leading_async(flush_interval_ms=1)
+    bench.driver.start()
+    for index in range(1, 200):
+        bench.driver.call(lambda now: bench.node.append([b"x"], now, lambda _result: None))
+        wait_until(lambda last=index: bench.log.flushed.index == last, "the flush of the last append")  # type: ignore[misc]
+    bench.driver.stop()
+
+    assert flushes[-1] == 199
+    assert bench.failures == []
 
 
 def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() -> None:
