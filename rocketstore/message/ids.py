@@ -67,17 +67,26 @@ class UniqueIds:
         self._now_ms = now_ms
         self._count = count()
         self._month = (0, 0)
+        self._latest = (-1, "")
+        """A moment, and what the ids given in it begin with; replaced as a whole."""
 
     def next(self) -> str:
         """The next id: 32 characters, with an IPv6 address 56."""
         now_ms = self._now_ms()
+        moment, prefix = self._latest
+        if now_ms != moment:
+            prefix = self._prefix_at(now_ms)
+            self._latest = now_ms, prefix
+        return f"{prefix}{next(self._count) & _COUNT_MASK:04X}"
+
+    def _prefix_at(self, now_ms: int) -> str:
         start_ms, next_start_ms = self._month
         if now_ms >= next_start_ms:
             self._month = start_ms, next_start_ms = _month_of(now_ms)
         passed_ms = now_ms - start_ms
         if -_SKEW_MAX_MS < passed_ms < 0:
             passed_ms = 0
-        return f"{self._prefix}{passed_ms & _I32_MASK:08X}{next(self._count) & _COUNT_MASK:04X}"
+        return f"{self._prefix}{passed_ms & _I32_MASK:08X}"
 
 
 def unique_id() -> str:
