@@ -142,11 +142,11 @@ class Records:
     def _topic_bounds(self) -> tuple[Ints, Ints]:
         """Where the topics begin and end; of records whose head is broken, nowhere in particular but in the window."""
         at = self._within(self.body_ends) if self.broken.any() else self.body_ends
-        lengths = self.window[at].astype(np.int64)
+        lengths = self._bytes_at(at)
         begins = at + 1
         long_ones = self.field("messageMagic") == MESSAGE_MAGIC_V2
         if long_ones.any():
-            wide = (lengths << 8) | self.window[self._within(at + 1)]
+            wide = (lengths << 8) | self._bytes_at(at + 1)
             lengths = np.where(long_ones, wide, lengths)
             begins = begins + long_ones
         return begins, begins + lengths
@@ -161,18 +161,19 @@ class Records:
 
     @cached_property
     def property_lengths(self) -> Ints:
-        at, last = self.topic_ends, len(self.window) - 2
-        if not len(at):
-            return at
-        if not 0 <= int(at.min()) <= int(at.max()) <= last:
-            at = np.clip(at, 0, last)
-        everywhere = np.ndarray((len(self.window) - 1,), ">u2", self.window.data, strides=(1,))
-        lengths: Ints = everywhere[at].astype(np.int64)
+        lengths: Ints = (self._bytes_at(self.topic_ends) << 8) | self._bytes_at(self.topic_ends + 1)
         return lengths
 
     @property
     def property_begins(self) -> Ints:
         return self.topic_ends + 2
+
+    def _bytes_at(self, places: Ints) -> Ints:
+        """The bytes there; those of broken records may be anywhere, and are read at the nearest place in the window.
+
+        Not ``window[places]``: that checks every place first, and so waits for memory three times as long.
+        """
+        return self.window.take(places, mode="clip").astype(np.int64)
 
     def _within(self, places: Ints) -> Ints:
         """Places that can be read; those of broken records may be anywhere."""
