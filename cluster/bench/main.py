@@ -90,6 +90,8 @@ def _describe_machine(context: Context) -> None:
     say(f"Python {platform.python_version()}, {os.cpu_count()} processors")
     small, large = (probes.flush_milliseconds(directory, size) for size in (4096, 65536))
     say(f"data on {file_system_of(directory)}; write + fdatasync p50: {small:.3f} ms (4 KiB), {large:.3f} ms (64 KiB)")
+    new, again = probes.page_cache_gigabytes_per_second(directory)
+    say(f"writing into memory that the page cache takes anew: {new:.2f} GB/s, that it has: {again:.2f} GB/s")
 
 
 def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]) -> tuple[list[Figure], list[str]]:

@@ -42,6 +42,7 @@ def _a_quiet_machine_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at the machine takes seconds and is no part of what is tested here."""
     monkeypatch.setattr(main, "busy_share", lambda: 0.0)
     monkeypatch.setattr("cluster.bench.probes.flush_milliseconds", lambda _directory, _size: 0.1)
+    monkeypatch.setattr("cluster.bench.probes.page_cache_gigabytes_per_second", lambda _directory: (1.0, 8.0))
 
 
 @pytest.fixture

@@ -97,6 +97,24 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> BrokerConfig:
     return make(tmp_path)
 
 
+def test_a_member_finds_out_by_itself_whether_it_has_caught_up(tmp_path: Path) -> None:
+    """Nobody has to ask first, and come again: the first question to a member that is ready is answered."""
+    server = BrokerServer(alone(tmp_path))
+    found: list[bool] = []
+    look = server._has_caught_up
+
+    def noted() -> bool:
+        found.append(look())
+        return found[-1]
+
+    server._has_caught_up = noted
+    try:
+        server.start()
+        wait_until(lambda: found[-1:] == [True], "it has looked, and has caught up")
+    finally:
+        server.stop()
+
+
 def test_messages_offsets_and_topics_survive_a_restart(config: BrokerConfig) -> None:
     """Sent and committed before the stop, there after the start; queue offsets go on where they were."""
     with running(config) as server:
