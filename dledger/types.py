@@ -1,7 +1,8 @@
 """The words everything else is written in: identifiers, roles and the entry itself.
 
-Nothing here does anything; the module imports nothing of the project. Indexes and terms are signed 64-bit integers on
-disk and on the wire; the first index is 0 and "none" is -1 (DLedger's convention, kept so that files stay readable).
+Nothing here does anything; the module imports nothing of the project but ``records``. Indexes and terms are signed
+64-bit integers on disk and on the wire; the first index is 0 and "none" is -1 (DLedger's convention, kept so that files
+stay readable).
 """
 
 from __future__ import annotations
