@@ -225,6 +225,7 @@ def test_a_full_disk_refuses_a_message_and_keeps_the_file(tmp_path: Path) -> Non
     put(log, message(b"x" * 800))
     wait_until(lambda: bool(log._allocation._ready), "the next file")
     put(log, message(b"x" * 800))
+    wait_until(lambda: bool(log._allocation._ready), "the file after it")  # else one that is being made would be taken
     log._allocation.forget()
     fs.fails = lambda call, _path: NO_SPACE if call == "allocate" else None
     end = log.max_offset
