@@ -266,9 +266,7 @@ def _leading_async(flush_interval_ms: int) -> tuple[_Bench, list[int]]:
 def test_asynchronous_flushing_flushes_once_per_period_however_much_is_appended() -> None:
     """``flush_interval_ms`` is a period: a flush per append would cost what async is there to save."""
     bench, flushes = _leading_async(flush_interval_ms=3_600_000)
-    due_ms = (
-        bench.driver._flush_in_time()
-    )  # the flusher's turn after the no-op: at once, for nothing was written before
+    due_ms = bench.driver._flush_in_time()  # its turn after the no-op: at once, for nothing was written before
     results: list[AppendedBatch | DLedgerError] = []
 
     for _ in range(3):
@@ -292,8 +290,28 @@ def test_asynchronous_flushing_reaches_everything_and_then_sleeps() -> None:
     assert bench.log.flushed.index == 2
 
 
-def test_asynchronous_flushing_hears_of_a_write_while_it_goes_to_sleep() -> None:
-    """A write between the look that found nothing and the sleep wakes nobody: it must be seen by a second look."""
+def test_asynchronous_flushing_sees_a_write_that_comes_while_it_goes_to_sleep() -> None:
+    """A write between the look that found nothing and the sleep wakes nobody: a second look must see it."""
+    bench, flushes = _leading_async(flush_interval_ms=1)
+    wait_until(lambda: bench.driver._flush_in_time() is None, "the end of the no-op's period")
+    bench.driver._flush_planned = True  # as it is until the flusher's next look
+    look = bench.driver._is_flush_wanted
+    looks: list[bool] = []
+
+    def look_just_before_a_write() -> bool:
+        looks.append(look())
+        if len(looks) == 1:
+            bench.driver.call(lambda now: bench.node.append([b"x"], now, lambda _result: None))
+        return looks[-1]
+
+    bench.driver._is_flush_wanted = look_just_before_a_write  # type: ignore[method-assign]  # the writer's moment
+
+    assert bench.driver._flush_in_time() is not None
+    assert (looks, flushes) == ([False, True], [0, 1])
+
+
+def test_asynchronous_flushing_is_woken_by_a_write_after_a_pause() -> None:
+    """Each append of a quiet node is flushed, however often the flusher has gone to sleep before."""
     bench, flushes = _leading_async(flush_interval_ms=1)
     bench.driver.start()
     for index in range(1, 200):
