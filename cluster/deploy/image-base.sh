@@ -5,10 +5,20 @@
 set -eu
 out=$1
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
+work=$(mktemp -d)
+root=$work/root
+trap 'rm -rf "$work"' EXIT
+mkdir "$root" "$work/packages"
 
-debootstrap --variant=minbase --include=python3-minimal,libpython3-stdlib bookworm "$root" "$mirror"
+# One of a hundred downloads fails now and then: what is there is not fetched again.
+attempt=1
+until debootstrap --download-only --cache-dir="$work/packages" --variant=minbase \
+    --include=python3-minimal,libpython3-stdlib bookworm "$root" "$mirror"; do
+    [ "$attempt" -lt 3 ] || exit 1
+    attempt=$((attempt + 1))
+done
+debootstrap --cache-dir="$work/packages" --variant=minbase \
+    --include=python3-minimal,libpython3-stdlib bookworm "$root" "$mirror"
 
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/*
 rm -rf "$root"/usr/share/doc/* "$root"/usr/share/man/* "$root"/usr/share/info/* "$root"/usr/share/locale/*
