@@ -63,7 +63,7 @@ class Node:
         self.elector = LeaderElector(self.state, self.reads, self.noops, config)
         self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
         self.handler = EntryHandler(self.state, replication)
-        self.quorum_ack = QuorumAckChecker(self.state, self.noops, replication)
+        self.quorum_ack = QuorumAckChecker(self.state, self.reads, self.noops, replication)
 
     # -- what users ask ------------------------------------------------------------------------------------------
 

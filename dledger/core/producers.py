@@ -34,7 +34,7 @@ from typing import Final
 
 from dledger.config import MIB, ReplicationConfig, ServerConfig
 from dledger.core.ports import Log
-from dledger.core.producer_names import is_made_up
+from dledger.core.producer_names import is_made_up, stream_batch
 from dledger.core.producer_payload import (
     EMPTY_SNAPSHOT_BYTES,
     PRODUCER_BYTES,
@@ -77,6 +77,8 @@ BATCH_BYTES_MAX: Final = 32 * MIB
 """Bytes of a batch of several entries, for the same reason."""
 EVICTION_IDLE_MS: Final = 600_000
 """Nobody who was active since may lose its place to a newcomer; no client repeats an append for so long."""
+ENDED_BATCH_IDLE_MS: Final = 120_000
+"""The same for a task of a stream's ended batch, towards its stream's next ones: a straggler of it may still send."""
 _WALK_ENTRIES: Final = SNAPSHOT_ENTRIES_MAX + BATCH_ENTRIES_MAX
 _WALK_BYTES: Final = SNAPSHOT_BYTES + 3 * BATCH_BYTES_MAX
 """Blanks at the ends of segments can make a batch's part of the log twice as long as the batch."""
@@ -177,7 +179,7 @@ class ProducerTable:
         """What to write for a new producer; ``room``: the bytes that a snapshot may take up."""
         dropped = 0
         if len(self) >= self._max or self._bytes + _size_of(name) > room:
-            idle = self._giving_way(room - _size_of(name), now_ms)
+            idle = self._giving_way(name, room - _size_of(name), now_ms)
             if idle is None:
                 return TooManyProducersError(
                     f"{len(self)} producers are remembered, all active within {EVICTION_IDLE_MS // 60_000} minutes, "
@@ -187,13 +189,17 @@ class ProducerTable:
             dropped = idle.slot
         return Registration(name, self._free_slot(), dropped)
 
-    def _giving_way(self, room: int, now_ms: int) -> Producer | None:
+    def _giving_way(self, newcomer: str, room: int, now_ms: int) -> Producer | None:
         """Who makes room for a newcomer, so that the others fit ``room`` bytes: the one that is idle for longest.
 
-        Whoever has a name of a client's own making first: nobody comes back under it, but an application or a task of
-        Spark may after any time, and would store again what it repeats. The registration says who it was, so every
-        later leader agrees.
+        For a task of a stream that is one of the stream's earlier batches, first of all: a stream that runs for days
+        has a producer for every task, and pushes out nobody else. Then whoever has a name of a client's own making:
+        nobody comes back under it, but an application or a task of a job of Spark's may after any time, and would store
+        again what it repeats. The registration says who it was, so every later leader agrees.
         """
+        ended = self._ended_before(newcomer, now_ms)
+        if ended is not None and self._bytes - _size_of(ended.name) <= room:
+            return ended
         for producers in (self._made_up, self._by_name):
             oldest = next(iter(producers.values()), None)
             if (
@@ -202,6 +208,20 @@ class ProducerTable:
                 and self._bytes - _size_of(oldest.name) <= room
             ):
                 return oldest
+        return None
+
+    def _ended_before(self, newcomer: str, now_ms: int) -> Producer | None:
+        """The longest idle task of an earlier batch of the newcomer's stream, if it is one's."""
+        batch = stream_batch(newcomer)
+        if batch is None:
+            return None
+        for producer in self._by_name.values():
+            if now_ms - producer.active_ms < ENDED_BATCH_IDLE_MS:
+                break
+            if producer.name.startswith(batch.stream):
+                earlier = stream_batch(producer.name)
+                if earlier is not None and earlier.stream == batch.stream and earlier.number < batch.number:
+                    return producer
         return None
 
     def _free_slot(self) -> int:

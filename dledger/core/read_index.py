@@ -87,7 +87,7 @@ class ReadIndexQueue:
         leader = state.role
         leads = isinstance(leader, Leader)
         while pending and not (leads and pending[0].term == state.term):
-            error = NotLeaderError("leadership was lost before the read was confirmed", leader=hint(state.leader_id))
+            error = NotLeaderError("leadership was lost before it was confirmed", leader=hint(state.leader_id))
             self._finish(pending.popleft().done, error)
         confirmed = self._confirmed_round()
         while pending and pending[0].round <= confirmed and pending[0].index <= state.commit_index:

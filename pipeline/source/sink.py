@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from dledger.core.producer_names import stream_task_name
 from pipeline.errors import OptionError, PipelineError
 from pipeline.options import WriteOptions
 from pipeline.source.sink_rows import RowFormat, row_format
@@ -99,8 +100,8 @@ class _Writer:
         self._options = options
         self._form = form
 
-    def _store(self, batches: Iterator[pa.RecordBatch], writer: str, partition: int) -> Stored:
-        with open_target(self._options, self._form, f"{writer}/{partition}") as target:
+    def _store(self, batches: Iterator[pa.RecordBatch], name: str, writer: str, partition: int) -> Stored:
+        with open_target(self._options, self._form, name) as target:
             return store(target, batches, partition, writer)
 
 
@@ -113,7 +114,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
         """Store a partition, in a task."""
-        return self._store(iterator, self._writer, _context().partitionId())
+        partition = _context().partitionId()
+        return self._store(iterator, f"{self._writer}/{partition}", self._writer, partition)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Everything is stored: nothing is left to do."""
@@ -140,7 +142,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
             raise PipelineError(f"Spark does not tell the task which batch it writes ({_QUERY_ID}, {_BATCH_ID})")
-        return self._store(iterator, f"{query}-{batch}", context.partitionId())
+        partition = context.partitionId()
+        name = stream_task_name(query, int(batch), partition)
+        return self._store(iterator, name, f"{query}-{batch}", partition)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Everything is stored."""

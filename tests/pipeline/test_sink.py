@@ -10,6 +10,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
+from dledger.core import producers
+from rocketstore.client import Producer
+from rocketstore.message.message import Message
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 
 if TYPE_CHECKING:
@@ -136,6 +139,28 @@ def test_repeated_batch_of_a_stream_adds_nothing_twice(spark: SparkSession, brok
         run()
 
     assert stored(spark, broker, subscribe="copied") == list(range(120))
+
+
+def test_a_stream_writes_more_batches_than_producers_are_remembered(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task of each batch is a producer: those of ended batches make room, and nobody else does."""
+    monkeypatch.setattr(producers, "ENDED_BATCH_IDLE_MS", 0)
+    with (
+        broker_node(tmp_path / "broker", max_producers="8") as broker,
+        Producer(broker.server.address, producer_name="given") as given,
+        entry_node(tmp_path / "log") as node,
+    ):
+        given.send(Message("given", b"0"), sequence=0)
+        node.append(0, 300)
+        options = {**node.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "25", "minPartitions": "2"}
+        frame = spark.readStream.format("dledger").schema("body binary").options(**options).load()
+        writer = frame.writeStream.format("dledger").options(**broker.options, topic="long")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+        assert stored(spark, broker, subscribe="long") == list(range(300))
+        assert given.next_sequence() == 1
 
 
 def test_rows_go_into_a_log_of_plain_entries(spark: SparkSession, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Request:
         self._node = node
         self.first = first
         self.bodies = bodies
+        self._acked = session.acked
         self.outcome = ""
 
     def ask(self, core: Node, now_ms: int) -> None:
@@ -50,7 +51,8 @@ class Request:
             self.outcome = result.outcome
             if isinstance(result, UnknownProducerError | OutOfOrderSequenceError):
                 self.outcome = type(result).__name__
-                self._session.observe_refusal(self.first, self._node, result)
+                # Whoever says so leads, and knows what was acknowledged before it was asked.
+                require(self.first > self._acked, "a producer is not known", self._session.name, self.first, result)
 
     def lose(self) -> None:
         """The member died: nobody knows."""
@@ -96,7 +98,6 @@ class Session:
         self.history: list[bytes] = []
         self.acked = 0
         """How many entries, from the first on, are known to be stored."""
-        self._acked_term = -1
         self.operations: list[Request | Question] = []
         self.outcomes: Counter[str] = Counter()
 
@@ -141,12 +142,6 @@ class Session:
         checker.observe_ack(result.term, result.first_index, bodies[at:])
         if first <= self.acked:
             self.acked = max(self.acked, first + len(bodies))
-        self._acked_term = max(self._acked_term, result.term)
-
-    def observe_refusal(self, first: int, node: SimNode, error: DLedgerError) -> None:
-        """A leader of the term in which something was acknowledged, or of a later one, knows of it."""
-        if node.core is not None and node.core.state.term >= self._acked_term and self.acked:
-            require(first > self.acked, "a leader does not know a producer", node.name, self.name, first, error)
 
 
 class Producers:

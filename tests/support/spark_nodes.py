@@ -79,9 +79,9 @@ def entry_node(directory: Path, cluster_id: str = "c1") -> Iterator[EntryNode]:
 
 
 class BrokerNode:
-    """A replicated broker, alone in its group."""
+    """A replicated broker, alone in its group; ``settings`` by their names."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: str) -> None:
         peer_port, listen_port, client_port = free_ports(3)
         flags = {
             "storePathRootDir": str(directory),
@@ -97,6 +97,7 @@ class BrokerNode:
             "maxHashSlotNum": "100",
             "maxIndexNum": "400",
             "mappedFileSizeConsumeQueue": "20000",
+            **settings,
         }
         self.server = BrokerServer(load_broker_settings(None, {}, flags)[0])
 
@@ -117,9 +118,9 @@ class BrokerNode:
 
 
 @contextmanager
-def broker_node(directory: Path) -> Iterator[BrokerNode]:
+def broker_node(directory: Path, **settings: str) -> Iterator[BrokerNode]:
     """A broker that takes messages, until the end of the block."""
-    node = BrokerNode(directory)
+    node = BrokerNode(directory, **settings)
     try:
         node.server.start()
         wait_until(lambda: node.server.store.role is not BrokerRole.SLAVE, "it is master")

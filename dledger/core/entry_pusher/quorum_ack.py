@@ -17,6 +17,7 @@ from dledger.core.outbox import Wake, hint
 from dledger.core.ports import PreparedAppend
 from dledger.core.producer_payload import encode_registration
 from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Plan, Producer, ProducerTable
+from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
     DiskFullError,
     DLedgerError,
@@ -24,10 +25,12 @@ from dledger.errors import (
     InvalidRequestError,
     LeaderTransferringError,
     NotLeaderError,
+    OutOfOrderSequenceError,
     PendingFullError,
     QuorumAckTimeoutError,
     TermChangedError,
     TooManyProducersError,
+    UnknownProducerError,
 )
 from dledger.records import record
 from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, ProducerBatch, StoredRun
@@ -50,8 +53,9 @@ class _PendingAppend:
 class QuorumAckChecker:
     """Takes appends on the leader and completes each exactly once. ``step`` runs on the quorum-ack thread."""
 
-    def __init__(self, state: MemberState, noops: Noops, config: ReplicationConfig) -> None:
+    def __init__(self, state: MemberState, reads: ReadIndexQueue, noops: Noops, config: ReplicationConfig) -> None:
         self._state = state
+        self._reads = reads
         self._noops = noops
         self._config = config
         self._pending: deque[_PendingAppend] = deque()
@@ -110,6 +114,9 @@ class QuorumAckChecker:
         leader = self._state.role
         if refusal is None and isinstance(leader, Leader):
             plan = leader.producers.plan(producer, count)
+            if isinstance(plan, OutOfOrderSequenceError | UnknownProducerError):
+                self._refuse_if_leading(plan, now_ms, done)
+                return None
             if isinstance(plan, DLedgerError):
                 refusal = plan
             elif not 0 < count == plan.stored:
@@ -120,6 +127,18 @@ class QuorumAckChecker:
         if refusal is not None:
             self._finish(done, refusal)
         return None
+
+    def _refuse_if_leading(self, refusal: DLedgerError, now_ms: int, done: AppendDone) -> None:
+        """Say what is missing once it is certain that this member leads.
+
+        A leader that was frozen, and replaced meanwhile, knows nothing of what came since, and whoever is told that he
+        is forgotten begins anew, under another name: what is stored would be stored again.
+        """
+
+        def confirmed(result: LogIndex | DLedgerError) -> None:
+            done(result if isinstance(result, DLedgerError) else refusal)
+
+        self._reads.submit(now_ms, confirmed)
 
     def _append(
         self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: str = "", plan: Plan | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.core import producers
 from dledger.core.outbox import RoleReason, Wake
-from dledger.core.producer_names import MADE_UP_BYTES, made_up_name
+from dledger.core.producer_names import MADE_UP_BYTES, made_up_name, stream_task_name
 from dledger.core.producer_payload import (
     ProducerRecord,
     Registration,
@@ -65,6 +65,13 @@ def append(solo: Solo, name: str, sequence: int, *bodies: bytes) -> Outcome[Appe
 def commit(solo: Solo) -> None:
     solo.flush()
     solo.settle_quorum()
+
+
+def settled(solo: Solo, outcome: Outcome[AppendedBatch]) -> Outcome[AppendedBatch]:
+    """After a quorum, the member itself, has confirmed that it leads."""
+    commit(solo)
+    solo.tick()
+    return outcome
 
 
 def successor(solo: Solo, **changes: Any) -> Solo:  # noqa: ANN401  # settings by name
@@ -134,14 +141,47 @@ def test_a_gap_and_an_unknown_producer_are_refused() -> None:
     solo = leading()
     append(solo, "p", 0, b"a")
 
-    gap = append(solo, "p", 2, b"c").error
-    unknown = append(solo, "q", 1, b"x").error
+    gap = append(solo, "p", 2, b"c")
+    unknown = append(solo, "q", 1, b"x")
+    waiting = solo.node.quorum_ack.pending_entries
+    settled(solo, unknown)
 
-    assert isinstance(gap, OutOfOrderSequenceError)
-    assert isinstance(unknown, UnknownProducerError)
-    assert gap.outcome == unknown.outcome == "not_applied"
+    assert isinstance(gap.error, OutOfOrderSequenceError)
+    assert isinstance(unknown.error, UnknownProducerError)
+    assert gap.error.outcome == unknown.error.outcome == "not_applied"
     assert bodies_of(solo) == [b"a"]
-    assert solo.node.quorum_ack.pending_entries == 1
+    assert waiting == 1
+
+
+def test_what_is_missing_is_told_once_a_quorum_confirms_the_leader() -> None:
+    """One that was frozen and replaced knows nothing of what came since; who believes it stores things twice."""
+    solo = Solo(3)
+    solo.lead()
+    append(solo, "p", 0, b"a")
+    solo.flush()
+    solo.streaming(N1)
+    solo.settle_quorum()
+    gap = append(solo, "p", 2, b"c")
+    solo.tick()
+
+    before = gap.pending
+    solo.beat(N1, solo.node.reads.round)
+    solo.tick()
+
+    assert before
+    assert isinstance(gap.error, OutOfOrderSequenceError)
+
+
+def test_a_replaced_leader_says_that_it_does_not_lead_not_that_something_is_missing() -> None:
+    """So the client repeats the same with the next one."""
+    solo = Solo(3)
+    solo.lead()
+    unknown = append(solo, "q", 1, b"x")
+
+    solo.hear(N1, solo.state.term + 1)
+    solo.tick()
+
+    assert isinstance(unknown.error, NotLeaderError)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ü", "x" * 129, "a\n"])
@@ -395,6 +435,28 @@ def test_names_of_clients_own_making_give_way_before_given_ones() -> None:
     assert known(successor(solo)) == known(solo)
 
 
+def test_ended_batches_of_a_stream_give_way_to_its_later_ones() -> None:
+    """A stream that runs for days pushes out only itself, and of that neither its batch nor one that just ended."""
+    query, other = "0b5f1b1e-8a64-4d0e-9d5c-7f3f3f1a2b3c", "1b5f1b1e-8a64-4d0e-9d5c-7f3f3f1a2b3c"
+    first, second, third, fourth = (stream_task_name(query, *task) for task in ((7, 0), (8, 0), (8, 1), (9, 0)))
+    solo = leading(max_producers=4)
+    for name in ("given", stream_task_name(other, 1, 0), first):
+        append(solo, name, 0, b"")
+    solo.now_ms += 119_999
+    append(solo, second, 0, b"")
+
+    too_early = append(solo, third, 0, b"").error
+    solo = successor(solo, max_producers=4)  # which has it from the log alone
+    solo.now_ms += 120_000
+    append(solo, third, 0, b"")
+    refused = append(solo, stream_task_name(query, 8, 2), 0, b"").error
+    append(solo, fourth, 0, b"")
+
+    assert isinstance(too_early, TooManyProducersError)
+    assert isinstance(refused, TooManyProducersError)  # its own batch does not give way
+    assert known(solo) == {"given": 1, stream_task_name(other, 1, 0): 1, third: 1, fourth: 1}
+
+
 def test_a_made_up_name_gives_way_only_if_that_is_enough_room() -> None:
     """Where the bytes of a snapshot are what is short, a longer name may need more."""
     made_up, long = made_up_name(bytes(MADE_UP_BYTES)), "p" * 70
@@ -444,11 +506,12 @@ def test_idle_producers_are_forgotten_at_a_snapshot() -> None:
     still = known(second)
     second.now_ms += 400
     second.node.quorum_ack.write_snapshot(second.now_ms)
+    forgotten = settled(second, append(second, "a", 1, b""))
 
     assert still == {"a": 1, "b": 1}
     assert known(second) == {"b": 1}
     assert known(successor(second)) == {"b": 1}
-    assert isinstance(append(second, "a", 1, b"").error, UnknownProducerError)
+    assert isinstance(forgotten.error, UnknownProducerError)
 
 
 def test_slots_are_not_used_again_at_once() -> None:
@@ -716,7 +779,7 @@ def test_a_prepared_batch_out_of_order_is_not_made() -> None:
     solo = leading()
     prepared = Prepared(b"x")
 
-    assert isinstance(append_prepared(solo, prepared, 3).error, UnknownProducerError)
+    assert isinstance(settled(solo, append_prepared(solo, prepared, 3)).error, UnknownProducerError)
     assert prepared.calls == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.client import DLedgerClient
 from dledger.client.lanes import new_producer_name
-from dledger.core.producer_names import is_made_up, own_name
+from dledger.core.producer_names import is_made_up, own_name, stream_batch, stream_task_name
 from dledger.core.producer_payload import NAME_BYTES_MAX, check_name
 from dledger.errors import InvalidRequestError
 from rocketstore.client.numbers import new_name
@@ -62,3 +62,22 @@ def test_names_that_clients_make_up_are_known_as_such() -> None:
 
     assert all(is_made_up(name) and is_made_up(own_name("alice", name)) for name in made_up)
     assert not any(is_made_up(name) or is_made_up(own_name("alice", name)) for name in given)
+
+
+def test_tasks_of_streams_are_known_by_their_batch() -> None:
+    """Under any account, each account's by themselves; and no others, above all not those of jobs."""
+    query = str(uuid4())
+    name = stream_task_name(query, 12, 3)
+    given = [
+        f"{query}/3",
+        f"{query}-12/3",
+        f"s-{query}/3",
+        f"s-{query}-12",
+        f"s-{query}-x/3",
+        "s-job-12/3",
+        f"a/{name}",
+    ]
+
+    assert stream_batch(name) == (f"s-{query}", 12)
+    assert stream_batch(own_name("alice", name)) == (own_name("alice", f"s-{query}"), 12)
+    assert not any(stream_batch(one) or stream_batch(own_name("alice", one)) for one in given)
