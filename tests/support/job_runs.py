@@ -1,4 +1,4 @@
-"""Runs of the job ``export`` as applications of their own, and what they have written as others see it."""
+"""Runs of the jobs ``export`` and ``follow`` as applications, and what they have written as others see it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,32 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 
+from cluster.local_group import LocalGroup
 from pipeline.jobs.batches import MANIFEST
 from tests.support.spark import ROOT
 
 
 def start_export(log: Path, out: Path, errors: Path, master: str, **conf: str) -> subprocess.Popen[bytes]:
     """A run with many small batches, in a session of its own."""
-    words = [str(log), "--out", str(out), "--batch-bytes", "200k", "--master", master, "--json"]
+    return _start("export", [str(log), "--out", str(out), "--batch-bytes", "200k"], errors, master, conf)
+
+
+def start_follow(
+    source: LocalGroup, rows: int, out: Path, errors: Path, master: str, **conf: str
+) -> subprocess.Popen[bytes]:
+    """A run over all that a group has now, so many entries a batch, in a session of its own."""
+    words = ["-b", ",".join(source.addresses), "-g", source.name, "--from-index", "0", "--once", "--out", str(out)]
+    words += ["--option", f"maxOffsetsPerTrigger={rows}", "--option", "minPartitions=2"]
+    return _start("follow", words, errors, master, conf)
+
+
+def _start(job: str, words: list[str], errors: Path, master: str, conf: dict[str, str]) -> subprocess.Popen[bytes]:
     settings = {"spark.driver.memory": "1g", "spark.local.dir": str(errors.parent / "local"), **conf}
+    words = [*words, "--master", master, "--json"]
     words += [word for name, text in settings.items() for word in ("--conf", f"{name}={text}")]
     with errors.open("ab") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipeline.jobs.export", *words],
+            [sys.executable, "-m", f"pipeline.jobs.{job}", *words],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
@@ -33,6 +47,11 @@ def start_export(log: Path, out: Path, errors: Path, master: str, **conf: str) -
 def batches(out: Path) -> int:
     """How many batches are there for everybody."""
     return len(list(out.glob(f"batch=*/{MANIFEST}")))
+
+
+def is_begun(out: Path) -> bool:
+    """Whether a job of Spark's is at work on a batch that is not there yet."""
+    return any(out.glob("_state/staging-*"))
 
 
 def is_staging(out: Path) -> bool:
@@ -48,6 +67,13 @@ def seen(out: Path) -> Counter[bytes]:
     if "body" not in rows.schema.names:  # no file is there yet
         return Counter()
     return Counter(rows.to_table(columns=["body"])["body"].to_pylist())
+
+
+def counted(out: Path) -> int:
+    """How many messages a reader adds up from what ``follow`` has written so far."""
+    if not batches(out):
+        return 0
+    return int(sum(ds.dataset(out, partitioning="hive").to_table(columns=["messages"])["messages"].to_pylist()))
 
 
 def end_of(errors: Path) -> str:
