@@ -46,6 +46,11 @@ class LogDirectory:
     """Where the last record ends that may be read."""
     committed: int
     """The last entry that may be read; -1 of a plain log, and if there is none."""
+    boundary: tuple[int, int] | None = None
+    """Where the checkpoint says that the entries begin, and the chain checksum that the first of them continues.
+
+    None if it does not say: an imported log's is not known, and is 0 there.
+    """
 
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds a position."""
@@ -101,7 +106,9 @@ def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogD
     else:
         end = _end_of(log, committed)
     kept = tuple(one for one in segments if one.base < end and one.end > begin)
-    return LogDirectory(path, kept, index, begin, max(begin, end), committed)
+    mark = checkpoint.begin if isinstance(checkpoint, Checkpoint) else None
+    boundary = (mark.position, mark.chain_crc) if mark is not None and mark.chain_crc else None
+    return LogDirectory(path, kept, index, begin, max(begin, end), committed, boundary)
 
 
 def _leading_blank(segment: Segment) -> int:
