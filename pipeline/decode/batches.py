@@ -22,6 +22,7 @@ BATCH_BYTES: Final = 8 * MIB
 """How much log a batch with bodies covers: smaller ones cost more per byte, larger ones leave the caches."""
 SLIM_BATCH_BYTES: Final = 32 * MIB
 """The same without bodies, whose rows are small."""
+_PROBLEMS: Final = {WalkEnd.CUT: "a record ends beyond the bytes", WalkEnd.ZERO: "there are zeros in a record's place"}
 
 
 def batch_bytes_for(columns: Sequence[Column]) -> int:
@@ -58,16 +59,18 @@ def batches(
 
 
 def decode_stretch(
-    data: bytes | memoryview, columns: Sequence[Column], context: DecodeContext
+    data: bytes | memoryview, columns: Sequence[Column], context: DecodeContext, first_index: int = -1
 ) -> Generator[pa.RecordBatch, None, DecodeContext]:
     """All records of ``data``, which begins and ends between records; a blank may follow them.
 
-    Raises ``BrokenRecordError``. Returns the context for what follows them.
+    ``first_index``: of the first entry, for errors. Raises ``BrokenRecordError``. Returns the context for what follows.
     """
     found = walk(data, context.framing)
     context = yield from batches(np.frombuffer(data, np.uint8), found.starts, columns, context)
     if found.kind not in (WalkEnd.LIMIT, WalkEnd.BLANK):
-        raise BrokenRecordError(
-            f"position {context.base + found.end} of the log: {found.reason or 'the bytes end within a record'}"
-        )
+        position = context.base + found.end
+        entry = f"entry {first_index + len(found.starts)}, " if first_index >= 0 else ""
+        where = f"segment {context.segment}, offset {position - context.segment_base} ({entry}position {position})"
+        problem = found.reason or _PROBLEMS.get(found.kind, "")
+        raise BrokenRecordError(f"{where if context.segment else f'position {position} of the log'}: {problem}")
     return context

@@ -16,6 +16,7 @@ from pipeline.decode.batches import decode_stretch
 from pipeline.decode.checksums import chain_after
 from pipeline.decode.context import CHAIN_BEGIN, Chain
 from pipeline.decode.decoder import looks_at_checksums
+from pipeline.errors import BrokenRecordError
 from pipeline.schema import Projection
 from pipeline.source.group_log import GroupLog, TrimmedError
 from pipeline.source.progress import data_lost
@@ -63,7 +64,13 @@ class RowReader:
             segment=f"{chunk.segment_base:020d}",
             segment_base=chunk.segment_base,
         )
-        return (yield from decode_stretch(chunk.data, self.projection.columns, context))
+        try:
+            return (yield from decode_stretch(chunk.data, self.projection.columns, context, chunk.first_index))
+        except BrokenRecordError as error:
+            raise BrokenRecordError(
+                f"{error}. A member of group {self.group} sent it so; another may hold it whole: try another readFrom, "
+                "and let dledger pipeline audit say whose log is damaged"
+            ) from error
 
     def _chain_before(self, log: GroupLog, first: int) -> Chain | None:
         """What the first entry continues, if checksums matter: told by the two before it, as far as they are kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -246,6 +247,21 @@ def test_the_first_header_of_a_range_and_of_a_chunk_is_checked(what: str, damage
     ]
     with pytest.raises(BrokenRecordError, match=f"offset {stretch.starts[damaged]}: "):
         read_live(log, "fail", first)
+
+
+@pytest.mark.parametrize("mode", ["false", *MODES])
+def test_bytes_that_no_entry_begins_with_are_told_with_their_place(mode: VerifyCrc) -> None:
+    """In a running group: which entry, in which segment, at which offset, and what to do about it."""
+    stretch = live_stretch()
+    stretch.data[stretch.starts[7] + 3] = 5
+    place = (
+        f"segment {0:020d}, offset {stretch.starts[7]} (entry 7, position {stretch.starts[7]}): no entry begins here"
+    )
+
+    with pytest.raises(BrokenRecordError, match=re.escape(place)) as raised:
+        read_live(StretchLog(stretch), mode)
+
+    assert "dledger pipeline audit" in str(raised.value)
 
 
 @pytest.mark.parametrize("begin", [3, 4, 5])
