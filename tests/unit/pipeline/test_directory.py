@@ -137,6 +137,24 @@ def test_an_index_that_is_of_no_use_is_done_without(tmp_path: Path, damage: str)
     assert rows_of(log, SplitSizes(8192)) == wanted(disk_log)
 
 
+def test_segments_that_lie_on_several_disks_are_read_through_links(disk_log: DiskLog, tmp_path: Path) -> None:
+    """``data_dirs``: a directory whose ``data`` links to all segments, beside the node's index and checkpoint."""
+    data = tmp_path / "one" / "data"
+    data.mkdir(parents=True)
+    for number, segment in enumerate(sorted((disk_log.directory / "data").iterdir())):
+        disk = tmp_path / f"disk-{number % 2}"
+        disk.mkdir(exist_ok=True)
+        shutil.copy(segment, disk)
+        (data / segment.name).symlink_to(disk / segment.name)
+    for name in ("index", "checkpoint"):
+        (tmp_path / "one" / name).symlink_to(disk_log.directory / name)
+
+    log = open_directory(tmp_path / "one")
+
+    assert rows_of(log, SplitSizes(8192)) == wanted(disk_log)
+    assert log.committed == open_directory(disk_log.directory).committed
+
+
 def test_a_directory_of_segments_alone_is_refused_unless_uncommitted_is_meant(
     disk_log: DiskLog, tmp_path: Path
 ) -> None:
