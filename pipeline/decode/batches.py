@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger.config import MIB
-from pipeline.decode.checksums import chain_of
+from pipeline.decode.checksums import chain_after
 from pipeline.decode.context import DecodeContext
 from pipeline.decode.decoder import decode_columns, looks_at_checksums
 from pipeline.decode.layout import Bytes, Ints
@@ -22,6 +22,7 @@ BATCH_BYTES: Final = 8 * MIB
 """How much log a batch with bodies covers: smaller ones cost more per byte, larger ones leave the caches."""
 SLIM_BATCH_BYTES: Final = 32 * MIB
 """The same without bodies, whose rows are small."""
+_PROBLEMS: Final = {WalkEnd.CUT: "a record ends beyond the bytes", WalkEnd.ZERO: "there are zeros in a record's place"}
 
 
 def batch_bytes_for(columns: Sequence[Column]) -> int:
@@ -30,36 +31,46 @@ def batch_bytes_for(columns: Sequence[Column]) -> int:
 
 
 def batches(
-    window: Bytes, starts: Ints, columns: Sequence[Column], context: DecodeContext, batch_bytes: int = 0
+    window: Bytes,
+    starts: Ints,
+    columns: Sequence[Column],
+    context: DecodeContext,
+    batch_bytes: int = 0,
+    told: Ints | None = None,
 ) -> Generator[pa.RecordBatch, None, DecodeContext]:
     """The records at ``starts`` in batches; batches without rows are left out. Raises ``BrokenRecordError``.
 
-    Returns the context for what follows them.
+    ``told``: the magic numbers that an index has of them. Returns the context for what follows them.
     """
     step = batch_bytes or batch_bytes_for(columns)
     chained = context.framing == "entry" and looks_at_checksums(columns, context)
     first = 0
     while first < len(starts):
         following = max(first + 1, int(np.searchsorted(starts, int(starts[first]) + step)))
-        batch = decode_columns(window, starts[first:following], columns, context)
+        magics = None if told is None else told[first:following]
+        batch = decode_columns(window, starts[first:following], columns, context, magics)
         if batch.num_rows:
             yield batch
         if chained:
-            context = replace(context, chain_before=chain_of(window, int(starts[following - 1])))
+            chain = chain_after(window, starts[first:following], context.chain_before)
+            context = replace(context, chain_before=chain)
         first = following
     return context
 
 
 def decode_stretch(
-    data: bytes | memoryview, columns: Sequence[Column], context: DecodeContext
-) -> Iterator[pa.RecordBatch]:
+    data: bytes | memoryview, columns: Sequence[Column], context: DecodeContext, first_index: int = -1
+) -> Generator[pa.RecordBatch, None, DecodeContext]:
     """All records of ``data``, which begins and ends between records; a blank may follow them.
 
-    Raises ``BrokenRecordError``.
+    ``first_index``: of the first entry, for errors. Raises ``BrokenRecordError``. Returns the context for what follows.
     """
     found = walk(data, context.framing)
-    yield from batches(np.frombuffer(data, np.uint8), found.starts, columns, context)
+    context = yield from batches(np.frombuffer(data, np.uint8), found.starts, columns, context)
     if found.kind not in (WalkEnd.LIMIT, WalkEnd.BLANK):
-        raise BrokenRecordError(
-            f"position {context.base + found.end} of the log: {found.reason or 'the bytes end within a record'}"
-        )
+        position = context.base + found.end
+        entry = f"entry {first_index + len(found.starts)}, " if first_index >= 0 else ""
+        where = f"segment {context.segment}, offset {position - context.segment_base} ({entry}position {position})"
+        problem = found.reason or _PROBLEMS.get(found.kind, "")
+        raise BrokenRecordError(f"{where if context.segment else f'position {position} of the log'}: {problem}")
+    return context

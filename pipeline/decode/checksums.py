@@ -8,6 +8,7 @@ import numpy as np
 from crc32c import crc32c
 
 from dledger.config import ENTRY_HEADER_BYTES
+from pipeline.decode.context import Chain
 from pipeline.decode.layout import Bytes, Ints, Mask
 from pipeline.decode.records import Records
 from rocketstore.message.record import CRC_MASK
@@ -55,7 +56,7 @@ def _compared(found: list[int], stored: Ints, wanted: Mask) -> Mask:
     return right
 
 
-def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: int | None = None) -> Mask:
+def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: Chain | None = None) -> Mask:
     """Whether each entry's header is chained to the one before it. ``starts`` are all entries of a stretch, NOOPs too.
 
     ``heads``: the chain checksums that they store. ``before``: that of the entry before the first one; if it is not
@@ -65,7 +66,7 @@ def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: int | None 
     right = np.ones(len(starts), np.bool_)
     stored = heads.tolist()
     first = 1 if before is None else 0
-    last_stored = expected = stored[0] if before is None else before
+    last_stored, expected = (stored[0], stored[0]) if before is None else before
     with window.data as view:
         for number, start in enumerate(starts.tolist()[first:], first):
             head, rest = view[start : start + _CHAIN_AT], view[start + _CHAIN_END : start + ENTRY_HEADER_BYTES]
@@ -78,6 +79,20 @@ def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: int | None 
     return right
 
 
-def chain_of(window: Bytes, start: int) -> int:
-    """The chain checksum that the entry at ``start`` stores."""
-    return int.from_bytes(window[start + _CHAIN_AT : start + _CHAIN_END].tobytes(), "big")
+def chain_after(window: Bytes, starts: Ints, before: Chain | None = None) -> Chain:
+    """What the last of these entries hands to the next one; ``before``: what the first was handed, if it is known."""
+    last = int(starts[-1])
+    head = window[last : last + ENTRY_HEADER_BYTES].tobytes()
+    stored = _chain_in(head)
+    if len(starts) > 1:
+        at = int(starts[-2])
+        handed = _chain_in(window[at : at + ENTRY_HEADER_BYTES].tobytes())
+    elif before is not None:
+        handed = before[0]
+    else:
+        return stored, stored
+    return stored, crc32c(head[_CHAIN_END:], crc32c(head[:_CHAIN_AT], handed))
+
+
+def _chain_in(head: bytes) -> int:
+    return int.from_bytes(head[_CHAIN_AT:_CHAIN_END], "big")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,11 @@ Framing = Literal["entry", "plain"]
 """``entry``: records have the header of a replicated log's entry. ``plain``: a plain commit log's messages."""
 Content = Literal["message", "entry"]
 """What a record holds: one of RocketMQ's messages, or bytes that only their writer understands."""
+
+Chain = tuple[int, int]
+"""The chain checksum that an entry stores, and the one that it should: they differ if its header is damaged."""
+CHAIN_BEGIN: Final[Chain] = (0, 0)
+"""Before the first entry of all."""
 
 
 class RowFilter(Protocol):
@@ -49,7 +54,7 @@ class DecodeContext:
     segment_base: int = 0
     """The position in the log of the segment's first byte: errors tell offsets in the file."""
     verify_crc: VerifyCrc = "false"
-    chain_before: int | None = None
+    chain_before: Chain | None = None
     """The chain checksum of the entry before the first one, if it is known; for whoever checks checksums."""
     schema_style: SchemaStyle = "default"
     properties_format: PropertiesFormat = "map"

@@ -51,17 +51,21 @@ def looks_at_checksums(columns: Sequence[Column], context: DecodeContext) -> boo
 
 
 def decode_columns(
-    data: bytes | memoryview | Bytes, starts: Ints, columns: Sequence[Column], context: DecodeContext
+    data: bytes | memoryview | Bytes,
+    starts: Ints,
+    columns: Sequence[Column],
+    context: DecodeContext,
+    told: Ints | None = None,
 ) -> pa.RecordBatch:
-    """As ``decode``, for columns already looked up."""
+    """As ``decode``, for columns already looked up. ``told``: the magic numbers by an index, of all entries there."""
     window = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     names = {computed_by(one) for one in columns} | {one for some in context.filters for one in some.columns}
     crc_ok: Mask | None = None
     if context.verify_crc == "false" and "crcOk" not in names:
-        records = rows_of(window, starts, context)
+        records = rows_of(window, starts, context, told=told)
     else:
-        chained = _chained(window, starts, context)
-        records = rows_of(window, starts, context, ~chained)  # a damaged header may pass for a NOOP's
+        chained = _chained(window, starts, context, all_there=told is not None)
+        records = rows_of(window, starts, context, ~chained, told)  # a damaged header may pass for a NOOP's
         crc_ok = checksums.intact(records) & chained[np.searchsorted(starts, records.starts)]
     broken = records.broken | records.broken_tail if crc_ok is not None or names & TAIL else records.broken
     if context.verify_crc == "skip" and crc_ok is not None:
@@ -113,12 +117,12 @@ def _batch(records: Records, columns: Sequence[Column], crc_ok: Mask | None, bro
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _chained(window: Bytes, starts: Ints, context: DecodeContext) -> Mask:
-    """Which headers continue the chain of checksums, as far as that can be told: all starts must be there."""
+def _chained(window: Bytes, starts: Ints, context: DecodeContext, *, all_there: bool) -> Mask:
+    """Which headers continue the chain of checksums, as far as that can be told: no start must have been left out."""
     if context.framing == "entry" and len(starts):
         heads = gather(window, starts, ENTRY)
         chains = heads["chainCrc"].astype(np.int64)
-        in_row = np.array_equal(starts[1:], (starts + heads["size"].astype(np.int64))[:-1])
+        in_row = all_there or np.array_equal(starts[1:], (starts + heads["size"].astype(np.int64))[:-1])
         if in_row and chains.any():
             unchecked = (chains == 0) & (heads["bodyCrc"] == 0)  # Java's, in a log that goes on here
             intact: Mask = checksums.headers_intact(window, starts, chains, context.chain_before) | unchecked

@@ -230,8 +230,14 @@ class Records:
         return "the lengths and places in the message do not add up"
 
 
-def rows_of(window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask | None = None) -> Records:
-    """The records at ``starts`` without NOOPs, which are no rows whatever they hold; ``suspect`` ones are kept."""
+def rows_of(
+    window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask | None = None, told: Ints | None = None
+) -> Records:
+    """The records at ``starts`` without NOOPs, which are no rows whatever they hold.
+
+    Kept, and broken, are those that may be entries with a damaged magic number: ``suspect`` ones, those that the index
+    has ``told`` another magic number of, and those that hold a message.
+    """
     if context.framing == "plain":
         return Records(window, starts, context, gather(window, starts, MESSAGE[0]))
     head = gather(window, starts, ENTRY if context.content == "entry" else ENTRY_MESSAGE[0])
@@ -239,9 +245,22 @@ def rows_of(window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask |
     normal = magic == _NORMAL
     noop = normal & (head["channel"].astype(np.int32) == NOOP_CHANNEL)
     if not normal.all():
-        noop |= (magic == _NOOP) | (magic == _CONFIG_CHANGE)
+        others = np.flatnonzero((magic == _NOOP) | (magic == _CONFIG_CHANGE))
+        noop[others] = ~_once_normal(head[others], context, None if told is None else told[others])
     if suspect is not None:
         noop &= ~suspect
     if noop.any():
         starts, head = starts[~noop], head[~noop]
     return Records(window, starts, context, head)
+
+
+def _once_normal(head: NDArray[np.void], context: DecodeContext, told: Ints | None) -> Mask:
+    """Which headers with a NOOP's magic number are of entries that were none when they were written."""
+    found = np.zeros(len(head), np.bool_)
+    if told is not None:  # Java, which writes no checksums, calls every entry normal in its index
+        found |= (told == _NORMAL) & ((head["chainCrc"] != 0) | (head["bodyCrc"] != 0))
+    if context.content == "message":
+        holds_one = (head["messageMagic"] == MESSAGE_MAGIC) | (head["messageMagic"] == MESSAGE_MAGIC_V2)
+        holds_one &= head["messageSize"] == head["entryBodyLength"]
+        found |= holds_one & (head["physicalOffset"] == head["position"] + ENTRY_HEADER_BYTES)
+    return found

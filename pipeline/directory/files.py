@@ -133,7 +133,10 @@ def _checked(path: Path, segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """The segments, which must follow one another. Raises ``LogDirectoryError``."""
     for before, after in pairwise(segments):
         if after.base < before.end:
-            raise LogDirectoryError(f"segments {before.path} and {after.path} overlap: they are of two different logs")
+            raise LogDirectoryError(
+                f"segments {before.path} and {after.path} overlap: they are of two different logs: "
+                "name the directory of one of them"
+            )
         if after.base > before.end:
             raise LogDirectoryError(
                 f"{path}: a segment is missing: {before.name} ends at {before.end}, the next one is {after.name}"

@@ -4,7 +4,7 @@ What is committed stands in the node's checkpoint, which is written after every 
 running or killed node, or still in use, may know less than the group does. Reading stops there. A log without a
 checkpoint is refused, unless ``allow_uncommitted`` says that the end of the records is meant.
 
-A plain log is a broker's alone: all its records count, up to the first that is torn.
+A plain log is a broker's alone: all its records count, up to where a crash has torn it (``tail``).
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from pathlib import Path
 from struct import error as struct_error
 from typing import Final
 
-from dledger.config import ENTRY_HEADER_BYTES, MIB
+from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import CorruptLogError
-from dledger.store.checkpoint import Checkpoint, read_checkpoint
+from dledger.store.checkpoint import Checkpoint, Mark, read_checkpoint
 from dledger.store.format import BLANK, BLANK_MAGIC
 from dledger.store.java_files import java_committed
 from dledger.types import NO_INDEX, NOOP_CHANNEL, Magic
 from pipeline.decode import Content, WalkEnd, walk
-from pipeline.directory.files import CHECKPOINT, INDEX, IndexFiles, Segment, find
+from pipeline.directory.files import CHECKPOINT, INDEX, PLAIN_LOG, IndexFiles, Segment, find
+from pipeline.directory.tail import records_end
 from pipeline.errors import BrokenRecordError, LogDirectoryError
+from rocketstore.checkpoint import UNKNOWN, decode_checkpoint
 from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2
-from rocketstore.message.scan import scan_records
 
-_TAIL_CHECKED_BYTES: Final = 4 * MIB
-"""How much of a plain log's end is checked by its checksums: what one flush may have left torn."""
 _LOOKED_AT: Final = 64
 """How many entries are looked at to tell what the log holds: those that begin terms tell nothing."""
 
@@ -47,6 +46,11 @@ class LogDirectory:
     """Where the last record ends that may be read."""
     committed: int
     """The last entry that may be read; -1 of a plain log, and if there is none."""
+    boundary: tuple[int, int] | None = None
+    """Where the checkpoint says that the entries begin, and the chain checksum that the first of them continues.
+
+    None if it does not say: an imported log's is not known, and is 0 there.
+    """
 
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds a position."""
@@ -67,37 +71,44 @@ class LogDirectory:
 
 def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogDirectory:
     """Look at a log directory. Raises ``LogDirectoryError``, ``BrokenRecordError``, ``OSError``."""
-    places = find(Path(path))
+    path = Path(path)
+    durable = _plain_durable(path)  # before the files are looked at: it must not tell of later ones
+    places = find(path)
     segments = places.segments
     if not segments:
-        return LogDirectory(Path(path), (), None, 0, 0, NO_INDEX)
+        return LogDirectory(path, (), None, 0, 0, NO_INDEX)
     replicated = next((one for one in segments if one.framing == "entry"), None)
     if replicated is None:
-        return LogDirectory(Path(path), segments, None, segments[0].base, plain_end(segments), NO_INDEX)
+        return _plain_log(path, segments, durable, incomplete=allow_uncommitted)
     index = IndexFiles(places.node / INDEX) if places.node is not None else None
     begin = segments[0].base
     checkpoint = _checkpoint(places.node)
+    flushed = checkpoint.flushed if isinstance(checkpoint, Checkpoint) else None
+    if flushed is not None and flushed.position > segments[-1].end:
+        segments = find(path).segments  # one may have been begun meanwhile
     if isinstance(checkpoint, Checkpoint):
         begin = max(begin, checkpoint.begin.position) if segments[0] is replicated else begin
     elif segments[0] is replicated:
         begin += _leading_blank(replicated)
     committed = checkpoint.committed if isinstance(checkpoint, Checkpoint) else checkpoint
-    log = LogDirectory(Path(path), segments, index, begin, segments[-1].end, NO_INDEX)
+    log = LogDirectory(path, segments, index, begin, segments[-1].end, NO_INDEX)
     if allow_uncommitted:
-        committed, end = _written(log)
+        committed, end = _written(log, flushed)
     elif committed is None:
         raise LogDirectoryError(
             f"{path} has no checkpoint that tells what is committed: copy the node's whole directory, or set "
             "allowUncommitted=true to read to the end of the records"
         )
-    elif isinstance(checkpoint, Checkpoint) and committed == checkpoint.flushed.index:
-        end = checkpoint.flushed.position
+    elif flushed is not None and committed == flushed.index and flushed.position <= segments[-1].end:
+        end = flushed.position
     elif committed == NO_INDEX:
         end = replicated.base
     else:
         end = _end_of(log, committed)
     kept = tuple(one for one in segments if one.base < end and one.end > begin)
-    return LogDirectory(Path(path), kept, index, begin, max(begin, end), committed)
+    mark = checkpoint.begin if isinstance(checkpoint, Checkpoint) else None
+    boundary = (mark.position, mark.chain_crc) if mark is not None and mark.chain_crc else None
+    return LogDirectory(path, kept, index, begin, max(begin, end), committed, boundary)
 
 
 def _leading_blank(segment: Segment) -> int:
@@ -163,31 +174,37 @@ def _end_of(log: LogDirectory, committed: int) -> int:
     return place[1]
 
 
-def _written(log: LogDirectory) -> tuple[int, int]:
-    """The last whole entry and where it ends, committed or not."""
+def _written(log: LogDirectory, flushed: Mark | None) -> tuple[int, int]:
+    """The last whole entry and where it ends, committed or not. Damage in what was flushed does not end the log."""
     segment = log.segments[-1]
-    start = max(segment.base, log.begin)
-    with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
-        found = walk(mapped, segment.framing, start - segment.base)
-    end = segment.base + found.end
-    if not len(found.starts):
-        return NO_INDEX, end
-    last = segment.header(segment.base + int(found.starts[-1]))
-    return (last.index if last is not None else NO_INDEX), end
+    durable = None if flushed is None else min(flushed.position, segment.end)
+    starts, end = records_end(segment, max(segment.base, log.begin), durable)
+    number = int(starts.searchsorted(end)) - 1
+    last = segment.header(int(starts[number])) if number >= 0 else None
+    index = last.index if last is not None else NO_INDEX
+    return (index if flushed is None else max(index, flushed.index)), end
 
 
-def plain_end(segments: tuple[Segment, ...]) -> int:
-    """Where a plain log's last good record ends. What was being written when the broker died is torn: not counted."""
-    segment = segments[-1]
-    with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
-        found = walk(mapped, "plain")
-        starts = found.starts
-        if not len(starts):
-            return segment.base
-        first = starts[max(0, int(starts.searchsorted(found.end - _TAIL_CHECKED_BYTES)) - 1)]
-        data = mapped[int(first) : found.end]
-    checked = scan_records(data, segment.base + int(first), check_crc=True)
-    return segment.base + int(first) + checked.consumed
+def _plain_log(path: Path, segments: tuple[Segment, ...], durable: int | None, *, incomplete: bool) -> LogDirectory:
+    """A broker's alone. ``incomplete``: what is missing at its end may be. Raises ``LogDirectoryError``."""
+    last = segments[-1]
+    if durable is not None and durable > last.end and not incomplete:
+        raise LogDirectoryError(
+            f"{path} ends at {last.end} with segment {last.name}, but everything before {durable} was durable once: "
+            "the copy is not complete, or a file was lost; allowUncommitted=true reads what is there"
+        )
+    _, end = records_end(last, last.base, durable)
+    return LogDirectory(path, segments, None, segments[0].base, end, NO_INDEX)
+
+
+def _plain_durable(path: Path) -> int | None:
+    """Up to where a broker's checkpoint says that its plain log was durable; None if nothing tells."""
+    root = path.parent if path.name == PLAIN_LOG else path
+    try:
+        known = decode_checkpoint((root / CHECKPOINT).read_bytes()).replay_from
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return None if known == UNKNOWN else known
 
 
 def _content(segment: Segment, start: int, end: int) -> Content | None:
@@ -213,5 +230,5 @@ def walk_end_problem(kind: WalkEnd, reason: str) -> str:
     if kind in (WalkEnd.LIMIT, WalkEnd.BLANK):
         return ""
     if kind is WalkEnd.CUT:
-        return "a record reaches beyond the end of the segment"
+        return "a record reaches beyond the end of what is there"
     return reason or "there are zeros where a record must begin"

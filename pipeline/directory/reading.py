@@ -24,8 +24,10 @@ import pyarrow as pa
 
 from dledger.config import MIB, MIN_BLANK_BYTES
 from pipeline.decode import DecodeContext, WalkEnd, batch_bytes_for, batches, positions_of, walk
+from pipeline.decode.decoder import looks_at_checksums
 from pipeline.decode.layout import Bytes, Ints
 from pipeline.directory.files import IndexFiles
+from pipeline.directory.lead import chain_before
 from pipeline.directory.log import walk_end_problem
 from pipeline.directory.splits import Split
 from pipeline.errors import BrokenRecordError, DataLossError
@@ -48,6 +50,8 @@ class Run:
     starts: Ints
     end: int
     """The position behind the last record."""
+    told: Ints | None = None
+    """The magic numbers that the index has of them; None if it was not asked."""
 
 
 def read_split(
@@ -61,13 +65,15 @@ def read_split(
     context = replace(context, framing=split.framing, segment=split.segment, segment_base=split.segment_base)
     if split.framing == "plain":
         context = replace(context, content="message")
-    if split.begin == 0:
-        context = replace(context, chain_before=0)
+    elif looks_at_checksums(columns, context):
+        lead = split.lead
+        before = split.chain_before if lead is None else chain_before(lead, split.index_directory, split.first_index)
+        context = replace(context, chain_before=before)
     step = batch_bytes_for(columns)
     for run in runs(split, window_bytes, step):
         if context.base != run.base:
             context = replace(context, base=run.base)
-        context = yield from batches(run.window, run.starts, columns, context, step)
+        context = yield from batches(run.window, run.starts, columns, context, step, run.told)
 
 
 def runs(split: Split, window_bytes: int = SPLIT_BYTES_DEFAULT, run_bytes: int = _RUN_BYTES) -> Iterator[Run]:
@@ -102,6 +108,7 @@ class _SplitReader:
         index = IndexFiles(Path(split.index_directory))
         number, last = split.first_index, split.first_index + split.count
         known = np.array([self._at], np.int64)  # where the next entries begin, and the last of them ends
+        told = np.empty(0, np.int64)
         while number < last or len(known) > 1:
             if number < last and int(known[-1]) <= self._at + self._run_bytes:
                 units = index.units(number, min(_UNITS_AT_ONCE, last - number))
@@ -110,13 +117,14 @@ class _SplitReader:
                     return
                 number += len(units)
                 known = np.concatenate((known[:-1], found))
+                told = np.concatenate((told, units["magic"].astype(np.int64)))
                 continue
             self._map(self._at, int(known[1]) - self._at)
             end = min(self._at + self._run_bytes, self._base + len(self._window))
             count = max(1, int(np.searchsorted(known, end, side="right")) - 1)
             self._populate(self._at, int(known[count]))
-            yield self._run(known[:count] - self._base, int(known[count]))
-            known = known[count:]
+            yield self._run(known[:count] - self._base, int(known[count]), told[:count])
+            known, told = known[count:], told[count:]
 
     def by_walking(self) -> Iterator[Run]:
         """From header to header."""
@@ -140,9 +148,9 @@ class _SplitReader:
             else:
                 raise self._broken(found.kind, found.reason)
 
-    def _run(self, starts: Ints, end: int) -> Run:
+    def _run(self, starts: Ints, end: int, told: Ints | None = None) -> Run:
         self._at = end
-        return Run(self._window, self._base, starts, end)
+        return Run(self._window, self._base, starts, end, told)
 
     def _map(self, position: int, needed: int) -> None:
         """See to it that ``needed`` bytes from ``position`` on are in the window, which ends with the split."""

@@ -11,11 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 from dledger.store.format import BLANK, BLANK_MAGIC
 from pipeline.decode import Framing, walk
+from pipeline.decode.context import CHAIN_BEGIN, Chain
 from pipeline.directory.files import Segment
+from pipeline.directory.lead import Lead
 from pipeline.directory.log import LogDirectory, first_index_of
 
 WALKED_SEGMENTS_MAX: Final = 8
@@ -39,6 +42,10 @@ class Split:
     count: int = 0
     """How many entries the index tells of; 0 without it."""
     index_directory: str = ""
+    lead: Lead | None = None
+    """What is before it in the log; None if nothing is, or in a plain log."""
+    chain_before: Chain | None = None
+    """What the log's first entry continues; for others ``lead`` tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,20 @@ def plan_splits(log: LogDirectory, begin: int, end: int, sizes: SplitSizes) -> l
             splits += _cut_by_walk(one, sizes)
         elif one.begin < one.end:
             splits.append(one)
-    return splits
+    return [_led(log, one) if one.framing == "entry" else one for one in splits]
+
+
+def _led(log: LogDirectory, split: Split) -> Split:
+    """The split with what is before it."""
+    if split.lead is not None:
+        return split
+    segment = log.segment_at(split.begin - 1) if split.begin > log.begin else None
+    if segment is not None and segment.framing == "entry":
+        end = min(split.begin, segment.end)
+        return replace(split, lead=Lead(segment, max(segment.base, log.begin), end))
+    if log.boundary is not None and log.boundary[0] == split.begin:
+        return replace(split, chain_before=(log.boundary[1], log.boundary[1]))
+    return replace(split, chain_before=CHAIN_BEGIN) if split.begin == 0 else split
 
 
 def _whole(
@@ -157,15 +177,18 @@ def _cut_by_walk(whole: Split, sizes: SplitSizes) -> Iterator[Split]:
     pieces = _pieces(end - whole.begin, sizes.split_bytes)
     targets = [whole.begin + (end - whole.begin) * number // pieces for number in range(pieces)]
     cuts = [*(int(one) for one in starts.searchsorted(targets)), len(starts)]
-    begins: list[int] = []
-    for first, following in pairwise(cuts):
-        begins += [int(starts[low]) for low, _ in _by_count(first, following, sizes.max_records)]
-    if not begins:
+    lows = [low for first, following in pairwise(cuts) for low, _ in _by_count(first, following, sizes.max_records)]
+    for number, low in enumerate(lows):
+        begin, lead = int(starts[low]), None
+        if low and whole.framing == "entry":
+            segment = Segment(Path(whole.path), base, whole.end - base, whole.framing)
+            lead = Lead(segment, int(starts[max(0, low - 2)]), begin)
+        if number + 1 < len(lows):
+            yield replace(whole, begin=begin, end=int(starts[lows[number + 1]]), is_rest=False, lead=lead)
+        else:
+            yield replace(whole, begin=begin, lead=lead)  # to the end, where the reader finds out why the walk ended
+    if not lows:
         yield whole
-        return
-    for begin, following in pairwise(begins):
-        yield replace(whole, begin=begin, end=following, is_rest=False)
-    yield replace(whole, begin=begins[-1])  # to the end, where the reader finds out why the walk ended
 
 
 def _pieces(total: int, size: int) -> int:

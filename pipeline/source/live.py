@@ -16,7 +16,7 @@ from pipeline.source.client_log import ClientLog
 from pipeline.source.filters import check_topics, pushed, topic_filters
 from pipeline.source.group_log import CommittedRange, GroupLog
 from pipeline.source.live_rows import RowReader
-from pipeline.source.progress import cut_kept
+from pipeline.source.progress import begin_within, cut_kept
 from pipeline.source.ranges import IndexRange
 from pipeline.source.rows import settle_worker
 
@@ -40,18 +40,20 @@ def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReade
 
 
 def planned_range(options: ReadOptions, log: GroupLog, state: CommittedRange) -> IndexRange:
-    """What a batch reads, never more than what is committed. Raises ``OptionError``."""
+    """What a batch reads, never more than what is committed. Raises ``OptionError``, ``DataLossError``."""
     first = state.begin_index if options.starting in (None, EARLIEST) else int(options.starting or 0)
     end = state.end_index if options.ending == LATEST else options.ending
-    if options.starting_ms is not None:
-        first = log.index_at(options.starting_ms)
+    if options.starting_ms is not None:  # what was committed since has no part in it
+        first = min(log.index_at(options.starting_ms), state.end_index)
     if options.ending_ms is not None:
-        end = log.index_at(options.ending_ms)
+        end = min(log.index_at(options.ending_ms), state.end_index)
     if end > state.end_index:
         raise OptionError(
             f"endingOffsets: entry {end - 1} is not committed yet, the last one that is, is {state.end_index - 1}: "
             "read up to latest, or follow the group with readStream"
         )
+    if first > state.end_index:
+        first = begin_within(options, state.group, first, state.end_index)
     return IndexRange(first, max(first, end))
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from dledger.types import LogChunk
-from pipeline.decode import DecodeContext
+from pipeline.decode import DecodeContext, walk
 from pipeline.decode.batches import decode_stretch
+from pipeline.decode.checksums import chain_after
+from pipeline.decode.context import CHAIN_BEGIN, Chain
+from pipeline.decode.decoder import looks_at_checksums
+from pipeline.errors import BrokenRecordError
 from pipeline.schema import Projection
 from pipeline.source.group_log import GroupLog, TrimmedError
 from pipeline.source.progress import data_lost
@@ -18,6 +24,8 @@ from pipeline.source.ranges import IndexRange
 from pipeline.source.rows import projected
 
 _log = logging.getLogger(__name__)
+_LEAD: Final = 2
+"""How many entries before a range are asked for: the last, and the one that vouches for its header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +39,15 @@ class RowReader:
 
     def read(self, log: GroupLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
         """Every row of the range, in order. Raises ``DataLossError``, ``BrokenRecordError``."""
+        yield from projected(self._found(log, wanted), self.projection)
+
+    def _found(self, log: GroupLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
         first = wanted.first
+        context = replace(self.context, chain_before=self._chain_before(log, first))
         while first < wanted.end:
             try:
                 for chunk in log.chunks(first, wanted.end):
-                    yield from self._rows(chunk)
+                    context = yield from self._rows(chunk, context)
                     first = chunk.first_index + chunk.count
             except TrimmedError as trimmed:
                 lost_end = min(max(trimmed.begin_index, first + 1), wanted.end)
@@ -43,12 +55,32 @@ class RowReader:
                     raise data_lost(self.group, first, lost_end) from None
                 _log.warning("entries %d to %d of %s are no longer kept", first, lost_end - 1, self.group)
                 first = lost_end
+                context = replace(context, chain_before=None)
 
-    def _rows(self, chunk: LogChunk) -> Iterator[pa.RecordBatch]:
+    def _rows(self, chunk: LogChunk, context: DecodeContext) -> Generator[pa.RecordBatch, None, DecodeContext]:
         context = replace(
-            self.context,
+            context,
             base=chunk.position,
             segment=f"{chunk.segment_base:020d}",
             segment_base=chunk.segment_base,
         )
-        return projected(decode_stretch(chunk.data, self.projection.columns, context), self.projection)
+        try:
+            return (yield from decode_stretch(chunk.data, self.projection.columns, context, chunk.first_index))
+        except BrokenRecordError as error:
+            raise BrokenRecordError(
+                f"{error}. A member of group {self.group} sent it so; another may hold it whole: try another readFrom, "
+                "and let dledger pipeline audit say whose log is damaged"
+            ) from error
+
+    def _chain_before(self, log: GroupLog, first: int) -> Chain | None:
+        """What the first entry continues, if checksums matter: told by the two before it, as far as they are kept."""
+        if not looks_at_checksums(self.projection.columns, self.context):
+            return None
+        for count in range(min(_LEAD, first), 0, -1):
+            try:
+                data = b"".join(chunk.data for chunk in log.chunks(first - count, first))
+            except TrimmedError:
+                continue
+            starts = walk(data, "entry").starts
+            return chain_after(np.frombuffer(data, np.uint8), starts) if len(starts) == count else None
+        return CHAIN_BEGIN if first == 0 else None

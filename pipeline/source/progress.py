@@ -36,13 +36,15 @@ class StreamProgress:
         self._triggered_at: float | None = None
 
     def initial(self) -> LogOffset:
-        """Where a stream without a checkpoint begins."""
+        """Where a stream without a checkpoint begins. Raises ``DataLossError`` for an entry that there is not yet."""
         options, state = self._options, self._log.committed()
         if options.starting_ms is not None:
             index = self._log.index_at(options.starting_ms)
         else:
             starting = LATEST if options.starting is None else options.starting
             index = {EARLIEST: state.begin_index, LATEST: state.end_index}.get(starting, starting)
+        if index > state.end_index and (sure := self._log.confirmed_end()) is not None and index > sure:
+            index = begin_within(options, state.group, index, sure)
         return LogOffset(state.cluster, state.group, index, index)
 
     def stop_at_present_end(self) -> None:
@@ -106,6 +108,8 @@ class StreamProgress:
         return kept.end
 
     def _shorter_log(self, start: LogOffset, group: str, end_index: int) -> LogOffset:
+        if start.index == start.initial:  # where it began; it may have read nothing
+            return start.at(begin_within(self._options, group, start.index, end_index))
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 f"the stream has read up to entry {start.index} of group {group}, but all that is committed ends at "
@@ -132,6 +136,18 @@ def cut_kept(log: GroupLog, whole: IndexRange, state: CommittedRange, options: R
         except TrimmedError:
             state = log.committed()
     raise trimmed_too_fast(state.group)
+
+
+def begin_within(options: ReadOptions, group: str, index: int, end_index: int) -> int:
+    """Where to begin that was told to begin behind the end. Raises ``DataLossError``, unless told not to."""
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"the read begins with entry {index}, but all that is committed in group {group} ends before entry "
+            f"{end_index}: startingOffsets is of another log or too large, or the log was replaced by an older one. To "
+            "begin at its end: failOnDataLoss=false"
+        )
+    _log.warning("the log of %s ends before entry %d: beginning at %d", group, index, end_index)
+    return end_index
 
 
 def data_lost(group: str, first: int, end: int) -> DataLossError:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.directory import open_directory
 from pipeline.schema import COLUMN_NAMES, COLUMNS, ddl_of
 from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.record import BLANK, BLANK_MAGIC
 from tests.support.log_bytes import DiskLog, write_disk_log
+from tests.unit.rocketstore.bench import fill, running, small_config
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,6 +108,29 @@ def test_sql_reads_it_through_a_view_and_a_table(spark: SparkSession, disk_log: 
     finally:
         spark.sql("DROP TABLE log_table")
         spark.catalog.dropTempView("log_view")
+
+
+def test_a_plain_log_and_the_replicated_one_that_goes_on_from_it_are_read_as_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As RocketMQ upgrades a broker: plain files that end in a blank, entries from the next file on."""
+    config = small_config(tmp_path)
+    with running(config) as store:
+        fill(store, 200)
+    end = open_directory(tmp_path).end
+    size = config.mapped_file_size_commit_log
+    with (tmp_path / "commitlog" / f"{end - end % size:020d}").open("r+b") as file:
+        file.seek(end % size)
+        file.write(BLANK.pack(size - end % size, BLANK_MAGIC))
+    new = [Message("T", b"%d" % number, number % 2) for number in range(200, 400)]
+    write_disk_log(tmp_path, new, segment_bytes=size, noop_every=32, begin=end - end % size + size)
+
+    frame = spark.read.format("dledger").options(splitBytes="8k", verifyCrc="fail").load(str(tmp_path))
+
+    rows = frame.select("position", "index", "body").orderBy("position").collect()
+    assert [int(bytes(row["body"]).rstrip(b".")) for row in rows] == list(range(400))
+    assert [row["index"] is None for row in rows] == [True] * 200 + [False] * 200
+    assert frame.rdd.getNumPartitions() > 5
 
 
 def test_errors_are_readable(spark: SparkSession, disk_log: DiskLog) -> None:

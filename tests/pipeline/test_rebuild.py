@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from pyspark.errors import PySparkException
 
 from dledger.errors import DirectoryLockedError
 from pipeline.directory import SplitSizes, open_directory, plan_splits
@@ -17,6 +19,7 @@ from pipeline.rebuild.derive import records_of
 from pipeline.rebuild.parts import INDEX, PARTS, QUEUES
 from pipeline.rebuild.rows import ORDER, rows_of
 from pipeline.source.derived import DerivedOptions, DerivedWriter, read_counts
+from rocketstore.checkpoint import decode_checkpoint
 from rocketstore.config import MessageStoreConfig
 from tests.unit.pipeline.rebuild.stores import index_files, put_all, queue_files
 from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
@@ -115,6 +118,54 @@ def test_a_store_is_rebuilt_elsewhere_from_its_log_alone(
     assert {name: data for name, data in queue_files(root).items() if name != "lock"} == {
         name: data for name, data in before.items() if name != "lock"
     }
+
+
+def last_message(config: MessageStoreConfig, number_from_end: int) -> tuple[Path, int]:
+    """The file and the offset in it of a message near the end of a plain log."""
+    log = open_directory(config.store_path_root_dir)
+    split = plan_splits(log, log.segments[-1].base, log.end, SplitSizes(1 << 30))[-1]
+    starts = np.concatenate([records.starts for records in records_of(split)])
+    return log.segments[-1].path, int(starts[-number_from_end])
+
+
+@pytest.mark.parametrize("pristine", [False], indirect=True)
+def test_a_damaged_record_in_the_last_file_stops_rebuild_and_verify(
+    spark: SparkSession, config: MessageStoreConfig
+) -> None:
+    """What stands behind it is neither left out of the queues nor taken for newer than the log."""
+    root = config.store_path_root_dir
+    queues, index = queue_files(root / "consumequeue"), index_files(root / "index")
+    path, start = last_message(config, 5)
+    with path.open("r+b") as file:
+        file.seek(start + 7)
+        file.write(b"\xff")
+
+    for verify in (True, False):
+        with pytest.raises(PySparkException, match=f"segment {path.name}, offset {start}: no message begins here"):
+            run(spark, options_for(config, verify=verify))
+
+    assert queue_files(root / "consumequeue") == queues
+    assert index_files(root / "index") == index
+
+
+@pytest.mark.parametrize("pristine", [False], indirect=True)
+def test_a_torn_end_of_a_killed_broker_is_left_out(spark: SparkSession, config: MessageStoreConfig) -> None:
+    """Its units are newer than what is left of the log, and a rebuild makes none."""
+    root = config.store_path_root_dir
+    path, start = last_message(config, 1)
+    checkpoint = decode_checkpoint((root / "checkpoint").read_bytes())
+    (root / "checkpoint").write_bytes(replace(checkpoint, replay_from=int(path.name) + start).encode())
+    (root / "abort").touch()
+    with path.open("r+b") as file:
+        file.seek(start + 120)
+        file.write(bytes(40))
+
+    verified = run(spark, options_for(config, verify=True))
+    rebuilt = run(spark, options_for(config))
+
+    assert verified.problems == ()
+    assert [row[3] for row in verified.tables[0].rows] == [1, 1]
+    assert int(rebuilt.fact("messages") or 0) == int(verified.fact("messages") or 0)
 
 
 @pytest.mark.parametrize("part", PARTS)

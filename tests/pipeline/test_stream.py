@@ -100,6 +100,27 @@ def test_changed_partitions_between_restarts_change_no_row(stream: Stream, node:
     assert [one for one, rows in zip(stream.partitions, stream.rows_of_batches, strict=True) if rows] == [2, 5, 4]
 
 
+@pytest.mark.parametrize("unfinished", [0, 1])
+def test_changed_partitions_of_an_unfinished_batch_change_no_row(
+    stream: Stream, node: EntryNode, unfinished: int
+) -> None:
+    """A batch that was planned, and read, but not noted as done, is read again as other pieces: the same rows."""
+    options = {**node.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
+    node.append(0, 60 * unfinished + 50)
+    stream.run({**options, "minPartitions": "2"})
+    checkpoint, runs = stream.directory / "checkpoint", len(stream.partitions)
+    assert max(int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdecimal()) == unfinished
+    for name in (f"{unfinished}", f".{unfinished}.crc"):
+        (checkpoint / "commits" / name).unlink()
+    node.append(60 * unfinished + 50, 30)
+
+    stream.run({**options, "minPartitions": "5"})
+
+    assert stream.bodies() == list(range(60 * unfinished + 80))
+    assert stream.partitions[runs] == 5
+    assert stream.rows_of_batches[runs] == stream.rows_of_batches[runs - 1]
+
+
 def test_first_batch_begins_where_latest_was_when_it_was_planned(
     spark: SparkSession, stream: Stream, node: EntryNode
 ) -> None:

@@ -11,7 +11,7 @@ from dledger.clock import SystemClock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.store.format import decode_entry, encode_record
-from dledger.types import LogIndex, Magic, NodeId, Position, Term
+from dledger.types import NO_INDEX, Boundary, LogIndex, Magic, NodeId, Position, Term
 from rocketstore.message import record as records
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.tags import tags_code
@@ -120,10 +120,16 @@ def write_disk_log(
     committed: int | None = None,
     noop_every: int = 0,
     batch: int = 16,
+    begin: int = 0,
 ) -> DiskLog:
-    """Append messages (or raw bodies) through the store; ``committed``: the last committed index, all by default."""
+    """Append messages (or raw bodies) through the store; ``committed``: the last committed index, all by default.
+
+    ``begin``: the position of the first entry, as of a log that goes on from a plain one.
+    """
     config = StoreConfig(base_dir=base, segment_bytes=segment_bytes, index_segment_bytes=32 * 1024)
     store = FileStore.open(config, cluster_id=CLUSTER_ID, group="default", node_id=NodeId("n0"), clock=SystemClock())
+    if begin:
+        store.reset(Boundary(NO_INDEX, Term(0), Position(begin), 0))
     if any(isinstance(one, Message) for one in messages):
         store.add_batch_hook(place_records)
     bodies = [records.encode_record(one) if isinstance(one, Message) else one for one in messages]

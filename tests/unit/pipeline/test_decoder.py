@@ -262,7 +262,7 @@ def test_the_chain_is_checked_across_batches(first: int) -> None:
         stretch.add_message(Message("t", b"body", number))
     stretch.data[stretch.starts[first] + 23] ^= 1  # a term
     window = np.frombuffer(bytes(stretch.data), np.uint8)
-    context = DecodeContext(verify_crc="column", chain_before=0)
+    context = DecodeContext(verify_crc="column", chain_before=(0, 0))
 
     found = batches(window, np.array(stretch.starts), named_columns(("index", "crcOk"), context), context, 1)
 

@@ -23,6 +23,8 @@ from pipeline.options import ReadOptions
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record
 from tests.support.log_bytes import DiskLog, write_disk_log
+from tests.unit.rocketstore.bench import fill, running, small_config
+from tests.unit.rocketstore.test_message_store_replicated import master
 
 NAMES = ("index", "position", "topic", "queueId", "body", "segment")
 
@@ -133,6 +135,24 @@ def test_an_index_that_is_of_no_use_is_done_without(tmp_path: Path, damage: str)
     log = open_directory(disk_log.directory)
 
     assert rows_of(log, SplitSizes(8192)) == wanted(disk_log)
+
+
+def test_segments_that_lie_on_several_disks_are_read_through_links(disk_log: DiskLog, tmp_path: Path) -> None:
+    """``data_dirs``: a directory whose ``data`` links to all segments, beside the node's index and checkpoint."""
+    data = tmp_path / "one" / "data"
+    data.mkdir(parents=True)
+    for number, segment in enumerate(sorted((disk_log.directory / "data").iterdir())):
+        disk = tmp_path / f"disk-{number % 2}"
+        disk.mkdir(exist_ok=True)
+        shutil.copy(segment, disk)
+        (data / segment.name).symlink_to(disk / segment.name)
+    for name in ("index", "checkpoint"):
+        (tmp_path / "one" / name).symlink_to(disk_log.directory / name)
+
+    log = open_directory(tmp_path / "one")
+
+    assert rows_of(log, SplitSizes(8192)) == wanted(disk_log)
+    assert log.committed == open_directory(disk_log.directory).committed
 
 
 def test_a_directory_of_segments_alone_is_refused_unless_uncommitted_is_meant(
@@ -251,10 +271,7 @@ def test_a_broker_that_was_upgraded_is_one_log(tmp_path: Path) -> None:
         file.seek(end % size)
         file.write(BLANK.pack(size - end % size, BLANK_MAGIC))
     divided = end - end % size + size
-    new = write_disk_log(tmp_path / "new", some_messages(300, seed=2), segment_bytes=size)
-    node = tmp_path / "dledger-n0"
-    shutil.copytree(new.directory, node)
-    _move_log(node, divided, size)
+    write_disk_log(tmp_path, some_messages(300, seed=2), segment_bytes=size, begin=divided)
 
     log = open_directory(tmp_path)
     rows = rows_of(log, SplitSizes(8192))
@@ -264,23 +281,20 @@ def test_a_broker_that_was_upgraded_is_one_log(tmp_path: Path) -> None:
     assert {one.framing for one in log.segments} == {"plain", "entry"}
 
 
-def _move_log(node: Path, by: int, segment_bytes: int) -> None:
-    """Let a log that begins at position 0 begin later, as one does that follows a plain log. Checksums stay behind."""
-    for path in sorted((node / "data").iterdir(), reverse=True):
-        data = bytearray(path.read_bytes())
-        at = 0
-        while at + 48 <= segment_bytes and data[at : at + 4] == b"\0\0\0\1":
-            for place in (at + 24, at + 48 + 28):
-                moved = int.from_bytes(data[place : place + 8], "big") + by
-                data[place : place + 8] = moved.to_bytes(8, "big")
-            at += int.from_bytes(data[at + 4 : at + 8], "big")
-        path.unlink()
-        (path.parent / f"{int(path.name) + by:020d}").write_bytes(data)
-    shutil.rmtree(node / "index")
-    found = read_checkpoint(node / "checkpoint")
-    begin = replace(found.begin, position=Position(by))
-    moved_mark = replace(found.flushed, position=found.flushed.position + by)
-    create_checkpoint(RealFileSystem(), node / "checkpoint", replace(found, begin=begin, flushed=moved_mark))
+def test_a_broker_that_begins_a_new_log_in_dledger_mode_has_two(tmp_path: Path) -> None:
+    """It does not go on from its plain log: both begin at 0, are told apart, and are read each by its name."""
+    config = small_config(tmp_path)
+    with running(config) as store:
+        fill(store, 40)
+    with master(replace(config, enable_dledger_commit_log=True)) as store:
+        fill(store, 4, first=40)
+
+    with pytest.raises(LogDirectoryError, match="two different logs: name the directory of one of them"):
+        open_directory(tmp_path)
+
+    old, new = (rows_of(open_directory(tmp_path / name), SplitSizes(8192)) for name in ("commitlog", "dledger-n0"))
+    assert [row["body"] for row in old] == [str(number).encode().ljust(100, b".") for number in range(40)]
+    assert len([row for row in new if row["topic"] == "T"]) == 4
 
 
 def test_a_range_is_cut_at_indexes_and_times(disk_log: DiskLog) -> None:

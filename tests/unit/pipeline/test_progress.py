@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.errors import DataLossError
 from pipeline.options import ReadOptions
+from pipeline.source.live import planned_range
 from pipeline.source.offsets import LogOffset, OffsetError
 from pipeline.source.progress import StreamProgress
 from pipeline.source.ranges import IndexRange
@@ -85,6 +86,56 @@ def test_leader_whose_log_ends_before_the_checkpoint_stops_the_stream() -> None:
     """Another log under the same name: its entries are not the ones that come next."""
     with pytest.raises(DataLossError, match="committed ends at 5"):
         progress(FakeGroupLog([100] * 5)).next_end(at(8), limited=False)
+
+
+def test_stream_cannot_begin_behind_the_end() -> None:
+    """The error speaks of where to begin, not of what was read; told to, the stream begins at the end."""
+    log = FakeGroupLog([100] * 5)
+    options = {"startingOffsets": '{"index": 8}'}
+
+    with pytest.raises(DataLossError, match="begins with entry 8, but all that is committed in group g ends before"):
+        progress(log, None, **options).initial()
+    with pytest.raises(DataLossError, match="begins with entry 8"):
+        progress(log, None, **options).next_end(at(8, 8), limited=False)
+
+    assert progress(log, None, **options, failOnDataLoss="false").initial() == at(5, 5)
+    assert progress(log, None, startingOffsets='{"index": 5}').initial() == at(5, 5)
+
+
+def test_stream_may_begin_where_no_leader_is_sure_yet() -> None:
+    """A node that knows less than the leader will is no reason to refuse."""
+    log = FakeGroupLog([100] * 10)
+    log.committed_end = 4
+
+    assert progress(log, None, startingOffsets='{"index": 8}').initial() == at(8, 8)
+    log.sizes, log.leads = [100] * 5, False
+    assert progress(log, None, startingOffsets='{"index": 8}').initial() == at(8, 8)
+
+
+@pytest.mark.parametrize("index", [5, 6])
+def test_batch_cannot_begin_behind_the_end(index: int) -> None:
+    """It would be empty in silence; right at the end it is empty, and with ``failOnDataLoss=false``."""
+    log = FakeGroupLog([100] * 5)
+    texts = {"bootstrap.servers": "h:1", "startingOffsets": f'{{"index": {index}}}'}
+
+    if index == 6:
+        with pytest.raises(DataLossError, match="begins with entry 6"):
+            planned_range(ReadOptions.parse(texts), log, log.committed())
+    else:
+        assert planned_range(ReadOptions.parse(texts), log, log.committed()) == IndexRange(5, 5)
+    texts["failOnDataLoss"] = "false"
+    assert planned_range(ReadOptions.parse(texts), log, log.committed()) == IndexRange(5, 5)
+
+
+def test_times_bound_a_batch_within_what_was_committed_when_it_was_planned() -> None:
+    """A time that is to come stands for the end, which may have moved on when it is asked for."""
+    log = FakeGroupLog([100] * 5)
+    state = log.committed()
+    log.sizes += [100] * 5
+    options = {"bootstrap.servers": "h:1", "startingTimestamp": "3", "endingTimestamp": "99"}
+
+    assert planned_range(ReadOptions.parse(options), log, state) == IndexRange(3, 5)
+    assert planned_range(ReadOptions.parse({**options, "startingTimestamp": "98"}), log, state) == IndexRange(5, 5)
 
 
 def test_stream_goes_on_in_a_shorter_log_if_told_to() -> None:
