@@ -33,6 +33,7 @@ from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
+from rocketstore.broker.other_mode import refuse_other_mode
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
 from rocketstore.broker.service import BrokerService
@@ -77,6 +78,7 @@ class BrokerServer:
             raise ConfigError(problems)
         if repair and config.dledger is None:
             raise ConfigError(["--repair fetches a damaged log from other members; a plain broker has none"])
+        refuse_other_mode(config)
         self.config: Final = config
         self._instruments = instruments
         self._tls: TlsKeeper | None = None

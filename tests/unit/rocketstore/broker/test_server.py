@@ -217,3 +217,19 @@ def test_stopping_twice_and_before_the_start_is_harmless(config: BrokerConfig) -
     server.start()
 
     assert server.wait(0) == 0
+
+
+def test_a_directory_with_the_other_modes_messages_is_refused(tmp_path: Path) -> None:
+    """A new log beside the old one would hide them; the mode that they were stored in goes on as before."""
+    roots = tmp_path / "plain", tmp_path / "group"
+    kinds = [(plain(roots[0]), alone(roots[0])), (alone(roots[1]), plain(roots[1]))]
+    for own, other in kinds:
+        BrokerServer(own).stop()  # nothing is stored yet
+        with running(own) as server:
+            send(server, b"kept")
+
+        with pytest.raises(ConfigError, match="messages could not be pulled any more"):
+            BrokerServer(other)
+
+        with running(own) as server:
+            assert b"kept" in pull(server).records
