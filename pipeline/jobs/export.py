@@ -134,7 +134,7 @@ def _export(spark: SparkSession, options: ExportOptions, extent: Extent, out: Ba
         writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         if extent.holds_messages:
             writer = writer.partitionBy(*PARTITIONS)
-        writer.parquet(f"file://{staging.absolute()}")
+        writer.parquet(f"file://{staging}")
     written = replace(batch, files=tuple(_files(staging)))
     expected = counted.get["rows"]
     if written.rows != expected:

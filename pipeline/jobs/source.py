@@ -67,7 +67,8 @@ class LogSource:
         """The options for ``spark.read``."""
         found = dict(self.others)
         if self.path is not None:
-            found["path"] = self.path
+            # Spark's processes, the JVM and the workers, need not be in the directory that this one is in.
+            found["path"] = str(Path(self.path).absolute())
         else:
             found |= {"bootstrap.servers": self.bootstrap or "", "group": self.group, "readFrom": self.read_from}
         if self.topics:

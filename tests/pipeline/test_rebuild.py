@@ -103,13 +103,14 @@ def test_a_running_broker_is_verified_but_never_rebuilt(spark: SparkSession, con
 
 
 def test_a_store_is_rebuilt_elsewhere_from_its_log_alone(
-    spark: SparkSession, config: MessageStoreConfig, tmp_path: Path
+    spark: SparkSession, config: MessageStoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into another directory: the broker's own stay as they are."""
+    """Into another directory, named from here: the broker's own stay as they are."""
     root, out = config.store_path_root_dir, tmp_path / "out"
     before = queue_files(root)
+    monkeypatch.chdir(tmp_path)
 
-    run(spark, options_for(config, out=out))
+    run(spark, replace(options_for(config, out=Path("out")), root=root.relative_to(tmp_path)))
 
     assert queue_files(out / "consumequeue") == queue_files(root / "consumequeue")
     assert {name: data for name, data in queue_files(root).items() if name != "lock"} == {

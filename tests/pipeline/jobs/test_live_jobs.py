@@ -97,6 +97,20 @@ def test_follow_counts_every_message_once_over_restarts(spark: SparkSession, tmp
         assert out.numbers() == list(range(len(out.numbers())))
 
 
+def test_follow_takes_the_name_of_a_directory_here(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is typed: where Spark's own processes are does not matter."""
+    monkeypatch.chdir(tmp_path)
+    with broker_node(tmp_path / "store") as node:
+        node.send("orders", 0, 20)
+        source = _source(node, from_index=0, topics=("orders",))
+        report = follow.run(spark, FollowOptions(source, Path("out"), once=True, show=lambda _line: None))
+
+    assert _counted(tmp_path / "out") == {"orders": 20}
+    assert report.table("All counts so far, by tag").rows[0][2] == 20
+
+
 def test_follow_counts_entries_that_are_no_messages(spark: SparkSession, tmp_path: Path) -> None:
     """They have no topic, no tag and no time but that of the count."""
     with entry_node(tmp_path / "log") as node:
