@@ -5,6 +5,8 @@ An example to adapt: copy it, and change ``counts``. What makes it exact is smal
 - Each batch of the stream is counted by itself, and its counts are one directory that appears at once. When a killed
   run is started again, Spark gives the unfinished batch again, with the same messages; a batch whose directory is there
   is not written twice. So the counts of all batches, added up, are the messages of the log, neither fewer nor more.
+- What makes it the same batch is Spark's checkpoint, not its number: each batch's manifest says which stream it is of
+  and how far it reaches, and a checkpoint that says something else is refused.
 - A window's messages may come in several batches; whoever reads adds up: ``sum(messages)`` by window, topic, tag.
   There is no watermark and no state, and nothing is ever too late.
 """
@@ -13,11 +15,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -63,6 +65,8 @@ def run(spark: SparkSession, options: FollowOptions) -> Report:
     began = time.monotonic()
     with ExitStack() as open_things:
         out = None if options.out is None else open_things.enter_context(open_batches(options.out, about(options)))
+        if out is not None:
+            check_stream(out)
         counter = _Counter(options, out)
         query = _start(spark, options, counter)
         try:
@@ -108,12 +112,58 @@ def counts(rows: DataFrame, window_s: int) -> DataFrame:
     ).agg(f.count(f.lit(1)).alias("messages"), f.sum(f.col("size").cast("bigint")).alias("bytes"))
 
 
+# -- which stream the batches are of -----------------------------------------------------------------------------------
+
+
+def check_stream(out: BatchDirectory) -> None:
+    """Raises ``JobError`` if batches are there and Spark's checkpoint is not the one that they were counted with.
+
+    A new stream numbers its batches from 0: it would take those that are there for its own, and not write what it has
+    counted itself.
+    """
+    numbers = out.numbers()
+    if numbers:
+        query = _query_id(_checkpoint(out))
+        newest = out.manifest(numbers[-1])
+        if query is None or newest.get("query", query) != query:
+            raise _another_stream(out, newest)
+
+
+def mark(out: BatchDirectory, number: int) -> dict[str, Any]:  # Any: a JSON document
+    """What tells a batch from any other of the same number: the stream it is of, and where it ends."""
+    planned = _checkpoint(out) / "offsets" / str(number)  # Spark writes it down before it gives the batch
+    return {"query": _query_id(_checkpoint(out)), "end": json.loads(planned.read_text("utf-8").splitlines()[-1])}
+
+
+def _checkpoint(out: BatchDirectory) -> Path:
+    return out.path / STATE / "checkpoint"
+
+
+def _query_id(checkpoint: Path) -> str | None:
+    try:
+        return str(json.loads((checkpoint / "metadata").read_text("utf-8"))["id"])
+    except FileNotFoundError:
+        return None
+
+
+def _another_stream(out: BatchDirectory, newest: Mapping[str, Any]) -> JobError:
+    end = newest.get("end", {}).get("index")
+    return JobError(
+        f"{_checkpoint(out)} is not the checkpoint that the batches in {out.path} were counted with: it was removed or "
+        "replaced, and batches would be taken for counted that are not. Put it back as it was; or count on into a new "
+        "directory" + ("" if end is None else f": the batches here reach up to entry {end}, --from-index {end}")
+    )
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
 class _Counter:
     """Takes the batches of the stream, one after the other, in one thread of Spark's."""
 
     def __init__(self, options: FollowOptions, out: BatchDirectory | None) -> None:
         self._options = options
-        self._out = out
+        self.out = out
         self._last_at = time.monotonic()
         self.batches = 0
         self.messages = 0
@@ -125,8 +175,8 @@ class _Counter:
 
         counted = counts(rows, self._options.window_s).persist()
         try:
-            if self._out is not None:
-                self._write(self._out, counted, number)
+            if self.out is not None:
+                self._write(self.out, counted, number)
             total = counted.agg(f.sum("messages"), f.sum("bytes"), f.count_distinct("window_start")).collect()[0]
             if total[0] is not None:
                 top = counted.orderBy(f.desc("window_start"), f.desc("messages"), "topic", "tag").limit(_SHOWN_MAX)
@@ -135,8 +185,11 @@ class _Counter:
             counted.unpersist()
 
     def _write(self, out: BatchDirectory, counted: DataFrame, number: int) -> None:
+        this = mark(out, number)
         if out.place(number).exists():
-            out.manifest(number)  # it is whole
+            there = out.manifest(number)
+            if any(there.get(name, value) != value for name, value in this.items()):
+                raise _another_stream(out, out.manifest(out.numbers()[-1]))
             return  # the run before wrote it, and was killed before Spark took note
         staging = out.staging()
         writer = counted.coalesce(1).write.option("compression", "zstd")
@@ -145,7 +198,7 @@ class _Counter:
             raise JobError(
                 f"Spark's workers do not write to this machine's {staging}: --out must be a shared directory"
             )
-        out.publish(number, staging, {"version": 1, "job": "follow", "batch": number})
+        out.publish(number, staging, {"version": 1, "job": "follow", "batch": number, **this})
 
     def _show(self, number: int, total: Row, rows: Sequence[Row]) -> None:
         now = time.monotonic()
@@ -176,8 +229,8 @@ def _start(spark: SparkSession, options: FollowOptions, counter: _Counter) -> St
         reading["consumerGroup"] = options.consumer_group
     rows = spark.readStream.format(FORMAT).schema(_SCHEMA).options(**reading).load()
     writer = rows.writeStream.foreachBatch(counter.take).queryName("dledger-follow")
-    if options.out is not None:
-        writer = writer.option("checkpointLocation", f"file://{(options.out / STATE / 'checkpoint').absolute()}")
+    if counter.out is not None:
+        writer = writer.option("checkpointLocation", f"file://{_checkpoint(counter.out)}")
     if options.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(options.trigger_s * 1000)} milliseconds").start()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from dledger.errors import ConfigError
 from pipeline.jobs import export, follow, stats
@@ -95,6 +97,35 @@ def test_follow_counts_every_message_once_over_restarts(spark: SparkSession, tmp
     assert {row[0]: row[2] for row in second.table("All counts so far, by tag").rows} == {"orders": 125, "payments": 30}
     with open_batches(tmp_path / "out", follow.about(options)) as out:
         assert out.numbers() == list(range(len(out.numbers())))
+
+
+def test_follow_never_takes_batches_of_another_stream_for_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Batches without their checkpoint, or with an older copy of it: what comes now is not dropped in silence."""
+    out = tmp_path / "out"
+    checkpoint = out / "_state" / "checkpoint"
+    with broker_node(tmp_path / "store") as node:
+        options = FollowOptions(
+            _source(node, from_index=0, topics=("orders",)), out, once=True, show=lambda _line: None
+        )
+        node.send("orders", 0, 20)
+        follow.run(spark, options)
+        shutil.copytree(checkpoint, tmp_path / "older")
+        node.send("orders", 20, 5)
+        follow.run(spark, options)
+        end = node.log_end() + 1
+
+        shutil.move(checkpoint, tmp_path / "newest")
+        with pytest.raises(JobError, match=f"Put it back as it was; .*--from-index {end}"):
+            follow.run(spark, options)
+        shutil.copytree(tmp_path / "older", checkpoint)
+        node.send("orders", 25, 5)
+        with pytest.raises(StreamingQueryException, match="Put it back as it was"):
+            follow.run(spark, options)
+        shutil.rmtree(checkpoint)
+        shutil.copytree(tmp_path / "newest", checkpoint)
+        follow.run(spark, options)
+
+    assert _counted(out) == {"orders": 30}
 
 
 def test_follow_takes_the_name_of_a_directory_here(
