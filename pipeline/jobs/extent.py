@@ -40,6 +40,8 @@ class Extent:
     end: int
     holds_messages: bool
     places: _Places
+    group: str = ""
+    """Of a replicated log, where that is known."""
 
     def end_within(self, first: int, end: int, size_bytes: int) -> int:
         """A place after ``first``, at most ``end``, so that about ``size_bytes`` are between the two."""
@@ -77,8 +79,8 @@ def _of_group(options: ReadOptions) -> Extent:
     log = ClientLog(options)
     kept = log.committed()
     holds = options.record_format != "entry" if kept.holds_messages is None else kept.holds_messages
-    name = _identity(kept.cluster, kept.group)
-    return Extent(name, "index", kept.begin_index, kept.end_index, holds, _GroupPlaces(log))
+    name = identity_of(kept.cluster, kept.group)
+    return Extent(name, "index", kept.begin_index, kept.end_index, holds, _GroupPlaces(log), kept.group)
 
 
 def _of_directory(source: LogSource, options: ReadOptions) -> Extent:
@@ -98,12 +100,14 @@ def _of_directory(source: LogSource, options: ReadOptions) -> Extent:
         return Extent(identity, "position", log.begin, log.end, content == "message", _PositionPlaces(places))
     node = log.index.directory.parent if log.index is not None else log.path
     known = read_identity(node)
-    identity = f"log in {log.path.resolve()}" if known is None else _identity(known.cluster_id, known.group)
+    identity = f"log in {log.path.resolve()}" if known is None else identity_of(known.cluster_id, known.group)
     begin = first_index_of(log, log.segments[0])
-    return Extent(identity, "index", begin, log.committed + 1, content == "message", places)
+    group = "" if known is None else known.group
+    return Extent(identity, "index", begin, log.committed + 1, content == "message", places, group)
 
 
-def _identity(cluster: str, group: str) -> str:
+def identity_of(cluster: str, group: str) -> str:
+    """The identity of a replicated log."""
     return f"group {group} of cluster {cluster}"
 
 
