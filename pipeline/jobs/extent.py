@@ -78,7 +78,7 @@ def _of_group(options: ReadOptions) -> Extent:
 
     log = ClientLog(options)
     kept = log.committed()
-    holds = options.record_format != "entry" if kept.holds_messages is None else kept.holds_messages
+    holds = kept.holds_messages if options.record_format == "auto" else options.record_format == "message"
     name = identity_of(kept.cluster, kept.group)
     return Extent(name, "index", kept.begin_index, kept.end_index, holds, _GroupPlaces(log), kept.group)
 

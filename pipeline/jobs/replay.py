@@ -155,8 +155,14 @@ def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> R
     if extent.holds_messages and not source.topics:
         for one in SYSTEM_TOPICS:
             frame = frame.where(~f.startswith("topic", f.lit(one)))
+    return Rows(_filtered(frame, options), rows_identity(source, extent, first), CHUNK[extent.unit], first, end)
+
+
+def rows_identity(source: LogSource, extent: Extent, first: int) -> dict[str, Any]:  # Any: a JSON document
+    """Which rows of which log, but for the filters."""
     identity = {"log": extent.identity, "unit": extent.unit, "first": first}
-    return Rows(_filtered(frame, options), identity, CHUNK[extent.unit], first, end)
+    chosen = source.chosen()
+    return identity | {"options": chosen} if chosen else identity
 
 
 def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,24 @@ def test_export_of_a_running_broker_goes_on_where_it_was(spark: SparkSession, tm
     bodies = ds.dataset(tmp_path / "out", partitioning="hive").to_table(columns=["body"])["body"].to_pylist()
     assert [report.fact("new rows") for report in (first, second)] == [300, 200]
     assert sorted(map(int, bodies)) == list(range(500))
+
+
+def test_a_brokers_entries_are_exported_as_entries_if_that_is_asked_for(spark: SparkSession, tmp_path: Path) -> None:
+    """From the running group as from the node's directory; into a directory of messages they do not go."""
+    with broker_node(tmp_path / "store") as node:
+        node.send("orders", 0, 30)
+        as_messages = ExportOptions(_source(node), tmp_path / "messages")
+        as_entries = ExportOptions(_source(node, others={"recordFormat": "entry"}), tmp_path / "entries")
+        export.run(spark, as_messages)
+        report = export.run(spark, as_entries)
+        with pytest.raises(ConfigError, match="recordformat"):
+            export.run(spark, replace(as_entries, out=tmp_path / "messages"))
+        end = node.log_end() + 1
+
+    table = ds.dataset(tmp_path / "entries", partitioning="hive").to_table()
+    assert table.column_names == ["index", "term", "position", "body", "batch"]
+    assert sum(b"orders" in body for body in table["body"].to_pylist()) >= 30
+    assert (report.fact("new rows"), report.fact("next")) == (table.num_rows, end)
 
 
 def test_a_trimmed_log_stops_an_export_that_is_not_done(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.jobs import replay
 from pipeline.jobs.errors import JobError
 from pipeline.jobs.extent import Extent
 from pipeline.jobs.pace import Pace, rows_at_once
-from pipeline.jobs.replay import ReplayOptions, Target, check_loop, first_of, writer_of
+from pipeline.jobs.replay import ReplayOptions, Target, check_loop, first_of, rows_identity, writer_of
 from pipeline.jobs.report import Report
 from pipeline.jobs.source import LogSource, ParquetSource
 from tests.unit.pipeline.jobs.reports import REPORT
@@ -64,6 +64,17 @@ def test_the_writers_name_is_made_of_what_decides_which_rows_are_meant() -> None
     assert len({name, writer_of(OPTIONS, {"first": 1}), *(writer_of(one, {"first": 0}) for one in other)}) == 2 + len(
         other
     )
+
+
+def test_options_that_decide_which_rows_there_are_make_another_replay() -> None:
+    """A broker's entries are not its messages; a key that was changed, or a finer cut, is no other replay."""
+    plain = rows_identity(SOURCE, _extent(0), 0)
+    others = [{"recordFormat": "entry"}, {"subscribePattern": "a.*"}, {"verifyCrc": "skip"}]
+
+    found = [rows_identity(replace(SOURCE, others=one), _extent(0), 0) for one in others]
+
+    assert all(one not in (plain, *found[:number]) for number, one in enumerate(found))
+    assert rows_identity(replace(SOURCE, others={"secretKey": "s", "splitBytes": "1m"}), _extent(0), 0) == plain
 
 
 def test_a_replay_begins_where_it_did_before() -> None:
