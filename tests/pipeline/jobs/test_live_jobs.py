@@ -12,11 +12,13 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import ConfigError
 from pipeline.jobs import export, follow, stats
 from pipeline.jobs.batches import open_batches
 from pipeline.jobs.errors import JobError
-from pipeline.jobs.export import ExportOptions
+from pipeline.jobs.export import ExportOptions, planned
+from pipeline.jobs.extent import extent_of
 from pipeline.jobs.follow import FollowOptions
 from pipeline.jobs.source import LogSource
 from pipeline.jobs.stats import StatsOptions
@@ -53,6 +55,24 @@ def test_export_of_a_running_broker_goes_on_where_it_was(spark: SparkSession, tm
     bodies = ds.dataset(tmp_path / "out", partitioning="hive").to_table(columns=["body"])["body"].to_pylist()
     assert [report.fact("new rows") for report in (first, second)] == [300, 200]
     assert sorted(map(int, bodies)) == list(range(500))
+
+
+def test_no_batch_of_a_running_group_is_larger_than_wanted(tmp_path: Path) -> None:
+    """However sizes differ: the nodes know where each entry begins."""
+    with entry_node(tmp_path / "log") as node:
+        node.append(0, 400)
+        node.append(400, 30, padding=9000)
+        source = _source(node)
+        extent = extent_of(source)
+        found = list(planned(ExportOptions(source, tmp_path / "out", batch_bytes=40_000), extent, []))
+        log = extent.places.log  # type: ignore[attr-defined]  # of a running group
+        begins = log.positions_of([one.first for one in found])
+        lasts = log.positions_of([one.end - 1 for one in found])
+
+    assert found[-1].end == extent.end
+    assert [one.first for one in found[1:]] == [one.end for one in found[:-1]]
+    large = ENTRY_HEADER_BYTES + 9000  # the last of each batch is
+    assert 30_000 < max(last + large - begin for begin, last in zip(begins, lasts, strict=True)) <= 40_000
 
 
 def test_a_brokers_entries_are_exported_as_entries_if_that_is_asked_for(spark: SparkSession, tmp_path: Path) -> None:
