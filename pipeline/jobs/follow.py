@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,10 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """``once``: end when what is committed now has been counted. ``show`` gets a line per batch."""
+    """``once``: end when what is committed now has been counted. ``show`` gets the lines of each batch.
+
+    ``as_json``: a JSON object for each count; the report then is one more, the last line, as for other jobs.
+    """
 
     source: LogSource
     out: Path | None = None
@@ -179,8 +182,11 @@ class _Counter:
                 self._write(self.out, counted, number)
             total = counted.agg(f.sum("messages"), f.sum("bytes"), f.count_distinct("window_start")).collect()[0]
             if total[0] is not None:
-                top = counted.orderBy(f.desc("window_start"), f.desc("messages"), "topic", "tag").limit(_SHOWN_MAX)
-                self._show(number, total, top.collect())
+                ordered = counted.orderBy(f.desc("window_start"), f.desc("messages"), "topic", "tag")
+                if self._options.as_json:  # programs want all of them
+                    self._show(number, total, ordered.toLocalIterator())
+                else:
+                    self._show(number, total, ordered.limit(_SHOWN_MAX).collect())
         finally:
             counted.unpersist()
 
@@ -200,7 +206,7 @@ class _Counter:
             )
         out.publish(number, staging, {"version": 1, "job": "follow", "batch": number, **this})
 
-    def _show(self, number: int, total: Row, rows: Sequence[Row]) -> None:
+    def _show(self, number: int, total: Row, rows: Iterable[Row]) -> None:
         now = time.monotonic()
         rate, self._last_at = total[0] / max(1e-3, now - self._last_at), now
         self.batches += 1
@@ -210,14 +216,14 @@ class _Counter:
             self._options.show(line)
 
 
-def _lines(number: int, total: Row, rate: float, rows: Sequence[Row]) -> Iterator[str]:
+def _lines(number: int, total: Row, rate: float, rows: Iterable[Row]) -> Iterator[str]:
     yield f"batch {number}: {total[0]:,} messages in {total[2]:,} windows, {rate:,.0f}/s"
     for row in rows:
         topic, tag = (printable(row[name] or "-") for name in ("topic", "tag"))
         yield f"  {row['window_start']:%Y-%m-%d %H:%M:%S}  {topic:<24}  {tag:<16}  {row['messages']:>10,}"
 
 
-def _json_lines(number: int, rows: Sequence[Row]) -> Iterator[str]:
+def _json_lines(number: int, rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
         document = {"batch": number, "window_start_ms": int(row["window_start"].timestamp() * 1000)}
         yield json.dumps(document | {name: row[name] for name in ("topic", "tag", "messages", "bytes")})
@@ -328,7 +334,8 @@ Examples:
   dledger pipeline follow -b 127.0.0.1:10911 -g broker-a --from-index 0 --once --out /lake/counts --html counts.html
 
 \b
-Stop it with Ctrl-C. With --out, started again, it goes on where it was.""",
+Stop it with Ctrl-C. With --out, started again, it goes on where it was.
+With --json there is one JSON object per line: each count as it comes, and at last the report.""",
 )
 @source_options
 @click.option(

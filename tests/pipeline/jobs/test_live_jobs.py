@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 
 from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import ConfigError
-from pipeline.jobs import export, follow, stats
+from pipeline.jobs import command, export, follow, stats
 from pipeline.jobs.batches import open_batches
 from pipeline.jobs.errors import JobError
 from pipeline.jobs.export import ExportOptions, planned
@@ -179,6 +182,27 @@ def test_follow_takes_the_name_of_a_directory_here(
 
     assert _counted(tmp_path / "out") == {"orders": 20}
     assert report.table("All counts so far, by tag").rows[0][2] == 20
+
+
+def test_follow_prints_every_count_as_json_and_then_the_report(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One object per line, also of more topics than people are shown; the last line is the report."""
+    monkeypatch.setattr(command, "job_session", lambda _frame: nullcontext(spark))
+    topics = [f"topic{number:02}" for number in range(12)]
+    with broker_node(tmp_path / "store") as node:
+        for number, topic in enumerate(topics):
+            node.send(topic, 0, number + 1)
+        words = ["-b", node.options["bootstrap.servers"], "-g", "G", "-t", ",".join(topics), "--from-index", "0"]
+
+        result = CliRunner().invoke(follow.command, [*words, "--window", "86400", "--once", "--json"])
+
+    *counts, report = map(json.loads, result.stdout.splitlines())
+    sums: Counter[str] = Counter()
+    for one in counts:
+        sums[one["topic"]] += one["messages"]
+    assert sums == {topic: number + 1 for number, topic in enumerate(topics)}
+    assert (report["job"], report["summary"]["messages"]) == ("follow", sum(sums.values()))
 
 
 def test_follow_counts_entries_that_are_no_messages(spark: SparkSession, tmp_path: Path) -> None:
