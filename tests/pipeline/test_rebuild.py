@@ -16,7 +16,7 @@ from pipeline.jobs.rebuild import RebuildOptions, run
 from pipeline.rebuild.derive import records_of
 from pipeline.rebuild.parts import INDEX, PARTS, QUEUES
 from pipeline.rebuild.rows import ORDER, rows_of
-from pipeline.source.derived import DerivedOptions, DerivedWriter, read_counts
+from pipeline.source.derived import Attempt, DerivedOptions, DerivedWriter, read_counts
 from rocketstore.config import MessageStoreConfig
 from tests.unit.pipeline.rebuild.stores import index_files, put_all, queue_files
 from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
@@ -131,6 +131,20 @@ def test_one_part_is_rebuilt_alone(spark: SparkSession, config: MessageStoreConf
         assert index_files(out / "index") == index_files(root / "index")
     assert not (out / ("index" if part == QUEUES else "consumequeue")).exists()
     assert (report.fact("messages") is None, report.fact("keys") is None) == (part == INDEX, part == QUEUES)
+
+
+def test_what_workers_write_to_disks_of_their_own_is_missed_in_a_sentence(tmp_path: Path) -> None:
+    """Nothing is put together of what is here: one task's queues are no store."""
+    options = DerivedOptions.parse({"path": str(tmp_path / "made"), "fileBytes": "2000000"})
+    writer = DerivedWriter((QUEUES,), options, overwrite=False)
+    here, elsewhere = writer.write(iter([])), writer.write(iter([]))
+    assert isinstance(elsewhere, Attempt)
+    shutil.rmtree(elsewhere.directory)
+
+    with pytest.raises(PipelineError, match=r"what 1 of 2 tasks wrote is not in .* must be on a file system"):
+        writer.commit([here, elsewhere])
+
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_queue_that_two_tasks_have_written_is_refused(config: MessageStoreConfig, tmp_path: Path) -> None:
