@@ -47,6 +47,7 @@ class BatchDirectory:
     """An open one: the lock is held. Made by ``open_batches``."""
 
     path: Path
+    """Absolute, as what is staged is named to Spark by a URI."""
 
     def numbers(self) -> list[int]:
         """The batches that count, in order."""
@@ -102,6 +103,7 @@ def open_batches(path: Path, about: Mapping[str, Any]) -> Iterator[BatchDirector
     about something else or is no directory of batches.
     """
     _refuse_uri(path)
+    path = path.absolute()
     state = path / STATE
     if path.is_dir() and not state.is_dir() and any(not one.name.startswith(".") for one in path.iterdir()):
         raise ConfigError([f"{path} is neither empty nor made by such a job: name another directory"])

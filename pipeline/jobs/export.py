@@ -78,7 +78,7 @@ def chosen_columns(options: ExportOptions, extent: Extent) -> tuple[str, ...]:
 
 def about(options: ExportOptions, extent: Extent) -> dict[str, Any]:  # Any: a JSON document
     """What must be the same in every run into one directory."""
-    source = options.source
+    source, chosen = options.source, options.source.chosen()
     return {
         "version": VERSION,
         "job": "export",
@@ -89,7 +89,7 @@ def about(options: ExportOptions, extent: Extent) -> dict[str, Any]:  # Any: a J
         "from_time_ms": source.from_time_ms,
         "to_time_ms": source.to_time_ms,
         "columns": list(options.columns),
-    }
+    } | ({"options": chosen} if chosen else {})
 
 
 def planned(options: ExportOptions, extent: Extent, before: Sequence[Batch]) -> Iterator[Batch]:
@@ -134,7 +134,7 @@ def _export(spark: SparkSession, options: ExportOptions, extent: Extent, out: Ba
         writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         if extent.holds_messages:
             writer = writer.partitionBy(*PARTITIONS)
-        writer.parquet(f"file://{staging.absolute()}")
+        writer.parquet(f"file://{staging}")
     written = replace(batch, files=tuple(_files(staging)))
     expected = counted.get["rows"]
     if written.rows != expected:

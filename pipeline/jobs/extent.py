@@ -6,14 +6,17 @@ one that was plain once, has no indexes throughout, and is counted in bytes, by 
 
 from __future__ import annotations
 
+import mmap
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from dledger.errors import ConfigError
+from pipeline.jobs.errors import JobError
 from pipeline.jobs.source import LogSource
 
 if TYPE_CHECKING:
-    from pipeline.directory import LogDirectory
+    from pipeline.directory import LogDirectory, Segment
     from pipeline.options import ReadOptions
     from pipeline.source.client_log import ClientLog
 
@@ -22,8 +25,8 @@ Unit = Literal["index", "position"]
 
 
 class _Places(Protocol):
-    def size_bytes(self, first: int, end: int) -> int:
-        """How much of the log is between two places."""
+    def end_within(self, first: int, end: int, size_bytes: int) -> int:
+        """The furthest place up to ``end`` such that at most ``size_bytes`` are before it; at least one record."""
 
     def at_time(self, time_ms: int) -> int:
         """The first place stored at this time or later, or the end."""
@@ -40,13 +43,15 @@ class Extent:
     end: int
     holds_messages: bool
     places: _Places
+    group: str = ""
+    """Of a replicated log, where that is known."""
 
     def end_within(self, first: int, end: int, size_bytes: int) -> int:
-        """A place after ``first``, at most ``end``, so that about ``size_bytes`` are between the two."""
-        total = self.places.size_bytes(first, end)
-        if total <= size_bytes:
-            return end
-        return min(end, first + max(1, (end - first) * size_bytes // total))
+        """The furthest place up to ``end`` so that at most ``size_bytes`` are between the two; at least one record.
+
+        Of a plain log ``end``, however much that is.
+        """
+        return self.places.end_within(first, end, size_bytes)
 
     def at_time(self, time_ms: int) -> int:
         """The first place stored at this time or later, or the end."""
@@ -76,9 +81,9 @@ def _of_group(options: ReadOptions) -> Extent:
 
     log = ClientLog(options)
     kept = log.committed()
-    holds = options.record_format != "entry" if kept.holds_messages is None else kept.holds_messages
-    name = _identity(kept.cluster, kept.group)
-    return Extent(name, "index", kept.begin_index, kept.end_index, holds, _GroupPlaces(log))
+    holds = kept.holds_messages if options.record_format == "auto" else options.record_format == "message"
+    name = identity_of(kept.cluster, kept.group)
+    return Extent(name, "index", kept.begin_index, kept.end_index, holds, _GroupPlaces(log), kept.group)
 
 
 def _of_directory(source: LogSource, options: ReadOptions) -> Extent:
@@ -98,12 +103,14 @@ def _of_directory(source: LogSource, options: ReadOptions) -> Extent:
         return Extent(identity, "position", log.begin, log.end, content == "message", _PositionPlaces(places))
     node = log.index.directory.parent if log.index is not None else log.path
     known = read_identity(node)
-    identity = f"log in {log.path.resolve()}" if known is None else _identity(known.cluster_id, known.group)
+    identity = f"log in {log.path.resolve()}" if known is None else identity_of(known.cluster_id, known.group)
     begin = first_index_of(log, log.segments[0])
-    return Extent(identity, "index", begin, log.committed + 1, content == "message", places)
+    group = "" if known is None else known.group
+    return Extent(identity, "index", begin, log.committed + 1, content == "message", places, group)
 
 
-def _identity(cluster: str, group: str) -> str:
+def identity_of(cluster: str, group: str) -> str:
+    """The identity of a replicated log."""
     return f"group {group} of cluster {cluster}"
 
 
@@ -111,9 +118,14 @@ def _identity(cluster: str, group: str) -> str:
 class _GroupPlaces:
     log: ClientLog
 
-    def size_bytes(self, first: int, end: int) -> int:
-        begin, last = self.log.positions_of((first, max(first, end - 1)))
-        return last - begin
+    def end_within(self, first: int, end: int, size_bytes: int) -> int:
+        from pipeline.source.group_log import TrimmedError
+        from pipeline.source.ranges import IndexRange, end_within
+
+        try:
+            return end_within(IndexRange(first, end), size_bytes, self.log)
+        except TrimmedError as error:
+            raise JobError(f"the log was trimmed meanwhile, and begins at {error.begin_index}: run it again") from error
 
     def at_time(self, time_ms: int) -> int:
         return self.log.index_at(time_ms)
@@ -124,11 +136,39 @@ class _DirectoryPlaces:
     log: LogDirectory
     options: ReadOptions
 
-    def size_bytes(self, first: int, end: int) -> int:
+    def end_within(self, first: int, end: int, size_bytes: int) -> int:
+        from pipeline.directory.log import first_index_of
+
+        begin, last = self._place(first), self._place(end - 1)
+        limit = begin[0] + size_bytes
+        if last[1] <= limit:
+            return end
+        number = bisect_right(self.log.segments, limit, key=lambda one: one.base) - 1
+        segment, after = self.log.segments[number], self.log.segments[number + 1 : number + 2]
+        low = max(first, first_index_of(self.log, segment))  # all before it ends before the limit
+        high = min(end, first_index_of(self.log, after[0])) if after else end  # all from there on ends behind it
+        return max(first + 1, low + self._ending_before(limit, segment, low, high))
+
+    def _ending_before(self, limit: int, segment: Segment, low: int, high: int) -> int:
+        """How many entries of a segment, from ``low`` up to ``high`` (exclusive), end at or before a position."""
+        from pipeline.decode import walk
+
+        index = self.log.index
+        if index is not None and all(index.place(one) is not None for one in (low, high - 1)):
+            return bisect_right(range(low, high), limit, key=lambda one: self._place(one)[1])
+        start = self._place(low)[0] - segment.base
+        with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
+            found = walk(mapped, segment.framing, start, min(segment.size, self.log.end - segment.base))
+        ends = [*(int(one) for one in found.starts[1:]), found.end]
+        return bisect_right(ends, limit - segment.base)
+
+    def _place(self, index: int) -> tuple[int, int]:
         from pipeline.directory import locate
 
-        begin, last = locate(self.log, first), locate(self.log, end - 1)
-        return 0 if begin is None or last is None else last[1] - begin[0]
+        place = locate(self.log, index)
+        if place is None:
+            raise JobError(f"entry {index} is not in {self.log.path} any more: run it again")
+        return place
 
     def at_time(self, time_ms: int) -> int:
         position = self.position_at(time_ms)
@@ -146,9 +186,9 @@ class _DirectoryPlaces:
 class _PositionPlaces:
     directory: _DirectoryPlaces
 
-    def size_bytes(self, first: int, end: int) -> int:  # noqa: ARG002  # a port
+    def end_within(self, first: int, end: int, size_bytes: int) -> int:  # noqa: ARG002  # a port
         # A reader finds a position only by passing over all before it: one batch, however large, reads the log once.
-        return 0
+        return end
 
     def at_time(self, time_ms: int) -> int:
         return self.directory.position_at(time_ms)

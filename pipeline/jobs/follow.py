@@ -5,6 +5,8 @@ An example to adapt: copy it, and change ``counts``. What makes it exact is smal
 - Each batch of the stream is counted by itself, and its counts are one directory that appears at once. When a killed
   run is started again, Spark gives the unfinished batch again, with the same messages; a batch whose directory is there
   is not written twice. So the counts of all batches, added up, are the messages of the log, neither fewer nor more.
+- What makes it the same batch is Spark's checkpoint, not its number: each batch's manifest says which stream it is of
+  and how far it reaches, and a checkpoint that says something else is refused.
 - A window's messages may come in several batches; whoever reads adds up: ``sum(messages)`` by window, topic, tag.
   There is no watermark and no state, and nothing is ever too late.
 """
@@ -13,11 +15,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -45,7 +47,10 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """``once``: end when what is committed now has been counted. ``show`` gets a line per batch."""
+    """``once``: end when what is committed now has been counted. ``show`` gets the lines of each batch.
+
+    ``as_json``: a JSON object for each count; the report then is one more, the last line, as for other jobs.
+    """
 
     source: LogSource
     out: Path | None = None
@@ -63,6 +68,8 @@ def run(spark: SparkSession, options: FollowOptions) -> Report:
     began = time.monotonic()
     with ExitStack() as open_things:
         out = None if options.out is None else open_things.enter_context(open_batches(options.out, about(options)))
+        if out is not None:
+            check_stream(out)
         counter = _Counter(options, out)
         query = _start(spark, options, counter)
         try:
@@ -108,12 +115,58 @@ def counts(rows: DataFrame, window_s: int) -> DataFrame:
     ).agg(f.count(f.lit(1)).alias("messages"), f.sum(f.col("size").cast("bigint")).alias("bytes"))
 
 
+# -- which stream the batches are of -----------------------------------------------------------------------------------
+
+
+def check_stream(out: BatchDirectory) -> None:
+    """Raises ``JobError`` if batches are there and Spark's checkpoint is not the one that they were counted with.
+
+    A new stream numbers its batches from 0: it would take those that are there for its own, and not write what it has
+    counted itself.
+    """
+    numbers = out.numbers()
+    if numbers:
+        query = _query_id(_checkpoint(out))
+        newest = out.manifest(numbers[-1])
+        if query is None or newest.get("query", query) != query:
+            raise _another_stream(out, newest)
+
+
+def mark(out: BatchDirectory, number: int) -> dict[str, Any]:  # Any: a JSON document
+    """What tells a batch from any other of the same number: the stream it is of, and where it ends."""
+    planned = _checkpoint(out) / "offsets" / str(number)  # Spark writes it down before it gives the batch
+    return {"query": _query_id(_checkpoint(out)), "end": json.loads(planned.read_text("utf-8").splitlines()[-1])}
+
+
+def _checkpoint(out: BatchDirectory) -> Path:
+    return out.path / STATE / "checkpoint"
+
+
+def _query_id(checkpoint: Path) -> str | None:
+    try:
+        return str(json.loads((checkpoint / "metadata").read_text("utf-8"))["id"])
+    except FileNotFoundError:
+        return None
+
+
+def _another_stream(out: BatchDirectory, newest: Mapping[str, Any]) -> JobError:
+    end = newest.get("end", {}).get("index")
+    return JobError(
+        f"{_checkpoint(out)} is not the checkpoint that the batches in {out.path} were counted with: it was removed or "
+        "replaced, and batches would be taken for counted that are not. Put it back as it was; or count on into a new "
+        "directory" + ("" if end is None else f": the batches here reach up to entry {end}, --from-index {end}")
+    )
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
 class _Counter:
     """Takes the batches of the stream, one after the other, in one thread of Spark's."""
 
     def __init__(self, options: FollowOptions, out: BatchDirectory | None) -> None:
         self._options = options
-        self._out = out
+        self.out = out
         self._last_at = time.monotonic()
         self.batches = 0
         self.messages = 0
@@ -125,18 +178,24 @@ class _Counter:
 
         counted = counts(rows, self._options.window_s).persist()
         try:
-            if self._out is not None:
-                self._write(self._out, counted, number)
+            if self.out is not None:
+                self._write(self.out, counted, number)
             total = counted.agg(f.sum("messages"), f.sum("bytes"), f.count_distinct("window_start")).collect()[0]
             if total[0] is not None:
-                top = counted.orderBy(f.desc("window_start"), f.desc("messages"), "topic", "tag").limit(_SHOWN_MAX)
-                self._show(number, total, top.collect())
+                ordered = counted.orderBy(f.desc("window_start"), f.desc("messages"), "topic", "tag")
+                if self._options.as_json:  # programs want all of them
+                    self._show(number, total, ordered.toLocalIterator())
+                else:
+                    self._show(number, total, ordered.limit(_SHOWN_MAX).collect())
         finally:
             counted.unpersist()
 
     def _write(self, out: BatchDirectory, counted: DataFrame, number: int) -> None:
+        this = mark(out, number)
         if out.place(number).exists():
-            out.manifest(number)  # it is whole
+            there = out.manifest(number)
+            if any(there.get(name, value) != value for name, value in this.items()):
+                raise _another_stream(out, out.manifest(out.numbers()[-1]))
             return  # the run before wrote it, and was killed before Spark took note
         staging = out.staging()
         writer = counted.coalesce(1).write.option("compression", "zstd")
@@ -145,9 +204,9 @@ class _Counter:
             raise JobError(
                 f"Spark's workers do not write to this machine's {staging}: --out must be a shared directory"
             )
-        out.publish(number, staging, {"version": 1, "job": "follow", "batch": number})
+        out.publish(number, staging, {"version": 1, "job": "follow", "batch": number, **this})
 
-    def _show(self, number: int, total: Row, rows: Sequence[Row]) -> None:
+    def _show(self, number: int, total: Row, rows: Iterable[Row]) -> None:
         now = time.monotonic()
         rate, self._last_at = total[0] / max(1e-3, now - self._last_at), now
         self.batches += 1
@@ -157,14 +216,14 @@ class _Counter:
             self._options.show(line)
 
 
-def _lines(number: int, total: Row, rate: float, rows: Sequence[Row]) -> Iterator[str]:
+def _lines(number: int, total: Row, rate: float, rows: Iterable[Row]) -> Iterator[str]:
     yield f"batch {number}: {total[0]:,} messages in {total[2]:,} windows, {rate:,.0f}/s"
     for row in rows:
         topic, tag = (printable(row[name] or "-") for name in ("topic", "tag"))
         yield f"  {row['window_start']:%Y-%m-%d %H:%M:%S}  {topic:<24}  {tag:<16}  {row['messages']:>10,}"
 
 
-def _json_lines(number: int, rows: Sequence[Row]) -> Iterator[str]:
+def _json_lines(number: int, rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
         document = {"batch": number, "window_start_ms": int(row["window_start"].timestamp() * 1000)}
         yield json.dumps(document | {name: row[name] for name in ("topic", "tag", "messages", "bytes")})
@@ -176,8 +235,8 @@ def _start(spark: SparkSession, options: FollowOptions, counter: _Counter) -> St
         reading["consumerGroup"] = options.consumer_group
     rows = spark.readStream.format(FORMAT).schema(_SCHEMA).options(**reading).load()
     writer = rows.writeStream.foreachBatch(counter.take).queryName("dledger-follow")
-    if options.out is not None:
-        writer = writer.option("checkpointLocation", f"file://{(options.out / STATE / 'checkpoint').absolute()}")
+    if counter.out is not None:
+        writer = writer.option("checkpointLocation", f"file://{_checkpoint(counter.out)}")
     if options.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(options.trigger_s * 1000)} milliseconds").start()
@@ -275,7 +334,8 @@ Examples:
   dledger pipeline follow -b 127.0.0.1:10911 -g broker-a --from-index 0 --once --out /lake/counts --html counts.html
 
 \b
-Stop it with Ctrl-C. With --out, started again, it goes on where it was.""",
+Stop it with Ctrl-C. With --out, started again, it goes on where it was.
+With --json there is one JSON object per line: each count as it comes, and at last the report.""",
 )
 @source_options
 @click.option(

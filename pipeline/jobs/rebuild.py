@@ -185,7 +185,7 @@ def _derive(spark: SparkSession, options: RebuildOptions, target: Path, *, keys_
         spark.read.format(kind)
         .option("splitBytes", options.split_bytes)
         .option("delayLevels", options.store.message_delay_level)
-        .load(str(options.root))
+        .load(str(options.root.absolute()))
     )
     *same, _ = ORDER
     files = {
@@ -195,7 +195,7 @@ def _derive(spark: SparkSession, options: RebuildOptions, target: Path, *, keys_
         "entries": options.shape.entries,
     }
     by_queue = rows.repartition(*same).sortWithinPartitions(*ORDER)
-    by_queue.write.format(kind).mode("append").options(**files).save(str(target))
+    by_queue.write.format(kind).mode("append").options(**files).save(str(target.absolute()))  # workers may be elsewhere
     return formats.read_counts(target)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from dledger.errors import ConfigError
+from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
 from pipeline.jobs.chart import Bars, Series
 from pipeline.jobs.command import job_command, run_standalone
 from pipeline.jobs.errors import JobError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pipeline.jobs.extent import Extent
+    from pipeline.options import WriteOptions
 
 WRITERS: Final = 4
 CHUNK: Final = {"index": 1024, "position": 1 << 20, "place": 1024}
@@ -62,6 +63,7 @@ _COLUMNS: Final = {
 }
 _SETTINGS: Final = {"spark.sql.adaptive.enabled": "false"}
 """A writer is a task: nobody may put tasks together."""
+_ASK_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> R
     from pipeline.jobs.extent import extent_of
 
     extent = extent_of(source)
-    _check_loop(source, options.target, extent)
+    check_loop(source, options.target, extent)
     first = first_of(source, extent, skip_lost=options.skip_lost)
     end = extent.end if source.to_index is None else min(extent.end, source.to_index)
     columns = {extent.unit: "bigint", **(_COLUMNS if extent.holds_messages else {"body": "binary"})}
@@ -153,8 +155,14 @@ def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> R
     if extent.holds_messages and not source.topics:
         for one in SYSTEM_TOPICS:
             frame = frame.where(~f.startswith("topic", f.lit(one)))
+    return Rows(_filtered(frame, options), rows_identity(source, extent, first), CHUNK[extent.unit], first, end)
+
+
+def rows_identity(source: LogSource, extent: Extent, first: int) -> dict[str, Any]:  # Any: a JSON document
+    """Which rows of which log, but for the filters."""
     identity = {"log": extent.identity, "unit": extent.unit, "first": first}
-    return Rows(_filtered(frame, options), identity, CHUNK[extent.unit], first, end)
+    chosen = source.chosen()
+    return identity | {"options": chosen} if chosen else identity
 
 
 def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
@@ -177,17 +185,42 @@ def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
     return max(first, extent.begin) if skip_lost else first
 
 
-def _check_loop(source: LogSource, target: Target, extent: Extent) -> None:
+def check_loop(source: LogSource, target: Target, extent: Extent) -> None:
     """Refuse to feed a log with itself: a second run would replay what the first one wrote."""
-    same = source.is_live and bool(set((source.bootstrap or "").split(",")) & set(target.bootstrap.split(",")))
-    if same and (not extent.holds_messages or not source.topics or target.topic in source.topics):
-        raise ConfigError(
-            [
-                f"the replay would read what it writes: say which topics to replay (--topic), without {target.topic!r}"
-                if extent.holds_messages
-                else "the replay would read what it writes: the group is its own target"
-            ]
-        )
+    if extent.holds_messages and source.topics and target.topic not in source.topics:
+        return
+    if source.to_index is not None and source.to_index <= extent.end:  # what is written comes behind it
+        return
+    if not _is_of_target(source, target, extent):
+        return
+    topics = f"which topics to replay (--topic), without {target.topic!r}, or " if extent.holds_messages else ""
+    raise ConfigError(
+        [
+            f"the replay would read what it writes: {source.name} and {target.bootstrap} are both {extent.identity}. "
+            f"Say {topics}where to end: --to-index, {extent.end} at most"
+        ]
+    )
+
+
+def _is_of_target(source: LogSource, target: Target, extent: Extent) -> bool:
+    """Whether a log is the target's, by the name that the target itself gives: its nodes have many addresses.
+
+    A plain broker's log has no name, and is nobody's.
+    """
+    from pipeline.jobs.extent import identity_of
+    from pipeline.source.client_log import shared_client
+
+    if not extent.group:
+        return False
+    options = write_options(target)
+    client = shared_client(options.servers, extent.group, options.security)
+    try:
+        status = client.metadata(timeout_s=_ASK_TIMEOUT_S)
+    except (IdentityError, InvalidRequestError):  # it is another group; it is brokers without one
+        return False
+    except AccessDeniedError:  # this account may write and is told no more
+        return bool(set((source.bootstrap or "").split(",")) & set(target.bootstrap.split(",")))
+    return identity_of(status.cluster_id, status.group) == extent.identity
 
 
 def _of_parquet(spark: SparkSession, options: ReplayOptions, source: ParquetSource) -> Rows:
@@ -289,21 +322,27 @@ def _write(spark: SparkSession, options: ReplayOptions, rows: Rows, writer: str,
 
 def stored(target: Target, writer: str, writers: int) -> tuple[int, ...]:
     """How many rows of each writer the target has."""
-    from pipeline.errors import OptionError
-    from pipeline.options import WriteOptions
     from pipeline.source.sink_rows import row_format
     from pipeline.source.sink_targets import open_target
 
-    try:
-        options = WriteOptions.parse(target.options())
-    except OptionError as error:
-        raise ConfigError([str(error)]) from error
+    options = write_options(target)
     form = row_format([("body", "binary")])
     found = []
     for number in range(writers):
         with open_target(options, form, f"{writer}/{number}") as one:
             found.append(one.begin())
     return tuple(found)
+
+
+def write_options(target: Target) -> WriteOptions:
+    """The options of the sink, checked before Spark is asked. Raises ``ConfigError``."""
+    from pipeline.errors import OptionError
+    from pipeline.options import WriteOptions
+
+    try:
+        return WriteOptions.parse(target.options())
+    except OptionError as error:
+        raise ConfigError([str(error)]) from error
 
 
 # -- the report -------------------------------------------------------------------------------------------------------

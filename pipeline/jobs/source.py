@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FORMAT = "dledger"
 
+_CHOOSING: Final = frozenset(("allowuncommitted", "recordformat", "subscribepattern", "verifycrc"))
+
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -67,7 +69,8 @@ class LogSource:
         """The options for ``spark.read``."""
         found = dict(self.others)
         if self.path is not None:
-            found["path"] = self.path
+            # Spark's processes, the JVM and the workers, need not be in the directory that this one is in.
+            found["path"] = str(Path(self.path).absolute())
         else:
             found |= {"bootstrap.servers": self.bootstrap or "", "group": self.group, "readFrom": self.read_from}
         if self.topics:
@@ -81,6 +84,10 @@ class LogSource:
         if self.to_time_ms is not None:
             found["endingTimestamp"] = str(self.to_time_ms)
         return found
+
+    def chosen(self) -> dict[str, str]:
+        """Those of the further options that decide which rows there are, or what they hold."""
+        return {name.lower(): text for name, text in self.others.items() if name.lower() in _CHOOSING}
 
     def between(self, unit: str, first: int, end: int) -> LogSource:
         """The same log from ``first`` up to ``end`` (exclusive), whatever its times.

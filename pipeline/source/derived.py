@@ -229,6 +229,13 @@ class DerivedWriter(DataSourceArrowWriter):
         attempts = [one for one in messages if isinstance(one, Attempt)]
         if len(attempts) != len(messages):
             raise PipelineError(f"a task has not said what it wrote: nothing was put at {self._options.path}")
+        missing = sum(not Path(one.directory).is_dir() for one in attempts)
+        if missing:
+            raise PipelineError(
+                f"what {missing} of {len(attempts)} tasks wrote is not in {self._staging}: Spark's workers write to "
+                f"disks of their own. {self._options.path.parent} must be on a file system that they and this machine "
+                "share"
+            )
         whole = self._staging / "whole"
         for part in self._parts:
             (whole / DIRECTORIES[part]).mkdir(parents=True)

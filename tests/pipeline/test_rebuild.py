@@ -18,7 +18,7 @@ from pipeline.jobs.rebuild import RebuildOptions, run
 from pipeline.rebuild.derive import records_of
 from pipeline.rebuild.parts import INDEX, PARTS, QUEUES
 from pipeline.rebuild.rows import ORDER, rows_of
-from pipeline.source.derived import DerivedOptions, DerivedWriter, read_counts
+from pipeline.source.derived import Attempt, DerivedOptions, DerivedWriter, read_counts
 from rocketstore.checkpoint import decode_checkpoint
 from rocketstore.config import MessageStoreConfig
 from tests.unit.pipeline.rebuild.stores import index_files, put_all, queue_files
@@ -106,13 +106,14 @@ def test_a_running_broker_is_verified_but_never_rebuilt(spark: SparkSession, con
 
 
 def test_a_store_is_rebuilt_elsewhere_from_its_log_alone(
-    spark: SparkSession, config: MessageStoreConfig, tmp_path: Path
+    spark: SparkSession, config: MessageStoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into another directory: the broker's own stay as they are."""
+    """Into another directory, named from here: the broker's own stay as they are."""
     root, out = config.store_path_root_dir, tmp_path / "out"
     before = queue_files(root)
+    monkeypatch.chdir(tmp_path)
 
-    run(spark, options_for(config, out=out))
+    run(spark, replace(options_for(config, out=Path("out")), root=root.relative_to(tmp_path)))
 
     assert queue_files(out / "consumequeue") == queue_files(root / "consumequeue")
     assert {name: data for name, data in queue_files(root).items() if name != "lock"} == {
@@ -181,6 +182,20 @@ def test_one_part_is_rebuilt_alone(spark: SparkSession, config: MessageStoreConf
         assert index_files(out / "index") == index_files(root / "index")
     assert not (out / ("index" if part == QUEUES else "consumequeue")).exists()
     assert (report.fact("messages") is None, report.fact("keys") is None) == (part == INDEX, part == QUEUES)
+
+
+def test_what_workers_write_to_disks_of_their_own_is_missed_in_a_sentence(tmp_path: Path) -> None:
+    """Nothing is put together of what is here: one task's queues are no store."""
+    options = DerivedOptions.parse({"path": str(tmp_path / "made"), "fileBytes": "2000000"})
+    writer = DerivedWriter((QUEUES,), options, overwrite=False)
+    here, elsewhere = writer.write(iter([])), writer.write(iter([]))
+    assert isinstance(elsewhere, Attempt)
+    shutil.rmtree(elsewhere.directory)
+
+    with pytest.raises(PipelineError, match=r"what 1 of 2 tasks wrote is not in .* must be on a file system"):
+        writer.commit([here, elsewhere])
+
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_queue_that_two_tasks_have_written_is_refused(config: MessageStoreConfig, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dledger.errors import ConfigError
 from pipeline.jobs import export
 from pipeline.jobs.export import ExportOptions
 from pipeline.jobs.hours import HOUR_MS
+from pipeline.jobs.page import write_page
 from pipeline.jobs.source import LogSource
 from tests.pipeline.jobs.logs import START_MS, TOPICS, bodies, write_log
 from tests.support.log_bytes import write_disk_log
@@ -46,6 +47,20 @@ def test_an_export_has_every_message_once_for_any_reader(spark: SparkSession, tm
     file = next((tmp_path / "out").rglob("*.parquet"))
     indexes = ds.dataset(file).to_table(columns=["index"])["index"].to_pylist()
     assert indexes == sorted(indexes)
+
+
+def test_log_and_directory_may_be_named_from_here(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are typed, and the page as well: where Spark's own processes are does not matter."""
+    log = write_log(tmp_path / "log", 50)
+    monkeypatch.chdir(tmp_path)
+
+    report = export.run(spark, ExportOptions(LogSource(path=str(log.directory.relative_to(tmp_path))), Path("out")))
+    write_page(report, Path("page.html"))
+
+    assert _arrow_bodies(tmp_path / "out") == bodies(log)
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_columns_hold_what_the_messages_hold(spark: SparkSession, tmp_path: Path) -> None:

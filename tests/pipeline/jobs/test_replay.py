@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dledger.errors import ConfigError
+from pipeline.directory import open_directory
 from pipeline.jobs import export, replay
 from pipeline.jobs.errors import JobError
 from pipeline.jobs.export import ExportOptions
@@ -20,6 +21,7 @@ from pipeline.jobs.source import LogSource, ParquetSource
 from tests.pipeline.jobs.logs import bodies, write_log
 from tests.support.log_bytes import DiskLog
 from tests.support.spark_nodes import BrokerNode, broker_node, entry_node
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,14 +101,17 @@ def test_filters_choose_rows_and_make_another_replay(spark: SparkSession, log: D
     assert report.fact("writer") != replay.writer_of(options, {})
 
 
-def test_what_was_exported_is_replayed(spark: SparkSession, log: DiskLog, broker: BrokerNode, tmp_path: Path) -> None:
-    """From the directory that export made, which may grow meanwhile; the order is the log's."""
+def test_what_was_exported_is_replayed(
+    spark: SparkSession, log: DiskLog, broker: BrokerNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the directory that export made, which may grow meanwhile, however it is named; the order is the log's."""
     source = LogSource(path=str(log.directory), to_index=2000)
     export.run(spark, ExportOptions(source, tmp_path / "lake"))
     options = replace(_options(log, broker), source=ParquetSource(tmp_path / "lake"))
     first = replay.run(spark, options)
     export.run(spark, ExportOptions(replace(source, to_index=None), tmp_path / "lake"))
-    second = replay.run(spark, options)
+    monkeypatch.chdir(tmp_path)
+    second = replay.run(spark, replace(options, source=ParquetSource(Path("lake"))))
 
     assert Counter(row["body"] for row in _found(spark, broker)) == bodies(log)
     assert first.fact("stored now") == second.fact("stored before")
@@ -129,14 +134,37 @@ def test_other_parquet_goes_into_a_group_of_plain_entries(spark: SparkSession, t
     assert [_numbers(one) for one in reports] == [(300, 0), (0, 300)]
 
 
-def test_a_log_is_not_fed_with_itself(spark: SparkSession, broker: BrokerNode) -> None:
-    """A second run would replay what the first has written."""
+def test_a_log_is_not_fed_with_itself(spark: SparkSession, broker: BrokerNode, tmp_path: Path) -> None:
+    """Whatever names its nodes go by, and from a node's directory as well; what has an end is replayed once."""
     address = broker.options["bootstrap.servers"]
-    source = LogSource(bootstrap=address, group="G", topics=("orders",))
-    for topics, topic in (((), "again"), (("orders",), "orders")):
-        options = ReplayOptions(replace(source, topics=topics), Target(address, "G", topic))
+    other_name = address.replace("127.0.0.1", "localhost")
+    directory = tmp_path / "broker"
+    broker.send("orders", 0, 40)
+    wait_until(lambda: open_directory(directory).committed >= broker.log_end(), "the directory knows of all messages")
+    live, disk = LogSource(bootstrap=address, group="G"), LogSource(path=str(directory))
+    for source, to in ((live, address), (live, other_name), (disk, address)):
+        for topics, topic in (((), "again"), (("orders",), "orders")):
+            options = ReplayOptions(replace(source, topics=topics), Target(to, "G", topic))
+            with pytest.raises(ConfigError, match="would read what it writes"):
+                replay.run(spark, options)
+
+    ended = replace(disk, topics=("orders",), to_index=broker.log_end() + 1)
+    reports = [replay.run(spark, ReplayOptions(ended, Target(address, "G", "orders"))) for _ in range(2)]
+
+    assert [_numbers(one) for one in reports] == [(40, 0), (0, 40)]
+
+
+def test_a_group_may_be_fed_from_another_of_its_name(spark: SparkSession, tmp_path: Path) -> None:
+    """The cluster tells them apart, as it tells nodes apart."""
+    with entry_node(tmp_path / "from") as node, entry_node(tmp_path / "to", "c2") as other:
+        node.append(0, 30)
+        source = LogSource(bootstrap=node.options["bootstrap.servers"])
         with pytest.raises(ConfigError, match="would read what it writes"):
-            replay.run(spark, options)
+            replay.run(spark, ReplayOptions(source, Target(node.options["bootstrap.servers"])))
+
+        report = replay.run(spark, ReplayOptions(source, Target(other.options["bootstrap.servers"])))
+
+    assert _numbers(report) == (30, 0)
 
 
 def test_a_begin_that_may_have_moved_stops_the_replay(spark: SparkSession, tmp_path: Path) -> None:

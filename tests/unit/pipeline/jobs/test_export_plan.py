@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import ConfigError
 from pipeline.jobs.batches import open_batches
 from pipeline.jobs.errors import JobError
 from pipeline.jobs.export import ExportOptions, about, chosen_columns, planned
 from pipeline.jobs.exported import Batch, FileFact, batches_of, report
-from pipeline.jobs.extent import Extent
+from pipeline.jobs.extent import Extent, extent_of
 from pipeline.jobs.source import LogSource
+from tests.support.log_bytes import write_disk_log
 
 SOURCE = LogSource(bootstrap="h:1", group="g")
 OPTIONS = ExportOptions(SOURCE, Path("/out"), batch_bytes=1000)
@@ -23,8 +27,8 @@ OPTIONS = ExportOptions(SOURCE, Path("/out"), batch_bytes=1000)
 class Entries:
     """Entries of 100 bytes, one per second."""
 
-    def size_bytes(self, first: int, end: int) -> int:
-        return (end - first) * 100
+    def end_within(self, first: int, end: int, size_bytes: int) -> int:
+        return min(end, first + max(1, size_bytes // 100))
 
     def at_time(self, time_ms: int) -> int:
         return time_ms // 1000
@@ -63,6 +67,28 @@ def test_a_range_is_kept_to() -> None:
 def test_an_entry_larger_than_a_batch_is_a_batch() -> None:
     """A job always gets on."""
     assert _ranges(replace(OPTIONS, batch_bytes=1), _extent(0, 2)) == [(0, 0, 1, 0), (1, 1, 2, 0)]
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_no_batch_is_larger_than_wanted_however_sizes_differ(tmp_path: Path, indexed: bool) -> None:
+    """Small entries, then large ones, over several segments; with the index, and of files alone."""
+    sizes = [*(10 for _ in range(400)), *(9000 for _ in range(20)), 30_000, *(10 for _ in range(50))]
+    log = write_disk_log(tmp_path, [bytes([65]) * one for one in sizes])
+    if not indexed:
+        shutil.rmtree(log.directory / "index")
+    source = LogSource(path=str(log.directory))
+    wanted = 20_000
+
+    found = list(planned(ExportOptions(source, Path("/out"), batch_bytes=wanted), extent_of(source), []))
+
+    begins = [int(str(row["position"])) for row in log.rows]
+    ends = [begin + ENTRY_HEADER_BYTES + size for begin, size in zip(begins, sizes, strict=True)]
+    taken = [ends[one.end - 1] - begins[one.first] for one in found]
+    assert [one.first for one in found[1:]] == [one.end for one in found[:-1]]
+    assert (found[0].first, found[-1].end) == (0, len(sizes))
+    assert all(size <= wanted or one.end == one.first + 1 for one, size in zip(found, taken, strict=True))
+    for one, after in pairwise(found):  # and no smaller than need be
+        assert ends[after.first] - begins[one.first] > wanted
 
 
 def test_what_was_trimmed_before_it_was_exported_is_not_passed_over_in_silence() -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
 from pipeline.jobs import replay
 from pipeline.jobs.errors import JobError
 from pipeline.jobs.extent import Extent
 from pipeline.jobs.pace import Pace, rows_at_once
-from pipeline.jobs.replay import ReplayOptions, Target, first_of, writer_of
+from pipeline.jobs.replay import ReplayOptions, Target, check_loop, first_of, rows_identity, writer_of
 from pipeline.jobs.report import Report
 from pipeline.jobs.source import LogSource, ParquetSource
 from tests.unit.pipeline.jobs.reports import REPORT
@@ -64,6 +66,17 @@ def test_the_writers_name_is_made_of_what_decides_which_rows_are_meant() -> None
     )
 
 
+def test_options_that_decide_which_rows_there_are_make_another_replay() -> None:
+    """A broker's entries are not its messages; a key that was changed, or a finer cut, is no other replay."""
+    plain = rows_identity(SOURCE, _extent(0), 0)
+    others = [{"recordFormat": "entry"}, {"subscribePattern": "a.*"}, {"verifyCrc": "skip"}]
+
+    found = [rows_identity(replace(SOURCE, others=one), _extent(0), 0) for one in others]
+
+    assert all(one not in (plain, *found[:number]) for number, one in enumerate(found))
+    assert rows_identity(replace(SOURCE, others={"secretKey": "s", "splitBytes": "1m"}), _extent(0), 0) == plain
+
+
 def test_a_replay_begins_where_it_did_before() -> None:
     """A begin that retention may have moved is refused, or taken as a replay of its own."""
     assert first_of(SOURCE, _extent(0), skip_lost=False) == 0
@@ -73,6 +86,50 @@ def test_a_replay_begins_where_it_did_before() -> None:
         with pytest.raises(JobError, match="--from-index 40"):
             first_of(source, _extent(40), skip_lost=False)
         assert first_of(source, _extent(40), skip_lost=True) == 40
+
+
+class _Answers:
+    """In place of a client of the target: what it says of itself, or why it does not."""
+
+    def __init__(self, answer: Exception | tuple[str, str]) -> None:
+        self._answer = answer
+
+    def metadata(self, timeout_s: float) -> SimpleNamespace:
+        assert timeout_s > 0
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return SimpleNamespace(cluster_id=self._answer[0], group=self._answer[1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        (("c", "g"), ["a:1", "b:2"]),
+        (("d", "g"), []),
+        (IdentityError("this node serves group 'h', not 'g'"), []),
+        (InvalidRequestError("Method not found!"), []),
+        (AccessDeniedError("needs SUB"), ["a:1"]),
+    ],
+    ids=["itself", "another cluster", "another group", "a plain broker", "not told"],
+)
+def test_a_target_is_known_by_what_it_says_of_itself(
+    answer: Exception | tuple[str, str], refused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its addresses only if it does not say it to this account; no question where the topics or the end differ."""
+    monkeypatch.setattr("pipeline.source.client_log.shared_client", lambda *_: _Answers(answer))
+    target = Target("b:1,a:1" if refused == ["a:1"] else "b:1", "g", "t")
+    source = LogSource(bootstrap="a:1", group="g", topics=("t",))
+    extent = replace(_extent(0), group="g")
+
+    for one in ("a:1", "b:2"):
+        live = replace(source, bootstrap=one)
+        if one in refused:
+            with pytest.raises(ConfigError, match=r"would read what it writes: .*--to-index, 1000 at most"):
+                check_loop(live, target, extent)
+        else:
+            check_loop(live, target, extent)
+        check_loop(replace(live, topics=("u",)), target, extent)
+        check_loop(replace(live, to_index=1000), target, extent)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=50), st.floats(1, 10_000))
