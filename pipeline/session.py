@@ -50,6 +50,8 @@ LOCAL_DEFAULTS: Final[Mapping[str, str]] = {
 }
 """What suits a session in one process on one machine."""
 _DEFAULT_MASTER: Final = "local[*]"
+_MANY: Final = 1 << 16
+"""More than the processors of a cluster."""
 _LOG4J: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -220,6 +222,15 @@ def _with_defaults(session: SparkSession) -> SparkSession:
         if name not in held:
             session.conf.set(name, value)
     return session
+
+
+def tasks_at_once(session: SparkSession) -> int:
+    """How many tasks run at a time, as far as Spark knows: into so many pieces it cuts what says nothing else."""
+    if not is_remote(session):
+        return session.sparkContext.defaultParallelism
+    from pyspark.sql import functions as f
+
+    return session.range(_MANY).select(f.spark_partition_id()).distinct().count()
 
 
 def is_remote(session: SparkSession) -> bool:
