@@ -15,8 +15,8 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 
 from pipeline.errors import OptionError
-from pipeline.options import WriteOptions
-from pipeline.source.client_log import shared_client
+from pipeline.options import GROUP_DEFAULT, WriteOptions
+from pipeline.source.client_log import shared_client, status_of
 from pipeline.source.sink_rows import RowFormat, bodies_of, rows_of
 from rocketstore.client import Admin, Producer, SendFuture
 
@@ -58,9 +58,11 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
     if options.topic or form.has("topic"):
         with closing(Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client())) as admin:
             admin.topics()  # whoever is no broker says so
+            # Messages need no group to be named. One that is named and is another's means other brokers.
+            if options.group != GROUP_DEFAULT and admin.status().replicated:
+                status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
         return
-    client = shared_client(options.servers, options.group, options.security)
-    if client.metadata(timeout_s=_CHECK_TIMEOUT_S).is_broker:
+    if status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S).is_broker:
         raise OptionError("the servers are brokers: name the topic of the rows, by option topic or in a column topic")
 
 

@@ -138,7 +138,7 @@ def test_secret_of_a_view_is_not_shown(spark: SparkSession, broker: BrokerNode) 
 
 def test_wrong_group_is_told(spark: SparkSession, broker: BrokerNode) -> None:
     """By the servers' own word."""
-    with pytest.raises(PySparkException, match="group"):
+    with pytest.raises(PySparkException, match="option group: this node serves group 'G', not 'other'"):
         read(spark, broker, group="other").count()
 
 
