@@ -1,14 +1,16 @@
-"""What ``spark_session`` does to a session that is there already."""
+"""What ``spark_session`` and ``register`` do to a session that is there already."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline import spark_session
+import pytest
+from pyspark.errors import PySparkException
+
+from pipeline import register, spark_session
 
 if TYPE_CHECKING:
-    import pytest
     from pyspark.sql import SparkSession
 
 TIME_ZONE = "spark.sql.session.timeZone"
@@ -25,3 +27,20 @@ def test_what_was_set_while_a_session_runs_stays(spark: SparkSession, request: p
     assert spark_session() is spark
 
     assert (spark.conf.get(TIME_ZONE), spark.conf.get(CODEC)) == ("Asia/Tokyo", "zstd")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mistyped", "meant"),
+    [
+        ("dledger-blocks", "blockByte", "blockBytes"),
+        ("dledger-derived", "delayLevel", "delayLevels"),
+        ("dledger-cq", "fileByte", "fileBytes"),
+        ("dledger-index", "slot", "slots"),
+    ],
+)
+def test_register_makes_the_jobs_formats_known(spark: SparkSession, kind: str, mistyped: str, meant: str) -> None:
+    """Spark finds only ``dledger`` by itself; all of them refuse an option with the nearest that there is."""
+    register(spark)
+
+    with pytest.raises(PySparkException, match=f"did you mean {meant}"):
+        spark.read.format(kind).option(mistyped, "1").load("/nowhere").collect()
