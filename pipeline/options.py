@@ -56,6 +56,7 @@ RecordFormat = Literal["auto", "message", "entry"]
 SchemaStyle = Literal["default", "kafka"]
 ReadFrom = Literal["leader", "follower", "any"]
 PropertiesFormat = Literal["map", "raw"]
+Partitioner = Literal["roundrobin", "keys"]
 
 SPLIT_BYTES_DEFAULT: Final = 256 * MIB
 SPLIT_BYTES_MIN: Final = 1024
@@ -154,6 +155,7 @@ class WriteOptions:
     topic: str = ""
     writer_id: str = ""
     queue_id: int | None = None
+    partitioner: Partitioner = "roundrobin"
     batch_bytes: int = BATCH_BYTES_DEFAULT
     send_timeout_ms: int = 60_000
     security: SecurityOptions = field(default_factory=lambda: SecurityOptions())
@@ -164,6 +166,8 @@ class WriteOptions:
         values, security, problems = _parsed(options, WRITE_OPTIONS, READ_OPTIONS, "writes")
         if not values.get("servers"):
             problems.append("option bootstrap.servers is missing: host:port of one or more nodes")
+        if "queue_id" in values and values.get("partitioner") == "keys":
+            problems.append("queueId and partitioner=keys are both given: one queue for all rows, or one for each key")
         _raise_if(problems)
         return cls(**values, security=security)
 
@@ -425,6 +429,14 @@ WRITE_OPTIONS: Final = (
         "names this write: a rerun with the same one adds only what is missing",
     ),
     Option("queueId", "queue_id", number_value(0, (1 << 31) - 1), "in turn", "the queue that all rows go to"),
+    Option(
+        "partitioner",
+        "partitioner",
+        choice_value("roundrobin", "keys"),
+        "roundRobin",
+        "which queue a row goes to that names none: the next one in turn, or, with `keys`, always the same one for the "
+        "same keys, as RocketMQ's `SelectMessageQueueByHash` chooses it",
+    ),
     Option("batchBytes", "batch_bytes", size_value(1, _BATCH_BYTES_MAX), "1m", "how much is sent in one request"),
     Option(
         "sendTimeoutMs",

@@ -92,6 +92,10 @@ def test_a_write_needs_servers_and_knows_no_path() -> None:
     with pytest.raises(OptionError, match=r"path is not one for writes.*bootstrap\.servers is missing"):
         WriteOptions.parse({"path": "/x"})
 
+    with pytest.raises(OptionError, match="queueId and partitioner=keys are both given"):
+        WriteOptions.parse({"bootstrap.servers": "a:1", "queueId": "1", "partitioner": "keys"})
+
+    assert WriteOptions.parse({"bootstrap.servers": "a:1", "partitioner": "roundRobin"}).partitioner == "roundrobin"
     assert WriteOptions.parse({"bootstrap.servers": "a:1", "topic": "t", "batchBytes": "2m"}).batch_bytes == 2 << 20
 
 
