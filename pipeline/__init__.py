@@ -16,7 +16,14 @@ __all__ = ["register", "spark_session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session that does not find them by itself, as one of Spark Connect."""
-    from pipeline.source.datasource import DLedgerDataSource
+    """Make the formats known to a session that does not find them by itself.
 
-    spark.dataSource.register(DLedgerDataSource)
+    ``dledger`` is found wherever the package is installed; the formats of the jobs, ``dledger-blocks``,
+    ``dledger-derived``, ``dledger-cq`` and ``dledger-index``, never are.
+    """
+    from pipeline.source.blocks import BlocksDataSource
+    from pipeline.source.datasource import DLedgerDataSource
+    from pipeline.source.derived import DerivedDataSource, IndexDataSource, QueuesDataSource
+
+    for one in (DLedgerDataSource, BlocksDataSource, DerivedDataSource, QueuesDataSource, IndexDataSource):
+        spark.dataSource.register(one)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from dledger.config import MIB
 from dledger.errors import ConfigError
 from pipeline.errors import OptionError
+from pipeline.foreign_options import instead_of
 from pipeline.option_values import (
     EARLIEST,
     LATEST,
@@ -47,6 +48,7 @@ __all__ = [
     "Option",
     "ReadOptions",
     "WriteOptions",
+    "unknown_option",
 ]
 
 VerifyCrc = Literal["false", "fail", "column", "skip"]
@@ -54,11 +56,15 @@ RecordFormat = Literal["auto", "message", "entry"]
 SchemaStyle = Literal["default", "kafka"]
 ReadFrom = Literal["leader", "follower", "any"]
 PropertiesFormat = Literal["map", "raw"]
+Partitioner = Literal["roundrobin", "keys"]
 
 SPLIT_BYTES_DEFAULT: Final = 256 * MIB
 SPLIT_BYTES_MIN: Final = 1024
 SPLIT_BYTES_MAX: Final = 1024 * MIB
 """Offsets within a split are 32 bits wide."""
+SPLITS_MAX: Final = 4096
+"""More tasks than this for one read cost more than they bring."""
+GROUP_DEFAULT: Final = "default"
 BATCH_BYTES_DEFAULT: Final = MIB
 _BATCH_BYTES_MAX: Final = 16 * MIB
 _NEAREST: Final = 3
@@ -86,7 +92,7 @@ class ReadOptions:
 
     path: str = ""
     servers: tuple[str, ...] = ()
-    group: str = "default"
+    group: str = GROUP_DEFAULT
     topics: tuple[str, ...] = ()
     topic_pattern: str = ""
     starting: int | None = None
@@ -145,10 +151,11 @@ class WriteOptions:
     """How to write."""
 
     servers: tuple[str, ...] = ()
-    group: str = "default"
+    group: str = GROUP_DEFAULT
     topic: str = ""
     writer_id: str = ""
     queue_id: int | None = None
+    partitioner: Partitioner = "roundrobin"
     batch_bytes: int = BATCH_BYTES_DEFAULT
     send_timeout_ms: int = 60_000
     security: SecurityOptions = field(default_factory=lambda: SecurityOptions())
@@ -159,6 +166,8 @@ class WriteOptions:
         values, security, problems = _parsed(options, WRITE_OPTIONS, READ_OPTIONS, "writes")
         if not values.get("servers"):
             problems.append("option bootstrap.servers is missing: host:port of one or more nodes")
+        if "queue_id" in values and values.get("partitioner") == "keys":
+            problems.append("queueId and partitioner=keys are both given: one queue for all rows, or one for each key")
         _raise_if(problems)
         return cls(**values, security=security)
 
@@ -220,15 +229,17 @@ def _parsed(
 def _unknown(key: str, by_name: Mapping[str, Option], elsewhere: Iterable[str], doing: str) -> str:
     if key.lower() in elsewhere:
         return f"option {key} is not one for {doing}"
-    near = difflib.get_close_matches(key.lower(), by_name, n=_NEAREST, cutoff=0.5)
-    names = list(dict.fromkeys(by_name[one].name for one in near))
-    hint = f"did you mean {' or '.join(names)}?" if names else f"there are: {', '.join(option_names(by_name))}"
+    if instead := instead_of(key):
+        return f"option {key} is not supported: {instead}"
+    return unknown_option(key, {name: option.name for name, option in by_name.items()})
+
+
+def unknown_option(key: str, names: Mapping[str, str]) -> str:
+    """Which options there are instead; ``names`` holds them as they are written, by all that they may be given as."""
+    near = difflib.get_close_matches(key.lower(), names, n=_NEAREST, cutoff=0.5)
+    meant = list(dict.fromkeys(names[one] for one in near))
+    hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {', '.join(dict.fromkeys(names.values()))}"
     return f"option {key} is unknown: {hint}"
-
-
-def option_names(by_name: Mapping[str, Option]) -> list[str]:
-    """The names, without aliases, in the order of the table."""
-    return list(dict.fromkeys(one.name for one in by_name.values()))
 
 
 def _raise_if(problems: list[str]) -> None:
@@ -243,10 +254,10 @@ READ_OPTIONS: Final = (
         "servers",
         addresses_value,
         "",
-        "client addresses of a running group, `host:port,host:port`",
+        "client addresses of a running group, `host:port,host:port` (brokers: `listenPort`)",
         ("kafka.bootstrap.servers", "bootstrapServers", "nameServer"),
     ),
-    Option("group", "group", text_value, "default", "the name of the replication group"),
+    Option("group", "group", text_value, "default", "the name of the replication group (brokers: `dLegerGroup`)"),
     Option("subscribe", "topics", names_value, "all", "topics, separated by commas", ("topic",)),
     Option(
         "subscribePattern", "topic_pattern", pattern_value, "all", "a regular expression that whole topic names match"
@@ -300,9 +311,9 @@ READ_OPTIONS: Final = (
     Option(
         "minPartitions",
         "min_partitions",
-        number_value(1, 100_000),
+        number_value(1, SPLITS_MAX),
         "",
-        "at least so many splits, as far as records allow",
+        f"at least so many splits, up to {SPLITS_MAX}, as far as records allow",
     ),
     Option(
         "maxRecordsPerPartition",
@@ -405,10 +416,10 @@ WRITE_OPTIONS: Final = (
         "servers",
         addresses_value,
         "",
-        "client addresses of a running group, `host:port,host:port`",
+        "client addresses of a running group, `host:port,host:port` (brokers: `listenPort`)",
         ("kafka.bootstrap.servers", "bootstrapServers", "nameServer"),
     ),
-    Option("group", "group", text_value, "default", "the name of the replication group"),
+    Option("group", "group", text_value, "default", "the name of the replication group (brokers: `dLegerGroup`)"),
     Option("topic", "topic", text_value, "", "where all rows go; without it, to the topic in the column `topic`"),
     Option(
         "writerId",
@@ -418,6 +429,14 @@ WRITE_OPTIONS: Final = (
         "names this write: a rerun with the same one adds only what is missing",
     ),
     Option("queueId", "queue_id", number_value(0, (1 << 31) - 1), "in turn", "the queue that all rows go to"),
+    Option(
+        "partitioner",
+        "partitioner",
+        choice_value("roundrobin", "keys"),
+        "roundRobin",
+        "which queue a row goes to that names none: the next one in turn, or, with `keys`, always the same one for the "
+        "same keys, as RocketMQ's `SelectMessageQueueByHash` chooses it",
+    ),
     Option("batchBytes", "batch_bytes", size_value(1, _BATCH_BYTES_MAX), "1m", "how much is sent in one request"),
     Option(
         "sendTimeoutMs",

@@ -1,19 +1,20 @@
 """Making a Spark session that suits the log. Whatever the user has set stays as it is.
 
 Defaults are set on the builder only where neither the user's arguments nor an environment variable, nor Spark's own
-files (``spark-defaults.conf``, ``spark-submit --conf``) say anything else. Under ``spark-submit`` there may be a
-session already: then only what may change while it runs, and is unset, is set.
+files (``spark-defaults.conf``, ``spark-submit --conf``) say anything else. Where there is a session already, only what
+may change while it runs is set, as far as its own settings do not hold it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,9 @@ LOCAL_DEFAULTS: Final[Mapping[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 """What suits a session in one process on one machine."""
+_DEFAULT_MASTER: Final = "local[*]"
+_MANY: Final = 1 << 16
+"""More than the processors of a cluster."""
 _LOG4J: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -70,35 +74,69 @@ def spark_session(master: str | None = None, app_name: str = "dledger", **conf: 
     ``conf``: Spark's settings, with ``_`` for ``.`` where the name is no Python word, as
     ``spark_session(**{"spark.driver.memory": "4g"})``. Raises ``JavaMissingError``, ``PipelineError``.
     """
+    return open_session(master, app_name, conf)
+
+
+def open_session(
+    master: str | None, app_name: str, conf: Mapping[str, object], defaults: Mapping[str, str] = START_DEFAULTS
+) -> SparkSession:
+    """The same with other defaults for what counts only before the JVM starts. Raises as ``spark_session``."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise PipelineError(f"Spark is not installed ({error}): pip install 'dledger[spark]'") from error
     settings = {_setting_name(name): _setting_text(value) for name, value in conf.items()}
+    master = master or settings.pop("spark.master", None)
     builder: Any = SparkSession.builder.appName(app_name)  # Any: the builder of classic Spark and of Connect
     for name, value in settings.items():
         builder = builder.config(name, value)
     remote = master if master is not None and master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
     running = SparkSession.getActiveSession()
     if remote or (running is not None and is_remote(running)):
-        if remote and remote.startswith("local"):  # a server of its own, in this machine's JVM
-            _prepare_environment(os.environ, remote)
-            java_version(os.environ)
-        session: SparkSession = (builder.remote(remote) if remote else builder).getOrCreate()
-        _set_unset(session, settings)
-        return session
-    if running is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has started a JVM already
-        _prepare_environment(os.environ, master or settings.get("spark.master"))
-        java_version(os.environ)
-    elif running is None:
+        connect = builder.remote(remote) if remote else builder
+        return _with_defaults(_remote_session(connect.getOrCreate, remote))
+    if running is not None:
+        return _with_defaults(builder.getOrCreate())
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started a JVM already
+    if submitted:
         _meet_the_jvm()
-    for name, value in start_settings(master, settings).items():
+    said = known_settings(os.environ, settings)
+    if not submitted:
+        _prepare_environment(os.environ, master or said.get("spark.master"))
+        java_version(os.environ)
+    for name, value in start_settings(master, said, defaults).items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    _set_unset(session, settings)
-    if running is None and session.sparkContext.getConf().get("spark.submit.pyFiles"):
+    session = _with_defaults(_started(builder.getOrCreate, master or said.get("spark.master")))
+    if session.sparkContext.getConf().get("spark.submit.pyFiles"):
         _register_shipped(session)
     return session
+
+
+def _remote_session(make: Callable[[], SparkSession], remote: str | None) -> SparkSession:
+    """A session of Spark Connect. Raises ``PipelineError`` if its client lacks a package."""
+    if remote and remote.startswith("local"):  # a server of its own, in this machine's JVM
+        _prepare_environment(os.environ, remote)
+        java_version(os.environ)
+    try:
+        return make()
+    except ImportError as error:
+        raise PipelineError(
+            f"Spark Connect's client lacks a package ({error}): pip install 'dledger[spark-connect]'"
+        ) from error
+
+
+def _started(make: Callable[[], SparkSession], master: str | None) -> SparkSession:
+    """The session of a JVM that starts now. Raises ``PipelineError`` if it ends at once."""
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        return make()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise PipelineError(
+            f"Spark does not start with master {master or _DEFAULT_MASTER}: its JVM has said why (to the console)"
+        ) from error
 
 
 def _meet_the_jvm() -> None:
@@ -115,42 +153,84 @@ def _register_shipped(session: SparkSession) -> None:
     session.dataSource.register(DLedgerDataSource)
 
 
-def start_settings(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
-    """What to tell the builder before the JVM starts, beyond what the user said."""
-    from pyspark import SparkConf
-
-    known = _files_settings() | dict(SparkConf(loadDefaults=True).getAll()) | dict(settings)
-    chosen_master = master or known.get("spark.master") or "local[*]"
-    defaults = dict(START_DEFAULTS)
+def start_settings(
+    master: str | None, said: Mapping[str, str], defaults: Mapping[str, str] = START_DEFAULTS
+) -> dict[str, str]:
+    """What to tell the builder before the JVM starts, beyond what the user has ``said`` (``known_settings``)."""
+    chosen_master = master or said.get("spark.master") or _DEFAULT_MASTER
     if chosen_master.startswith("local"):
-        defaults |= LOCAL_DEFAULTS
-    chosen = {name: value for name, value in defaults.items() if name not in known}
-    if master is not None or "spark.master" not in known:
+        defaults = {**defaults, **LOCAL_DEFAULTS}
+    chosen = {name: value for name, value in defaults.items() if name not in said}
+    if master is not None or "spark.master" not in said:
         chosen["spark.master"] = chosen_master
     return chosen
 
 
-def _files_settings() -> dict[str, str]:
-    """What ``spark-defaults.conf`` says: the JVM reads it, but only after the builder's settings have won."""
+def known_settings(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """What the user has said, wherever: what comes later here wins with Spark, too."""
+    from pyspark import SparkConf
+
+    environments_master = {"spark.master": environment["MASTER"]} if environment.get("MASTER") else {}
+    return (
+        environments_master
+        | _files_settings(environment)
+        | _submit_settings(environment)
+        | dict(SparkConf(loadDefaults=True).getAll())
+        | dict(settings)
+    )
+
+
+def _conf_directory(environment: Mapping[str, str]) -> Path:
+    """Where Spark looks for its files: an installed package may have some, as a distribution has."""
     from pyspark.find_spark_home import _find_spark_home
 
-    directory = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME') or _find_spark_home()}/conf"
-    path = Path(directory) / "spark-defaults.conf"
+    return Path(environment.get("SPARK_CONF_DIR") or f"{environment.get('SPARK_HOME') or _find_spark_home()}/conf")
+
+
+def _files_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What ``spark-defaults.conf`` says: the JVM reads it, but only after the builder's settings have won."""
+    path = _conf_directory(environment) / "spark-defaults.conf"
     if not path.is_file():
         return {}
     pairs = (re.split(r"[\s=:]+", line.strip(), maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and not pair[0].startswith("#")}
 
 
-def _set_unset(session: SparkSession, settings: Mapping[str, str]) -> None:
-    """Set what may be set while a session runs, where nobody has."""
-    said = _files_settings()
-    context = None if is_remote(session) else session.sparkContext.getConf()
+def _submit_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What ``PYSPARK_SUBMIT_ARGS`` says of the master and of settings: ``--master local[2] --conf a=b pyspark-shell``.
+
+    The JVM is started with it, and the builder's settings would win over it.
+    """
+    found: dict[str, str] = {}
+    words = iter(shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")))
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in ("--master", "--conf", "-c"):
+            text = value if equals else next(words, "")
+            name, _, value = ("spark.master", "", text) if option == "--master" else text.partition("=")
+            found[name] = value
+    return found
+
+
+def _with_defaults(session: SparkSession) -> SparkSession:
+    """Set what may be set while a session runs, where nobody has: not in a file, not as argument, not in the session.
+
+    A session's settings hold all of that, and not what Spark takes where nothing is set.
+    """
+    held = session.conf.getAll
     for name, value in RUNTIME_DEFAULTS.items():
-        if name in settings or name in said or (context is not None and context.contains(name)):
-            continue
-        if is_remote(session) or session.conf.get(name, None) != value:
+        if name not in held:
             session.conf.set(name, value)
+    return session
+
+
+def tasks_at_once(session: SparkSession) -> int:
+    """How many tasks run at a time, as far as Spark knows: into so many pieces it cuts what says nothing else."""
+    if not is_remote(session):
+        return session.sparkContext.defaultParallelism
+    from pyspark.sql import functions as f
+
+    return session.range(_MANY).select(f.spark_partition_id()).distinct().count()
 
 
 def is_remote(session: SparkSession) -> bool:
@@ -164,13 +244,8 @@ def _prepare_environment(environment: MutableMapping[str, str], master: str | No
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master is None or master.startswith(("local", "spark://127.0.0.1:", "spark://localhost:")):
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    if "SPARK_CONF_DIR" not in environment and not _has_conf_directory(environment):
+    if "SPARK_CONF_DIR" not in environment and not _conf_directory(environment).is_dir():
         environment["SPARK_CONF_DIR"] = str(_quiet_conf_directory())
-
-
-def _has_conf_directory(environment: Mapping[str, str]) -> bool:
-    home = environment.get("SPARK_HOME")
-    return home is not None and (Path(home) / "conf").is_dir()
 
 
 def _quiet_conf_directory() -> Path:

@@ -27,16 +27,23 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 import click
 
 from dledger.errors import ConfigError, DLedgerError
-from pipeline.jobs.errors import MissingPartError, SparkFailedError
+from pipeline.jobs.errors import JobError, MissingPartError, SparkFailedError
 from pipeline.jobs.page import write_page
 from pipeline.jobs.printing import print_json, print_report
 from pipeline.jobs.report import EXIT_FAILED, Report
 from pipeline.jobs.source import assigned
+from pipeline.session import START_DEFAULTS, is_remote, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXIT_USAGE = 2
+PROGRESS_BAR = "spark.ui.showConsoleProgress"
+NOT_REMOTE = {
+    "follow": "follow does not run on Spark Connect: its batches would be counted at the server, where nobody sees the "
+    "counts. Name a cluster (--master spark://…) or this machine (--master 'local[*]'), and unset SPARK_REMOTE"
+}
+"""Jobs that cannot run on Spark Connect, and what to do."""
 _SHUFFLE = "spark.sql.shuffle.partitions"
 
 P = ParamSpec("P")
@@ -51,6 +58,7 @@ class Frame:
     conf: Mapping[str, str]
     as_json: bool
     html: Path | None
+    job: str = ""
 
 
 def job_command(
@@ -69,7 +77,7 @@ def job_command(
             **typed: P.kwargs,
         ) -> None:
             options = parse(*args, **typed)
-            report = run_job(run, options, Frame(master, assigned(conf, "--conf"), as_json, html))
+            report = run_job(run, options, Frame(master, assigned(conf, "--conf"), as_json, html, name))
             click.get_current_context().exit(report.exit_code)
 
         command: Callable[..., None] = whole
@@ -85,8 +93,8 @@ _FRAME_OPTIONS = (
         "--master",
         envvar="SPARK_MASTER",
         metavar="URL",
-        help="Where Spark runs: local[N], spark://HOST:7077, yarn, k8s://…; default: all processors of this machine, "
-        "or what spark-submit says.",
+        help="Where Spark runs: local[N], spark://HOST:7077, yarn, k8s://…, sc://HOST; default: all processors of this "
+        "machine, or what spark-submit says.",
     ),
     click.option(
         "--conf",
@@ -119,18 +127,20 @@ def run_job(run: Callable[[SparkSession, Options], Report], options: Options, fr
 def job_session(frame: Frame) -> Iterator[SparkSession]:
     """A session for one job, ended with it unless it was there before.
 
-    Raises ``MissingPartError``.
+    Raises ``MissingPartError``, ``SparkFailedError``, ``PipelineError``, ``JobError`` if the job cannot run there.
     """
     require_spark()
     from pyspark.sql import SparkSession
 
-    from pipeline.session import spark_session
-
     before = SparkSession.getActiveSession()
-    conf = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(), **frame.conf}
-    spark = spark_session(frame.master, **conf)
-    _suit_machine(spark)
+    defaults = {**START_DEFAULTS, PROGRESS_BAR: str(sys.stderr.isatty()).lower()}
+    with spark_errors_in_a_sentence():
+        spark = open_session(frame.master, "dledger", frame.conf, defaults)
     try:
+        if is_remote(spark) and frame.job in NOT_REMOTE:
+            raise JobError(NOT_REMOTE[frame.job])
+        with spark_errors_in_a_sentence():
+            _suit_machine(spark)
         yield spark
     finally:
         if before is None:
@@ -139,8 +149,10 @@ def job_session(frame: Frame) -> Iterator[SparkSession]:
 
 def _suit_machine(spark: SparkSession) -> None:
     """Fewer pieces per shuffle than Spark's 200, which are for clusters, where one machine does everything."""
+    if is_remote(spark):  # the server's machine, and its settings
+        return
     context = spark.sparkContext
-    if (context.master or "").startswith("local") and not context.getConf().contains(_SHUFFLE):
+    if (context.master or "").startswith("local") and _SHUFFLE not in spark.conf.getAll:
         spark.conf.set(_SHUFFLE, str(2 * context.defaultParallelism))
 
 

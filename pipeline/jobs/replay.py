@@ -38,6 +38,7 @@ from pipeline.jobs.source import (
     words,
 )
 from pipeline.jobs.units import Unit
+from pipeline.session import tasks_at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -309,7 +310,7 @@ def _write(spark: SparkSession, options: ReplayOptions, rows: Rows, writer: str,
     dealt = rows.frame.withColumn("writer", f.pmod(f.floor(f.col("place") / rows.chunk), options.writers).cast("int"))
     ordered = dealt.repartitionById(options.writers, "writer").sortWithinPartitions("place")
     if options.rate is not None:
-        at_once = min(options.writers, spark.sparkContext.defaultParallelism)
+        at_once = min(options.writers, tasks_at_once(spark))
         ordered = ordered.withColumn("body", paced(f.col("body"), options.rate / at_once, before))
     names = ["body", "topic", "keys", "tags", *(["queueId"] if options.keep_queues else [])]
     columns = [f.col(name) for name in names if name in rows.frame.columns and (name == "body" or options.target.topic)]

@@ -23,7 +23,7 @@ from pipeline.audit.blocks import BLOCK_BYTES, SPLIT_BYTES, BlockDigest, Stretch
 from pipeline.audit.live import connected, live_digest
 from pipeline.audit.replica import common_end, open_replicas
 from pipeline.errors import OptionError
-from pipeline.options import ReadOptions
+from pipeline.options import ReadOptions, unknown_option
 from pipeline.source.rows import settle_worker
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _ARROW: Final = pa.schema(
         ("error", pa.string()),
     ]
 )
-_OPTIONS: Final = frozenset({"path", "plan", "blockbytes", "splitbytes"})
+_OPTIONS: Final = {name.lower(): name for name in ("path", "plan", "blockBytes", "splitBytes")}
 _ROWS_MAX: Final = 4096
 
 
@@ -80,9 +80,10 @@ class BlocksReader(DataSourceReader):
         others = {name: value for name, value in options.items() if name not in _OPTIONS}
         self._connection = ReadOptions.parse(others) if "bootstrap.servers" in others else None
         if others and self._connection is None:
+            problems = [unknown_option(name, _OPTIONS) for name in sorted(others)]
             raise OptionError(
-                f"{NAME} knows no option {', '.join(sorted(others))}; it has path, plan, blockBytes, splitBytes, and "
-                "for running nodes those of the format dledger"
+                f"format {NAME}: {'; '.join(problems)} (for running nodes it has those of the format dledger, too, and "
+                "bootstrap.servers must be among them)"
             )
         if columns != _ARROW.names:
             raise OptionError(f"{NAME} has the columns {SCHEMA} and no others")

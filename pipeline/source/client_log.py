@@ -16,10 +16,11 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from dledger.client import DLedgerClient, ReadFrom, ReadMode
 from dledger.client.shared import is_retried_read
-from dledger.errors import DLedgerError, IndexBeforeBeginError
+from dledger.errors import DLedgerError, IdentityError, IndexBeforeBeginError
 from dledger.rpc.bulk_codec import Located
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogChunk, Role
+from pipeline.errors import OptionError
 from pipeline.options import ReadOptions, SecurityOptions
 from pipeline.source.group_log import CommittedRange, TrimmedError
 from rocketstore.client import Admin
@@ -72,6 +73,14 @@ def shared_client(servers: tuple[str, ...], group: str, security: SecurityOption
 def shared_admin(servers: tuple[str, ...], security: SecurityOptions) -> Admin:
     """This process's administrator of brokers. Whoever asks does not close it."""
     return _admins.get(servers, "", security)
+
+
+def status_of(servers: tuple[str, ...], group: str, security: SecurityOptions, timeout_s: float) -> NodeStatus:
+    """What a member says of itself. Raises ``OptionError``, with the right name, if the group has another."""
+    try:
+        return shared_client(servers, group, security).metadata(timeout_s=timeout_s)
+    except IdentityError as error:
+        raise OptionError(f"option group: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,7 @@ class ClientLog:
         return self.options.fetch_timeout_ms / 1000
 
     def _status(self) -> NodeStatus:
-        return self._client.metadata(timeout_s=self._timeout_s)
+        return status_of(self.options.servers, self.options.group, self.options.security, self._timeout_s)
 
     def _locate(
         self,

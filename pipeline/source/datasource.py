@@ -70,9 +70,9 @@ class DLedgerDataSource(DataSource):
 
     def _read(self, schema: StructType) -> tuple[ReadOptions, Projection]:
         """What to read and how. Raises ``OptionError``, ``SchemaError``."""
-        options = ReadOptions.parse(for_reads(options_in(schema)) | dict(self.options))
+        options = ReadOptions.parse(for_reads(options_in(schema), self.options))
         return options, projection_of(schema, options.schema_style, options.properties_format)
 
     def _write_options(self, schema: StructType) -> WriteOptions:
         given = {name: text for name, text in self.options.items() if name.lower() not in _SPARKS_OWN}
-        return WriteOptions.parse(for_writes(options_in(schema)) | given)
+        return WriteOptions.parse(for_writes(options_in(schema), given))

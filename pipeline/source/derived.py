@@ -36,6 +36,7 @@ from pyspark.sql.datasource import (
 
 from pipeline.directory import Split, SplitSizes, open_directory, plan_splits
 from pipeline.errors import OptionError, PipelineError
+from pipeline.options import unknown_option
 from pipeline.rebuild.derive import records_of
 from pipeline.rebuild.install import sync_directory
 from pipeline.rebuild.parts import DIRECTORIES, INDEX, PARTS, QUEUES
@@ -81,9 +82,7 @@ class DerivedOptions:
         """Raises ``OptionError`` with every problem, ``ConfigError`` for delay levels that are none."""
         given = {name.lower(): value for name, value in options.items()}
         known = {name.lower(): name for name in (*_NUMBERS, *_TEXTS)}
-        problems = [
-            f"there is no option {name}; there are {', '.join(known.values())}" for name in given.keys() - known
-        ]
+        problems = [unknown_option(name, known) for name in given.keys() - known]
         numbers = {name: _number(given.get(name.lower(), str(default))) for name, default in _NUMBERS.items()}
         problems += [f"{name} must be a number greater than 0" for name, value in numbers.items() if value < 1]
         texts = {name: given.get(name.lower(), default) for name, default in _TEXTS.items()}

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
+from pipeline.options import SPLITS_MAX
 from pipeline.source.group_log import Places
-
-RANGES_MAX: Final = 4096
-"""More tasks than this for one stretch cost more than they bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ def cut(whole: IndexRange, cutting: Cutting, places: Places) -> list[IndexRange]
         return [IndexRange(whole.first, whole.first)]
     # Where the last entry begins, not where the stretch ends: what follows an entry may be a blank, but only later.
     begin, last = places.positions_of((whole.first, whole.end - 1))
-    wanted = min(max(1, cutting.ranges_min, _ceil(last - begin, cutting.split_bytes)), whole.count, RANGES_MAX)
+    wanted = min(max(1, cutting.ranges_min, _ceil(last - begin, cutting.split_bytes)), whole.count, SPLITS_MAX)
     bounds = [whole.first, whole.end]
     if wanted > 1:
         targets = [begin + (last - begin) * number // wanted for number in range(1, wanted)]

@@ -15,10 +15,11 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 
 from pipeline.errors import OptionError
-from pipeline.options import WriteOptions
-from pipeline.source.client_log import shared_client
+from pipeline.options import GROUP_DEFAULT, WriteOptions
+from pipeline.source.client_log import shared_client, status_of
 from pipeline.source.sink_rows import RowFormat, bodies_of, rows_of
 from rocketstore.client import Admin, Producer, SendFuture
+from rocketstore.message.message import PROPERTY_KEYS
 
 _CHECK_TIMEOUT_S: Final = 10.0
 _LINGER_MS: Final = 5.0
@@ -57,10 +58,14 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
     """Ask, before any task runs, whether the servers take such rows. Raises ``OptionError``, ``DLedgerError``."""
     if options.topic or form.has("topic"):
         with closing(Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client())) as admin:
-            admin.topics()  # whoever is no broker says so
+            names = {one.name for one in admin.topics()}  # whoever is no broker says so
+            if options.partitioner == "keys" and options.topic and options.topic not in names:
+                raise OptionError(f"option partitioner: make topic {options.topic} first: keys choose among its queues")
+            # Messages need no group to be named. One that is named and is another's means other brokers.
+            if options.group != GROUP_DEFAULT and admin.status().replicated:
+                status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
         return
-    client = shared_client(options.servers, options.group, options.security)
-    if client.metadata(timeout_s=_CHECK_TIMEOUT_S).is_broker:
+    if status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S).is_broker:
         raise OptionError("the servers are brokers: name the topic of the rows, by option topic or in a column topic")
 
 
@@ -137,8 +142,10 @@ class TopicTarget:
         """See ``RowTarget``."""
         send, options = self._sender.send, self._options
         rows = rows_of(batch, self._form, options.topic, options.queue_id, first_row)
+        by_keys = options.partitioner == "keys"
         for number, (message, queue_id) in enumerate(rows, first_row):
-            future = send(message, queue_id=queue_id, sequence=number)
+            key = message.properties.get(PROPERTY_KEYS) if by_keys else None  # a queue that is named wins
+            future = send(message, key=key, queue_id=queue_id, sequence=number)
             if number % _LOOK_EVERY_ROWS == 0:
                 self._sent.append(future)
         self._sent.append(future)

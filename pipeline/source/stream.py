@@ -55,6 +55,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log = ClientLog(options)
         self._progress = StreamProgress(options, self._log)
         self._published = -1
+        self._warned = False
 
     # --- planning, in the query's own process ------------------------------------------------------------------------
 
@@ -107,9 +108,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             self._log.publish(group, done.index)
-            self._published = done.index
+            self._published, self._warned = done.index, False
         except DLedgerError as error:
-            _log.warning("the offsets of group %s are not published: %s", group, error)
+            if not self._warned:  # it is tried again with every batch: once is enough, until it has worked again
+                _log.warning("the offsets of group %s are not published, for the time being: %s", group, error)
+            self._warned = True
 
     # --- in the tasks -------------------------------------------------------------------------------------------------
 

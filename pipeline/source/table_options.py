@@ -25,6 +25,7 @@ _OF_SPARK: Final = frozenset(
 _PREFIX: Final = "option."
 _COMMENT: Final = "comment"
 _BEGIN: Final = "dledger options: "
+_NOTHING: Final[Mapping[str, str]] = {}
 _SECRETS: Final = frozenset(("secretkey",))
 
 
@@ -59,14 +60,22 @@ def options_in(schema: StructType) -> dict[str, str]:
     return {}
 
 
-def for_reads(options: Mapping[str, str]) -> dict[str, str]:
-    """A table's options without those that concern writing only."""
-    return _without(options, WRITE_OPTIONS, READ_OPTIONS)
+def for_reads(options: Mapping[str, str], given: Mapping[str, str] = _NOTHING) -> dict[str, str]:
+    """A table's options without those that concern writing only, and what a query says, which wins."""
+    return _merged(_without(options, WRITE_OPTIONS, READ_OPTIONS), given, READ_OPTIONS)
 
 
-def for_writes(options: Mapping[str, str]) -> dict[str, str]:
-    """A table's options without those that concern reading only."""
-    return _without(options, READ_OPTIONS, WRITE_OPTIONS)
+def for_writes(options: Mapping[str, str], given: Mapping[str, str] = _NOTHING) -> dict[str, str]:
+    """A table's options without those that concern reading only, and what a query says, which wins."""
+    return _merged(_without(options, READ_OPTIONS, WRITE_OPTIONS), given, WRITE_OPTIONS)
+
+
+def _merged(of_table: Mapping[str, str], given: Mapping[str, str], table: Iterable[Option]) -> dict[str, str]:
+    """By what options mean, as each has several names; what a query says twice stays there, to be refused."""
+    meanings = {name.lower(): one.attribute for one in table for name in (one.name, *one.aliases)}
+    said = {meanings.get(name.lower(), name.lower()) for name in given}
+    left = {name: text for name, text in of_table.items() if meanings.get(name.lower(), name.lower()) not in said}
+    return left | dict(given)
 
 
 def _without(options: Mapping[str, str], others: Iterable[Option], own: Iterable[Option]) -> dict[str, str]:

@@ -45,5 +45,5 @@ def test_blocks_are_a_format_of_their_own(spark: SparkSession, tmp_path: Path) -
 
     assert {row["replica"] for row in rows} == {"n0", "n1"}
     assert sum(row["bytes"] for row in rows if row["replica"] == "n0") == 15_100 < BLOCK_BYTES
-    with pytest.raises(Exception, match="knows no option"):
+    with pytest.raises(Exception, match="did you mean blockBytes"):
         spark.read.format("dledger-blocks").option("blockByte", 1).load("x").collect()

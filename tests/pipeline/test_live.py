@@ -111,7 +111,7 @@ def test_kafka_columns_and_option_names_work(spark: SparkSession, broker: Broker
 
 def test_table_of_sql_reads_the_group(spark: SparkSession, broker: BrokerNode) -> None:
     """``CREATE TABLE … USING dledger`` needs no registration; a query may say more."""
-    spark.sql(f"CREATE TABLE live_a USING dledger OPTIONS ({in_sql(broker)}, subscribe 'a', writerId 'w')")
+    spark.sql(f"CREATE TABLE live_a USING dledger OPTIONS ({in_sql(broker)}, topic 'a', writerId 'w')")
     try:
         assert bodies(spark.table("live_a")) == list(range(50))
         assert bodies(spark.sql("SELECT body FROM live_a WITH (subscribe = 'b')")) == list(range(50, 100))
@@ -138,7 +138,7 @@ def test_secret_of_a_view_is_not_shown(spark: SparkSession, broker: BrokerNode) 
 
 def test_wrong_group_is_told(spark: SparkSession, broker: BrokerNode) -> None:
     """By the servers' own word."""
-    with pytest.raises(PySparkException, match="group"):
+    with pytest.raises(PySparkException, match="option group: this node serves group 'G', not 'other'"):
         read(spark, broker, group="other").count()
 
 

@@ -11,7 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from dledger.core import producers
-from rocketstore.client import Producer
+from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.client.producer import queue_of_key
 from rocketstore.message.message import Message
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 
@@ -82,6 +83,31 @@ def test_columns_arrive_as_messages(spark: SparkSession, broker: BrokerNode) -> 
     (row,) = spark.read.format("dledger").options(**options).load().collect()
     assert (bytes(row.body), row.topic, row.keys, row.tags) == (b"b", "cols", "k1 k2", "tag")
     assert row.properties["a"] == "z"
+
+
+def test_rows_with_the_same_keys_go_to_one_queue_however_often_they_are_written(
+    spark: SparkSession, broker: BrokerNode
+) -> None:
+    """The one that RocketMQ's producers choose by hash; a queue that is named wins, rows without keys take turns."""
+    with Admin(broker.server.address) as admin:
+        admin.put_topic(TopicInfo("keyed", 5, 5))
+    frame = spark.range(0, ROWS, 1, PARTITIONS).selectExpr(
+        "cast(id AS string) AS body",
+        "CASE WHEN id % 10 < 8 THEN concat('key', id % 10) END AS keys",
+        "CASE WHEN id % 10 = 7 THEN 4 END AS queueId",
+    )
+
+    for writer in ("one", "two", "two"):
+        write(frame, broker, topic="keyed", partitioner="keys", writerId=f"keyed-{writer}")
+
+    options = {**broker.options, "subscribe": "keyed"}
+    rows = spark.read.format("dledger").schema("keys string, queueId int").options(**options).load().collect()
+    queues = {row.keys: {one.queueId for one in rows if one.keys == row.keys} for row in rows}
+    assert len(rows) == 2 * ROWS
+    assert queues.pop(None) == {0, 1, 2, 3, 4}
+    assert queues.pop("key7") == {4}
+    assert queues == {f"key{number}": {queue_of_key(f"key{number}", 5)} for number in range(7)}
+    assert len({queue for one in queues.values() for queue in one}) > 1
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -189,6 +215,10 @@ def test_mistakes_are_told_before_a_row_is_written(spark: SparkSession, broker: 
         write(numbers(spark), broker)
     with pytest.raises(PySparkException, match="did you mean keys"):
         write(numbers(spark).selectExpr("body", "body AS keyz"), broker, topic="t")
+    with pytest.raises(PySparkException, match="option group: this node serves group 'G', not 'other'"):
+        write(numbers(spark), broker, topic="t", group="other")
+    with pytest.raises(PySparkException, match="make topic nowhere first"):
+        write(numbers(spark), broker, topic="nowhere", partitioner="keys")
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         numbers(spark).write.format("dledger").mode("overwrite").options(**broker.options, topic="t").save()
     with entry_node(tmp_path / "log") as node, pytest.raises(PySparkException, match="is no broker"):

@@ -77,3 +77,9 @@ def test_spark_connect_gives_what_a_classic_session_gives(tmp_path: Path) -> Non
     assert found["written"] == list(range(ROWS))
     assert found["sql"] == ENTRIES
     assert "did you mean body" in found["refused"]
+    assert found["kept"] == "Asia/Tokyo"
+    jobs, messages = found["jobs"], sum(bodies(log).values())
+    assert jobs["stats"]["summary"]["messages"] == messages
+    assert jobs["audit"]["summary"]["verdict"] == "equal"
+    assert jobs["replay"]["summary"]["stored_now"] == found["paced"] == messages
+    assert "follow does not run on Spark Connect" in jobs["follow"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,9 @@ def main(directory: str, log: str, entries: str, brokers: str) -> None:
     register(spark)  # as for a server that does not find the format
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # as that something cannot be set any more
+        spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
         assert spark_session(app_name="connect") is spark
+        found["kept"] = spark.conf.get("spark.sql.session.timeZone")
     places = ", ".join(f"'{name}' '{text}'" for name, text in entry_options.items())
     spark.sql(f"CREATE TEMPORARY VIEW entries USING dledger OPTIONS ({places})")
     found["sql"] = spark.sql("SELECT count(*) AS n FROM entries").collect()[0]["n"]
@@ -64,8 +67,31 @@ def main(directory: str, log: str, entries: str, brokers: str) -> None:
         rows.selectExpr("body AS bodi").write.format("dledger").mode("append").options(**target).save()
     except PySparkException as error:
         found["refused"] = str(error)
+    found["jobs"] = jobs(log, f"{directory}/copy", {**broker_options, "topic": "paced"})
+    found["paced"] = len(texts(load(**broker_options, subscribe="paced")))
     spark.stop()
     sys.stdout.write(json.dumps(found) + "\n")
+
+
+def jobs(log: str, replica: str, target: dict[str, str]) -> dict[str, Any]:
+    """What commands give that use the session there is."""
+    from click.testing import CliRunner
+
+    from cluster.cli import main as dledger
+
+    shutil.copytree(log, replica)
+    to = ("--to", target["bootstrap.servers"], "--to-group", target["group"], "--to-topic", target["topic"])
+    words = {
+        "stats": ("stats", log, "--json"),
+        "audit": ("audit", log, replica, "--json"),
+        "replay": ("replay", log, *to, "--rate", "100000", "--json"),
+        "follow": ("follow", "-b", target["bootstrap.servers"], "-g", target["group"], "--once"),
+    }
+    found = {}
+    for job, typed in words.items():
+        result = CliRunner().invoke(dledger, ["pipeline", *typed])
+        found[job] = json.loads(result.stdout) if result.exit_code == 0 else result.output + str(result.exception)
+    return found
 
 
 def copy(spark: SparkSession, checkpoint: str, read: dict[str, str], write: dict[str, str]) -> None:

@@ -34,6 +34,12 @@ from pipeline.schema import COLUMNS, columns_of, ddl_of, default_columns
         ({"path": "/x", "subscribePattern": "("}, "no regular expression"),
         ({"path": "/x", "maxTriggerDelay": "soon"}, "no duration"),
         ({"path": "/x", "minPartitions": "0"}, "not between 1"),
+        ({"path": "/x", "minPartitions": "4097"}, "4097 is not between 1 and 4096"),
+        ({"bootstrap.servers": "a:1", "startingOffsetsByTimestamp": "{}"}, "is not supported: use startingTimestamp"),
+        ({"bootstrap.servers": "a:1", "groupIdPrefix": "x"}, "groupIdPrefix is not supported: a stream's position"),
+        ({"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL"}, "a group's are tlsCa"),
+        ({"bootstrap.servers": "a:1", "kafka.fetch.min.bytes": "1"}, "mean nothing here: leave it out"),
+        ({"bootstrap.servers": "a:1", "assign": '{"t":[0]}'}, "use subscribe, and filter by the column queueId"),
     ],
 )
 def test_wrong_options_are_refused_with_advice(options: dict[str, str], message: str) -> None:
@@ -68,6 +74,12 @@ def test_names_match_without_regard_to_case_and_as_kafka_has_them() -> None:
     assert ReadOptions.parse({"nameServer": "c:3;d:4", "startingOffsets": "-2"}).starting == EARLIEST
 
 
+def test_options_of_kafkas_sink_are_refused_with_ours() -> None:
+    """The nearest name would mislead."""
+    with pytest.raises(OptionError, match=r"kafka\.sasl\.mechanism is not supported.*accessKey with secretKey"):
+        WriteOptions.parse({"kafka.bootstrap.servers": "a:1", "kafka.sasl.mechanism": "PLAIN"})
+
+
 def test_sizes_durations_and_paths_are_read_as_people_write_them() -> None:
     """``64m``, ``5 s``, and the URI that Spark's catalog makes of a path."""
     options = ReadOptions.parse({"path": "file:/data/log", "splitBytes": "64m", "maxTriggerDelay": "5 s"})
@@ -80,6 +92,10 @@ def test_a_write_needs_servers_and_knows_no_path() -> None:
     with pytest.raises(OptionError, match=r"path is not one for writes.*bootstrap\.servers is missing"):
         WriteOptions.parse({"path": "/x"})
 
+    with pytest.raises(OptionError, match="queueId and partitioner=keys are both given"):
+        WriteOptions.parse({"bootstrap.servers": "a:1", "queueId": "1", "partitioner": "keys"})
+
+    assert WriteOptions.parse({"bootstrap.servers": "a:1", "partitioner": "roundRobin"}).partitioner == "roundrobin"
     assert WriteOptions.parse({"bootstrap.servers": "a:1", "topic": "t", "batchBytes": "2m"}).batch_bytes == 2 << 20
 
 

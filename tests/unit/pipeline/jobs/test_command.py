@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import pty
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +20,13 @@ from click.testing import CliRunner
 
 from cluster.cli import main as dledger
 from dledger.errors import ConfigError
-from pipeline.jobs import JOBS, command
-from pipeline.jobs.command import Frame, job_command, require_spark, run_standalone
-from pipeline.jobs.errors import JobError, MissingPartError
+from pipeline.jobs import JOBS, command, stats
+from pipeline.jobs.command import PROGRESS_BAR, Frame, job_command, job_session, require_spark, run_standalone
+from pipeline.jobs.errors import JobError, MissingPartError, SparkFailedError
 from pipeline.jobs.report import Report
 from pipeline.jobs.source import LogSource, source_options
 from pipeline.jobs.spark_errors import reason
+from pipeline.session import START_DEFAULTS
 from tests.docs.documents import ROOT
 from tests.unit.pipeline.jobs.reports import REPORT
 
@@ -102,6 +105,66 @@ def test_without_spark_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(MissingPartError, match=r"^pyspark is not installed: pip install 'dledger\[spark\]'"):
         require_spark()
+
+
+class Session:
+    """As much of a session as the frame asks for."""
+
+    ends = 0
+
+    def stop(self) -> None:
+        """Count it."""
+        self.ends += 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_unless_the_user_says_otherwise(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a default, so that a setting of the user's wins; whatever else is usual stays."""
+    opened: list[tuple[Any, Mapping[str, str]]] = []
+
+    def open_nothing(_master: str | None, _app: str, conf: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+        opened.append((conf, defaults))
+        raise JobError("enough")
+
+    monkeypatch.setattr(command, "open_session", open_nothing)
+    theirs, ours = pty.openpty() if terminal else os.pipe()
+    with open(ours, "w") as stderr, open(theirs), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        for words in ((), ("--conf", f"{PROGRESS_BAR}=true")):
+            with pytest.raises(JobError, match="enough"):
+                stats.command.main([str(tmp_path), *words], standalone_mode=False)
+
+    assert [conf for conf, _ in opened] == [{}, {PROGRESS_BAR: "true"}]
+    assert all(defaults == {**START_DEFAULTS, PROGRESS_BAR: str(terminal).lower()} for _, defaults in opened)
+
+
+def test_a_session_that_cannot_be_made_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a stack trace: a server that refuses, a master that is none."""
+    from pyspark.errors import PySparkRuntimeError
+
+    def fail(*_: object) -> None:
+        raise PySparkRuntimeError("[WHY] because")
+
+    monkeypatch.setattr(command, "open_session", fail)
+
+    with pytest.raises(SparkFailedError, match="because"), job_session(Frame(None, {}, False, None)):
+        pass
+
+
+def test_a_job_that_cannot_run_on_spark_connect_says_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches would be counted at the server: the report would say that there was nothing."""
+    session: Any = Session()  # Any: it stands for Spark's
+    monkeypatch.setattr(command, "open_session", lambda *_: session)
+    monkeypatch.setattr(command, "is_remote", lambda _: True)
+
+    with pytest.raises(JobError, match=r"follow does not run on Spark Connect.*--master"):
+        job_session(Frame("sc://h", {}, False, None, "follow")).__enter__()
+    with job_session(Frame("sc://h", {}, False, None, "stats")):
+        assert session.ends == 1
+
+    assert session.ends == 2
 
 
 def test_a_report_goes_to_standard_output_and_the_page(frames: list[Frame], tmp_path: Path) -> None:
