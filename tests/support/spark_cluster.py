@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -28,13 +30,32 @@ _EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Running, and at the end gone with all its processes."""
-    directory = tmp_path_factory.mktemp("spark-cluster")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # executors inherit it from the workers
-        try:
-            made = spark_standalone.start(Options(directory, workers=WORKERS, port=0, ui_port=0))
-        except JavaMissingError as error:
-            pytest.skip(f"NOT TESTED ON A SPARK CLUSTER: {error}")
+        yield from _running(tmp_path_factory.mktemp("spark-cluster"))
+
+
+@pytest.fixture(scope="module")
+def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The same, whose executors do not find this source tree by themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        yield from _running(tmp_path_factory.mktemp("bare-spark-cluster"))
+
+
+def libraries_only(directory: Path) -> Path:
+    """An environment that has the libraries of this one, and none of our packages; its interpreter."""
+    venv.create(directory, with_pip=False)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(directory)}))
+    (own / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # its own .pth files do not count there
+    return directory / "bin" / "python"
+
+
+def _running(directory: Path) -> Iterator[Cluster]:
+    try:
+        made = spark_standalone.start(Options(directory, workers=WORKERS, port=0, ui_port=0))
+    except JavaMissingError as error:
+        pytest.skip(f"NOT TESTED ON A SPARK CLUSTER: {error}")
     yield made
     spark_standalone.stop(directory)
     assert not any(process.alive for process in made.processes)
