@@ -109,7 +109,7 @@ def install_wheel(python: Path, directory: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     made = directory / "wheel"
     subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(source)],
+        [*pip, "wheel", "--no-deps", "--wheel-dir", str(made), str(source)],
         check=True,
         capture_output=True,
     )
