@@ -1,6 +1,7 @@
 """What comes before a split: the chain of checksums that its first entry continues.
 
-Planning says where the entries before it are, which costs nothing; the task looks at two of them if checksums matter.
+Planning says where the entries before it are, which costs nothing. If checksums matter, the task looks at two of them,
+which the index finds; without one it goes through the headers of the segment before.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class Lead:
 def chain_before(lead: Lead, index_directory: str, first_index: int) -> Chain | None:
     """What the split's first entry continues; None if it cannot be told. ``first_index``: its own; -1 if not known.
 
-    Nor can it if what is before the split was trimmed meanwhile. Raises ``OSError``.
+    Nor can it if what is before the split was trimmed or cut meanwhile. Raises ``OSError``.
     """
     try:
         return _chain_before(lead, index_directory, first_index)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # a file that is shorter cannot be mapped
         return None
 
 

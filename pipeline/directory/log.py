@@ -182,7 +182,9 @@ def _written(log: LogDirectory, flushed: Mark | None) -> tuple[int, int]:
     number = int(starts.searchsorted(end)) - 1
     last = segment.header(int(starts[number])) if number >= 0 else None
     index = last.index if last is not None else NO_INDEX
-    return (index if flushed is None else max(index, flushed.index)), end
+    if flushed is not None and end >= flushed.position:  # the last record may be what is damaged
+        index = max(index, flushed.index)
+    return index, end
 
 
 def _plain_log(path: Path, segments: tuple[Segment, ...], durable: int | None, *, incomplete: bool) -> LogDirectory:

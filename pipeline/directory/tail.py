@@ -2,7 +2,8 @@
 
 A torn record and a damaged one look alike. What a checkpoint calls durable was whole once: damage below it is left to
 whoever reads the records, who tells of it. Behind it the first record that is not whole ends the log, as it does for a
-broker that starts. Where nothing tells what was durable, it ends the log only if no whole record follows it.
+broker that starts. Where nothing tells what was durable, it ends the log only if no whole record follows that is later:
+an earlier one is what a store has truncated without zeros.
 
 The end given is where a record ends, or, if there is damage that cannot be stepped over, some place behind it: a walk
 to there does not arrive, and says where it stopped.
@@ -24,7 +25,13 @@ from dledger.types import Magic
 from pipeline.decode import Walk, WalkEnd, walk
 from pipeline.decode.layout import Ints
 from pipeline.directory.files import Segment
-from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, PHYSICAL_OFFSET_AT
+from rocketstore.message.record import (
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    OVERHEAD,
+    PHYSICAL_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+)
 from rocketstore.message.scan import scan_records
 
 _CHECKED_BYTES: Final = 4 * MIB
@@ -32,6 +39,8 @@ _CHECKED_BYTES: Final = 4 * MIB
 _SEARCHED_BYTES: Final = 4 * MIB
 """How much is read at a time to find a record."""
 _MAGIC_BYTES: Final = 4
+_POSITION_AT: Final = 24
+"""Where an entry's header says where it stands."""
 _ENTRY_MAGICS: Final = tuple(int(one).to_bytes(4, "big") for one in Magic)
 _MESSAGE_MAGICS: Final = tuple(one.to_bytes(4, "big", signed=True) for one in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2))
 
@@ -61,11 +70,13 @@ def _unexpected(segment: Segment, found: Walk) -> bool:
 
 def _end_by_what_follows(segment: Segment, starts: Ints, good: int, end: int, *, broken: bool) -> int:
     """Where the log ends if nothing is known of what was durable; ``broken``: the walk did not end as it should."""
-    if broken and _whole_record_behind(segment, end) is not None and not _is_whole(segment, end):
+    last = int(starts[-1]) if len(starts) else None
+    if broken and _whole_record_behind(segment, end, last) is not None and not _is_whole(segment, end):
         return segment.end  # were it whole now, it was only being written when it was walked to
     if good == end:
         return end
-    following = _whole_record_behind(segment, good)
+    number = int(starts.searchsorted(good))
+    following = _whole_record_behind(segment, good, int(starts[number - 1]) if number else None)
     if following is None:
         return good
     number = int(starts.searchsorted(following, side="right")) - 1
@@ -102,16 +113,30 @@ def _whole_entry(data: memoryview, position: int) -> bool:
     return len(body) == header.body_length and (unchecked or crc32c(body) == header.body_crc)
 
 
-def _whole_record_behind(segment: Segment, position: int) -> int | None:
-    """Where the first whole record begins behind a position, wherever that is; every record says where it stands."""
-    magics, before = (_MESSAGE_MAGICS, _MAGIC_BYTES) if segment.framing == "plain" else (_ENTRY_MAGICS, 0)
+def _whole_record_behind(segment: Segment, position: int, last: int | None) -> int | None:
+    """Where the first whole record begins behind a position, wherever that is, that was written after the ``last``."""
+    plain = segment.framing == "plain"
+    magics, magic_at, own_at = (_MESSAGE_MAGICS, 4, PHYSICAL_OFFSET_AT) if plain else (_ENTRY_MAGICS, 0, _POSITION_AT)
     for base, data in _stretches(segment, position + 1):
-        places = sorted(place for magic in magics for place in _places(data, magic))
-        for place in places:
-            at = base + place - before
-            if at > position and _is_whole(segment, at):
+        if data.count(0) == len(data):
+            continue
+        for place in sorted(place for magic in magics for place in _places(data, magic)):
+            at, own = base + place - magic_at, place - magic_at + own_at
+            told = data[own : own + 8]  # every record says where it stands
+            if at <= position or (len(told) == 8 and int.from_bytes(told, "big") != at):
+                continue
+            if _is_whole(segment, at) and (last is None or _is_later(segment, at, last)):
                 return at
     return None
+
+
+def _is_later(segment: Segment, position: int, last: int) -> bool:
+    """Whether a record was written after another, whose place is before its own."""
+    if segment.framing == "plain":
+        old, new = (segment.read(one + STORE_TIMESTAMP_AT, 8) for one in (last, position))
+        return old <= new  # as numbers, which are big-endian and not negative
+    before, after = segment.header(last), segment.header(position)
+    return before is not None and after is not None and before.index < after.index and before.term <= after.term
 
 
 def _is_whole(segment: Segment, position: int) -> bool:

@@ -52,8 +52,8 @@ def planned_range(options: ReadOptions, log: GroupLog, state: CommittedRange) ->
             f"endingOffsets: entry {end - 1} is not committed yet, the last one that is, is {state.end_index - 1}: "
             "read up to latest, or follow the group with readStream"
         )
-    if first > state.end_index:
-        first = begin_within(options, state.group, first, state.end_index)
+    if first > state.end_index and (sure := log.confirmed_end()) is not None and first > sure:
+        first = begin_within(options, state.group, first, sure)  # else it is a member that is behind
     return IndexRange(first, max(first, end))
 
 

@@ -136,7 +136,13 @@ class QuorumAckChecker:
         """
 
         def confirmed(result: LogIndex | DLedgerError) -> None:
-            done(result if isinstance(result, DLedgerError) else refusal)
+            if not isinstance(result, DLedgerError):
+                done(refusal)
+            elif result.outcome == "unknown":  # of a read; of this append it is certain that nothing is written
+                why = "nothing is appended, and whether this node still leads could not be confirmed: repeat"
+                done(NotLeaderError(f"{why} ({result})", leader=hint(self._state.leader_id)))
+            else:
+                done(result)
 
         self._reads.submit(now_ms, confirmed)
 

@@ -30,6 +30,7 @@ from dledger.errors import (
     NotLeaderError,
     OutOfOrderSequenceError,
     PendingFullError,
+    ShutdownError,
     TermChangedError,
     TooManyProducersError,
     UnknownProducerError,
@@ -170,6 +171,22 @@ def test_what_is_missing_is_told_once_a_quorum_confirms_the_leader() -> None:
 
     assert before
     assert isinstance(gap.error, OutOfOrderSequenceError)
+
+
+def test_a_refusal_that_no_quorum_confirms_has_written_nothing() -> None:
+    """So a client numbers it anew instead of telling its user that nobody knows."""
+    solo = Solo(3)
+    solo.lead()
+    late, stopped = append(solo, "q", 1, b"x"), Outcome[AppendedBatch]()
+    solo.now_ms += 60_000
+    solo.tick()
+    solo.node.append([b"x"], solo.now_ms, stopped, ProducerBatch("q", 1))
+    solo.node.abandon(ShutdownError("this node stops"))
+    solo.take()
+
+    for outcome in (late, stopped):
+        assert isinstance(outcome.error, NotLeaderError)
+        assert outcome.error.outcome == "not_applied"
 
 
 def test_a_replaced_leader_says_that_it_does_not_lead_not_that_something_is_missing() -> None:

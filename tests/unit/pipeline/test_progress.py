@@ -127,6 +127,15 @@ def test_batch_cannot_begin_behind_the_end(index: int) -> None:
     assert planned_range(ReadOptions.parse(texts), log, log.committed()) == IndexRange(5, 5)
 
 
+def test_a_batch_from_a_member_that_is_behind_is_empty() -> None:
+    """The group is further, and holds what was asked for: nothing is lost, and nothing is there to read yet."""
+    log = FakeGroupLog([100] * 10)
+    log.committed_end = 4
+    options = ReadOptions.parse({"bootstrap.servers": "h:1", "readFrom": "any", "startingOffsets": '{"index": 8}'})
+
+    assert planned_range(options, log, log.committed()) == IndexRange(8, 8)
+
+
 def test_times_bound_a_batch_within_what_was_committed_when_it_was_planned() -> None:
     """A time that is to come stands for the end, which may have moved on when it is asked for."""
     log = FakeGroupLog([100] * 5)

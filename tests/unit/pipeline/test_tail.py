@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from dledger.store.checkpoint import read_checkpoint
 from pipeline.decode import DecodeContext, named_columns
 from pipeline.directory import SplitSizes, open_directory, plan_splits, read_split
+from pipeline.directory.files import Segment
 from pipeline.errors import BrokenRecordError, LogDirectoryError
 from pipeline.options import VerifyCrc
 from rocketstore.checkpoint import Checkpoint
@@ -223,3 +225,56 @@ def test_a_node_that_lost_its_last_segment_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(LogDirectoryError, match="the copy is not complete"):
         open_directory(directory)
+
+
+def test_what_is_there_of_a_node_that_lost_its_last_segment_is_read_to_its_end(tmp_path: Path) -> None:
+    """With ``allowUncommitted``: its last entry is the last one that there is, whatever was flushed once."""
+    directory, places = write_node(tmp_path)
+    lost = places[-1][0]
+    lost.unlink()
+
+    log = open_directory(directory, allow_uncommitted=True)
+
+    assert log.committed == sum(path != lost for path, _ in places) - 1
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_only_later_records_behind_a_bad_one_are_proof_of_damage(tmp_path: Path, *, later: bool) -> None:
+    """What a store has truncated without zeros ends up behind what it has written since."""
+    places, _ = write_plain(tmp_path, durable=None)
+    path, start = places[DAMAGED]
+    written = encode_record(
+        Message("T", bytes(100), store_timestamp=DAMAGED if later else COUNT), physical_offset=int(path.name) + start
+    )
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(written)  # shorter than what was there
+
+    if later:
+        with pytest.raises(BrokenRecordError):
+            read(tmp_path, "false")
+    else:
+        assert len(read(tmp_path, "false")) == DAMAGED + 1
+
+
+def test_a_torn_end_full_of_small_numbers_is_looked_through_at_once(tmp_path: Path) -> None:
+    """Each of them looks like the begin of an entry; only what stands at its own place is looked at closely."""
+    directory, places = write_node(tmp_path)
+    (directory / "checkpoint").unlink()
+    path, start = places[DAMAGED]
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write((1).to_bytes(4, "big") * ((path.stat().st_size - start) // 4))
+    looked_at = Counter[str]()
+    real = Segment.read
+
+    def counted(segment: Segment, position: int, length: int) -> bytes:
+        looked_at[segment.name] += 1
+        return real(segment, position, length)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, "read", counted)
+        log = open_directory(directory, allow_uncommitted=True)
+
+    assert log.committed == DAMAGED - 1
+    assert looked_at.total() < 20
