@@ -9,17 +9,10 @@ import pytest
 
 from dledger.core import producers
 from dledger.core.outbox import RoleReason, Wake
-from dledger.core.producer_names import MADE_UP_BYTES, made_up_name, stream_task_name
 from dledger.core.producer_payload import (
-    ProducerRecord,
     Registration,
-    RunRecord,
     Snapshot,
-    UnreadableProducersError,
     decode_payload,
-    describe_payload,
-    encode_registration,
-    encode_snapshot,
 )
 from dledger.core.producers import needed_from, rebuild
 from dledger.errors import (
@@ -32,7 +25,6 @@ from dledger.errors import (
     PendingFullError,
     ShutdownError,
     TermChangedError,
-    TooManyProducersError,
     UnknownProducerError,
 )
 from dledger.types import (
@@ -47,61 +39,8 @@ from dledger.types import (
     Term,
 )
 from tests.support.cluster import N1, Outcome
+from tests.support.producers import append, bodies_of, commit, known, leading, newer_payload, settled, successor, told
 from tests.support.solo import Solo
-
-
-def leading(**changes: Any) -> Solo:  # noqa: ANN401  # settings by name
-    solo = Solo(1, hard_state=HardState(Term(0), voter=True), **changes)
-    solo.lead()
-    return solo
-
-
-def append(solo: Solo, name: str, sequence: int, *bodies: bytes) -> Outcome[AppendedBatch]:
-    outcome: Outcome[AppendedBatch] = Outcome()
-    solo.node.append(bodies, solo.now_ms, outcome, ProducerBatch(name, sequence))
-    solo.take()
-    return outcome
-
-
-def commit(solo: Solo) -> None:
-    solo.flush()
-    solo.settle_quorum()
-
-
-def settled(solo: Solo, outcome: Outcome[AppendedBatch]) -> Outcome[AppendedBatch]:
-    """After a quorum, the member itself, has confirmed that it leads."""
-    commit(solo)
-    solo.tick()
-    return outcome
-
-
-def successor(solo: Solo, **changes: Any) -> Solo:  # noqa: ANN401  # settings by name
-    """Another member with the same log, which is elected."""
-    other = Solo(1, log=solo.log, hard_state=HardState(solo.state.term, voter=True), **changes)
-    other.lead()
-    return other
-
-
-def known(solo: Solo) -> dict[str, int]:
-    """How far the leader thinks that each producer is."""
-    table = solo.leader_role.producers
-    return {name: table.next_sequence(name) for name in table._by_name}
-
-
-def told(solo: Solo) -> list[Snapshot | Registration]:
-    """What the NOOPs of the log tell, oldest first."""
-    found = []
-    for index in range(solo.log.begin.index + 1, solo.log.last.index + 1):
-        entry = solo.log.read(LogIndex(index))
-        payload = decode_payload(entry.body) if entry.magic is Magic.NOOP else None
-        if payload is not None:
-            found.append(payload)
-    return found
-
-
-def bodies_of(solo: Solo) -> list[bytes]:
-    entries = solo.log.read_range(LogIndex(solo.log.begin.index + 1), solo.log.last.index, 1 << 20)
-    return [entry.body for entry in entries if entry.magic is Magic.NORMAL]
 
 
 def test_a_repeated_append_is_answered_with_the_place_of_the_first() -> None:
@@ -413,136 +352,6 @@ def test_old_runs_are_waited_for_as_well() -> None:
     assert again.pending
 
 
-def test_the_longest_idle_producer_gives_way_to_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But nobody who was active lately: it may still repeat something."""
-    solo = leading(max_producers=2)
-    append(solo, "a", 0, b"")
-    append(solo, "b", 0, b"")
-    solo.now_ms += 300_000
-    append(solo, "a", 1, b"")
-
-    refused = append(solo, "c", 0, b"").error
-    solo.now_ms += 300_000
-    append(solo, "c", 0, b"")
-
-    assert isinstance(refused, TooManyProducersError)
-    assert "max_producers" in str(refused)
-    assert known(solo) == {"a": 2, "c": 1}
-    assert told(solo)[-1] == Registration("c", 3, dropped=2)
-    assert known(successor(solo)) == {"a": 2, "c": 1}
-
-
-def test_names_of_clients_own_making_give_way_before_given_ones() -> None:
-    """Whoever was given a name may come back under it and repeat; a client that made its own up does not."""
-    first, second = (made_up_name(bytes([number] * MADE_UP_BYTES)) for number in range(2))
-    solo = leading(max_producers=3)
-    for name in ("sink/0", first, second):
-        append(solo, name, 0, b"")
-    solo = successor(solo, max_producers=3)  # which has it from the log alone
-    solo.now_ms += 300_000
-    append(solo, first, 1, b"")
-    solo.now_ms += 300_000
-
-    append(solo, "sink/1", 0, b"")
-    without_second = known(solo)
-    append(solo, "sink/2", 0, b"")
-
-    assert without_second == {"sink/0": 1, first: 2, "sink/1": 1}  # the one that is idle, though not for longest
-    assert known(solo) == {first: 2, "sink/1": 1, "sink/2": 1}  # no such one is idle for long: as ever
-    assert known(successor(solo)) == known(solo)
-
-
-def test_ended_batches_of_a_stream_give_way_to_its_later_ones() -> None:
-    """A stream that runs for days pushes out only itself, and of that neither its batch nor one that just ended."""
-    query, other = "0b5f1b1e-8a64-4d0e-9d5c-7f3f3f1a2b3c", "1b5f1b1e-8a64-4d0e-9d5c-7f3f3f1a2b3c"
-    first, second, third, fourth = (stream_task_name(query, *task) for task in ((7, 0), (8, 0), (8, 1), (9, 0)))
-    solo = leading(max_producers=4)
-    for name in ("given", stream_task_name(other, 1, 0), first):
-        append(solo, name, 0, b"")
-    solo.now_ms += 119_999
-    append(solo, second, 0, b"")
-
-    too_early = append(solo, third, 0, b"").error
-    solo = successor(solo, max_producers=4)  # which has it from the log alone
-    solo.now_ms += 120_000
-    append(solo, third, 0, b"")
-    refused = append(solo, stream_task_name(query, 8, 2), 0, b"").error
-    append(solo, fourth, 0, b"")
-
-    assert isinstance(too_early, TooManyProducersError)
-    assert isinstance(refused, TooManyProducersError)  # its own batch does not give way
-    assert known(solo) == {"given": 1, stream_task_name(other, 1, 0): 1, third: 1, fourth: 1}
-
-
-def test_a_made_up_name_gives_way_only_if_that_is_enough_room() -> None:
-    """Where the bytes of a snapshot are what is short, a longer name may need more."""
-    made_up, long = made_up_name(bytes(MADE_UP_BYTES)), "p" * 70
-    solo = leading(max_entry_bytes=256)
-    append(solo, long, 0, b"")
-    append(solo, made_up, 0, b"")
-    solo.now_ms += 600_000
-
-    append(solo, "q" * 70, 0, b"")
-
-    assert known(solo) == {made_up: 1, "q" * 70: 1}
-
-
-def test_whoever_repeats_or_asks_is_not_idle() -> None:
-    """It relies on being known."""
-    solo = leading(max_producers=3)
-    for name in "abc":
-        append(solo, name, 0, b"")
-    solo.now_ms += 600_000
-    append(solo, "a", 0, b"")
-    solo.node.producer_sequence("b", solo.now_ms, lambda _answer: None)
-    append(solo, "d", 0, b"")
-
-    assert known(solo) == {"a": 1, "b": 1, "d": 1}
-
-
-def test_a_small_store_bounds_the_producers_too() -> None:
-    """All of them must fit one entry."""
-    solo = leading(max_entry_bytes=256)
-    outcomes = [append(solo, f"p{number}", 0, b"") for number in range(5)]
-
-    other = successor(solo, max_entry_bytes=256)
-
-    assert [outcome.pending for outcome in outcomes] == [True, True, True, True, False]
-    assert isinstance(outcomes[4].error, TooManyProducersError)
-    assert known(other) == {"p0": 1, "p1": 1, "p2": 1, "p3": 1}
-
-
-def test_idle_producers_are_forgotten_at_a_snapshot() -> None:
-    """Not before the time is over that was promised; the idle time is carried from leader to leader."""
-    solo = leading(producer_expiry_ms=1000)
-    append(solo, "a", 0, b"")
-    solo.now_ms += 600
-    solo.node.quorum_ack.write_snapshot(solo.now_ms)
-    second = successor(solo, producer_expiry_ms=1000)
-    append(second, "b", 0, b"")
-    still = known(second)
-    second.now_ms += 400
-    second.node.quorum_ack.write_snapshot(second.now_ms)
-    forgotten = settled(second, append(second, "a", 1, b""))
-
-    assert still == {"a": 1, "b": 1}
-    assert known(second) == {"b": 1}
-    assert known(successor(second)) == {"b": 1}
-    assert isinstance(forgotten.error, UnknownProducerError)
-
-
-def test_slots_are_not_used_again_at_once() -> None:
-    """A slot names one producer from its registration on."""
-    solo = leading(producer_expiry_ms=1000)
-    append(solo, "a", 0, b"")
-    solo.now_ms += 2000
-    solo.node.quorum_ack.write_snapshot(solo.now_ms)
-    other = successor(solo)
-    append(other, "b", 0, b"")
-
-    assert told(other)[-1] == Registration("b", 2)
-
-
 def test_retention_must_keep_what_the_table_is_made_from() -> None:
     """The newest snapshot, or the registrations if there is none yet."""
     solo = leading()
@@ -570,12 +379,6 @@ def test_retention_keeps_what_it_cannot_read() -> None:
     assert needed_from(solo.log, solo.config) == 3
 
 
-def newer_payload() -> bytes:
-    payload = bytearray(encode_snapshot(1, []))
-    payload[8] = 2
-    return bytes(payload)
-
-
 def test_who_does_not_understand_the_table_does_not_lead() -> None:
     """It would store again what the table says is there. It says why, and does not disturb the others."""
     solo = leading()
@@ -593,48 +396,6 @@ def test_who_does_not_understand_the_table_does_not_lead() -> None:
     assert other.role_changes[-1].reason is RoleReason.UNREADABLE_PRODUCERS
     assert other.state.term == term
     assert "version 2" in str(other.node.elector.unreadable_producers)
-
-
-def test_payloads_have_these_bytes() -> None:
-    """The layout of ``docs/formats.md``."""
-    snapshot = encode_snapshot(5, [ProducerRecord("ab", 4, 7, 9, (RunRecord(0, 3, 5), RunRecord(5, 11, 2)))])
-
-    assert snapshot.hex(" ") == (
-        "89 44 4c 50 52 4f 44 0a 01 01 00 00 00 48 "
-        "00 00 00 05 00 00 00 01 "
-        "02 02 00 00 00 04 00 00 00 00 00 00 00 07 00 00 00 00 00 00 00 09 61 62 "
-        "00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 03 00 00 00 05 "
-        "00 00 00 00 00 00 00 05 00 00 00 00 00 00 00 0b 00 00 00 02"
-    )
-    assert encode_registration(Registration("ab", 4, 3)).hex(" ") == (
-        "89 44 4c 50 52 4f 44 0a 01 02 00 00 00 0b 00 00 00 04 00 00 00 03 02 61 62"
-    )
-
-
-def test_a_payload_is_found_inside_a_record_and_nothing_in_other_bodies() -> None:
-    """A broker's NOOP is a record of its own."""
-    payload = encode_registration(Registration("p", 1))
-
-    assert decode_payload(b"record" + payload + b"topic") == Registration("p", 1)
-    assert decode_payload(b"") is None
-    assert decode_payload(b"begins a term") is None
-
-
-@pytest.mark.parametrize("at", range(9, 60))
-def test_damaged_payloads_are_refused_or_mean_another_sound_one(at: int) -> None:
-    """Nothing but the named error comes out of any change of one byte."""
-    payload = encode_snapshot(
-        5, [ProducerRecord("ab", 4, 7, 9, (RunRecord(0, 3, 5),)), ProducerRecord("c", 2, 0, 0, ())]
-    )
-    for value in (0, 1, 255):
-        changed = bytearray(payload)
-        changed[at] = value
-        for data in (bytes(changed), bytes(changed[:at])):
-            try:
-                found = decode_payload(data)
-            except UnreadableProducersError:
-                continue
-            assert isinstance(found, Snapshot)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -798,17 +559,3 @@ def test_a_prepared_batch_out_of_order_is_not_made() -> None:
 
     assert isinstance(settled(solo, append_prepared(solo, prepared, 3)).error, UnknownProducerError)
     assert prepared.calls == []
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (b"", ""),
-        (encode_snapshot(1, []), "0 producers"),
-        (encode_registration(Registration("p", 1)), "producer p from here on, slot 1"),
-        (newer_payload(), "version 2"),
-    ],
-)
-def test_what_a_no_op_tells_can_be_shown(body: bytes, text: str) -> None:
-    """Instead of its bytes."""
-    assert text in describe_payload(body)
