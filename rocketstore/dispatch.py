@@ -83,7 +83,9 @@ class DispatchService:
         self._on_failure = on_failure
         self._batch_messages = 0
         self._listeners: tuple[ArrivalListener, ...] = ()
-        self._turn = threading.Lock()  # held by who waits for the step lock: a busy thread would take that again at once
+        self._turn = (
+            threading.Lock()
+        )  # held by who waits for the step lock: a busy thread would take that again at once
         self._step_lock = threading.Lock()  # one stepper at a time; guards position's changes
         self._moved = threading.Condition()  # position moved, or dispatch ended
         self._waiters = 0
