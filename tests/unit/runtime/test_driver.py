@@ -27,7 +27,7 @@ from dledger.errors import DiskError, DLedgerError, ShutdownError
 from dledger.runtime.driver import NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.store.memory_store import MemoryStore
-from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Term
+from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.waiting import wait_until
 
 SOLO = "n0-127.0.0.1:20911"
@@ -40,7 +40,7 @@ class _HardStates:
     def __init__(self, events: list[object]) -> None:
         self.events = events
         self.fail = False
-        self.saved = HardState(voter=True)
+        self.saved = HardState(standing=Standing.VOTER)
 
     def load(self) -> HardState:
         return self.saved
@@ -76,7 +76,7 @@ class _Bench:
         self.node = Node(
             self.config,
             log=self.log,
-            hard_state=hard_state or HardState(voter=True),
+            hard_state=hard_state or HardState(standing=Standing.VOTER),
             random=random.Random(1),
             boot_id=1,
             now_ms=clock.monotonic_ms(),
@@ -99,20 +99,20 @@ def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:
     )
 
     saved, sent = bench.events
-    assert saved == HardState(Term(1), NodeId("n0"), voter=True)
+    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
     assert isinstance(sent, tuple)
 
 
 def test_a_vote_is_durable_before_its_answer_is_given() -> None:
     """A vote in a term that is known already changes nothing but the vote; it is saved all the same (trap 1)."""
-    bench = _Bench(hard_state=HardState(Term(1), voter=True))
+    bench = _Bench(hard_state=HardState(Term(1), standing=Standing.VOTER))
     request = VoteRequest(Term(1), bench.log.last)
 
     answer = bench.driver.call(lambda now: bench.node.answer(NodeId("n1"), request, now))
 
     assert isinstance(answer, VoteResponse)
     assert answer.granted
-    assert bench.events == [HardState(Term(1), NodeId("n1"), voter=True)]
+    assert bench.events == [HardState(Term(1), NodeId("n1"), standing=Standing.VOTER)]
 
 
 def test_a_term_taken_from_the_log_at_start_is_saved_before_anything_leaves() -> None:
@@ -121,7 +121,7 @@ def test_a_term_taken_from_the_log_at_start_is_saved_before_anything_leaves() ->
 
     bench.driver.call(lambda _now: None)
 
-    assert bench.events == [HardState(Term(7), voter=True)]
+    assert bench.events == [HardState(Term(7), standing=Standing.VOTER)]
 
 
 def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
@@ -148,7 +148,7 @@ def test_a_role_is_published_once_its_term_is_durable() -> None:
     bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
 
     saved, change = bench.events
-    assert saved == HardState(Term(1), NodeId("n0"), voter=True)
+    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
     assert isinstance(change, RoleChange)
     assert change.role is Role.CANDIDATE
 
@@ -210,7 +210,7 @@ def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
     second.join(5)
 
     assert sent_before_save == []
-    assert bench.events == [HardState(Term(1), NodeId("n0"), voter=True), (NodeId("n1"), compare)]
+    assert bench.events == [HardState(Term(1), NodeId("n0"), standing=Standing.VOTER), (NodeId("n1"), compare)]
 
 
 def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> None:
