@@ -59,6 +59,7 @@ _REASONS: Final = {
     RoleReason.QUORUM_LOST: "it led, and a quorum has not answered for an election timeout",
     RoleReason.DISK_FULL: "it has no room for a new leader's first entry",
     RoleReason.UNREADABLE_PRODUCERS: "a later version wrote what it knows of producers, and this one cannot read it",
+    RoleReason.DAMAGED_LOG: "what its log tells of producers is damaged, so it must not lead",
     RoleReason.NO_VOTE_YET: "its disk is new, and it must catch up before it votes",
 }
 
