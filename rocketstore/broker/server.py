@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from dledger.access.control import AccessControl
 from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
+from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
@@ -85,6 +86,8 @@ class BrokerServer:
         if config.dledger is None and config.security.has_tls:
             self._tls = TlsKeeper(config.security, name=f"broker {config.name}", member=None)
         self._clock = clock or SystemClock()
+        self.conditions = Conditions(config.node_id, self._clock)
+        """What is the matter with this broker; a replicated one shares its node's."""
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._stopped = threading.Event()
         self._stopping = threading.Event()
@@ -113,10 +116,11 @@ class BrokerServer:
                 for_broker(dledger), repair=repair, clock=self._clock, instruments=self._instruments
             )
             self._tls = self.node.tls
+            self.conditions = self.node.conditions
         try:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
-            self.store = MessageStore(config.store, log, clock=self._clock)
+            self.store = MessageStore(config.store, log, clock=self._clock, conditions=self.conditions)
             self.state = BrokerState(
                 self.store,
                 config.store.config_dir,
@@ -269,6 +273,7 @@ class BrokerServer:
             has_caught_up=self._has_caught_up,
             guard=guard,
             position_of=self._position_of,
+            conditions=self.conditions,
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         await server.start()
@@ -330,6 +335,7 @@ class BrokerServer:
     def _watch(self) -> None:
         """A node that failed takes its broker along; a member whose store failed makes room for another master."""
         while not self._stopping.wait(WATCH_INTERVAL_S):
+            self.conditions.now()  # ends what has run out
             if self.node is None:
                 if self._tls is not None:
                     self._tls.refresh()

@@ -20,6 +20,7 @@ import grpc
 from dledger.access.guard import Caller, Guard
 from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
+from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError
 from dledger.rpc import access_gate
 from dledger.rpc import options as rpc_options
@@ -73,7 +74,8 @@ class BrokerService:
     """Create it on the loop's thread; ``stop_waiting`` before the server stops, ``close`` after it.
 
     ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids; ``guard`` says
-    who may do what (None: everybody everything); ``position_of`` where the entry of an index of the log begins.
+    who may do what (None: everybody everything); ``position_of`` where the entry of an index of the log begins;
+    ``conditions`` takes what is the matter with it.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per part of the broker
@@ -89,6 +91,7 @@ class BrokerService:
         has_caught_up: Callable[[], bool] = lambda: True,
         guard: Guard | None = None,
         position_of: Callable[[int], int] = no_indexes,
+        conditions: Conditions | None = None,
     ) -> None:
         self._config = config
         self._store = store
@@ -104,6 +107,7 @@ class BrokerService:
         self._bridge = bridge
         self._clock = clock
         self._store_host = store_host
+        self._conditions = conditions or Conditions(config.node_id, clock)
         self._readers = ThreadPoolExecutor(config.read_threads, thread_name_prefix="rocketstore-read")
         self._stop = asyncio.Event()
         self._streams = 0
@@ -125,7 +129,9 @@ class BrokerService:
         )
         self._encoder = codec.ResultEncoder(store_host)
         self._memory = "" if store.log.is_replicated else token_hex(8)
-        self._report = StatusReport(config, store, view, lambda: state.runtime_info() | self._counters())
+        self._report = StatusReport(
+            config, store, view, lambda: state.runtime_info() | self._counters(), self._conditions
+        )
 
     def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """What a server needs to serve this."""
