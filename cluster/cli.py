@@ -34,6 +34,7 @@ MODULES: Final = {
     "tail": "log",
     "topic": "mq_topic",
     "transfer-leader": "group",
+    "verify": "verify",
 }
 """The module of ``cluster.commands`` that has each command."""
 
