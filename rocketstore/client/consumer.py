@@ -112,9 +112,9 @@ class Consumer:
     that it is done. Committed offsets never go back, except after ``seek``. Before each commit, and every
     ``auto_commit_s``, it looks whether somebody else has moved the group's offsets, goes on from there and logs it:
     they were reset, or a second consumer reads the same queues. Consumers of one group do not share queues by
-    themselves: give each its own (``queues``, ``instance``), or each gets every message. Reads go to the master, and to any living
-    broker while there is none. Without a ``group`` (an empty one) nothing is committed. One thread polls;
-    ``commit``, ``seek`` and ``close`` may be called by others.
+    themselves: give each its own (``queues``, ``instance``), or each gets every message. Reads go to the
+    master, and to any living broker while there is none. Without a ``group`` (an empty one) nothing is committed. One
+    thread polls; ``commit``, ``seek`` and ``close`` may be called by others.
     """
 
     def __init__(
