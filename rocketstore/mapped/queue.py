@@ -189,31 +189,34 @@ class MappedFileQueue:
             file.set_end(min(max(offset - file.base, 0), file.size))
         self.flushed_where = self.committed_where = offset
 
-    def truncate(self, offset: int, *, keep_first: bool = False) -> None:
-        """Remove everything from ``offset`` on, durably: later files deleted, the rest of its file zeroed.
+    def truncate(self, offset: int, *, keep_first: bool = False, durable: bool = True) -> None:
+        """Remove everything from ``offset`` on: later files deleted, the rest of its file zeroed.
 
-        ``keep_first``: not the first file, which then stays to say where the queue begins. Raises ``DiskError``; then
-        the queue takes no more writes.
+        ``keep_first``: not the first file, which then stays to say where the queue begins. Not ``durable``: only the
+        next flush makes it so. Raises ``DiskError``; then the queue takes no more writes.
         """
         self._check_usable()
         files_min = 1 if keep_first else 0
         with self._flush_lock, self._delete_lock:
             try:
                 while len(self._files) > files_min and self._files[-1].base >= offset:
-                    self._remove(self._files[-1])
+                    self._remove(self._files[-1], durable=durable)
                 if self._files and self._files[-1].base + self._files[-1].wrote > offset:
-                    self._files[-1].cut(offset - self._files[-1].base)
+                    self._files[-1].cut(offset - self._files[-1].base, durable=durable)
             except OSError as error:
                 raise self.poisoned("truncating", error) from error
             self.flushed_where = min(self.flushed_where, offset)
             self.committed_where = min(self.committed_where, offset)
 
-    def _remove(self, file: StoreFile) -> None:
+    def _remove(self, file: StoreFile, *, durable: bool = True) -> None:
         """Delete a file at either end, durably before the next: a crash must not leave a gap. Raises ``OSError``."""
         file.detach_buffer()
         if file.writable:
             self._fs.unlink(file.path)
-            self._fs.sync_dir(file.path.parent)
+            if durable:
+                self._fs.sync_dir(file.path.parent)
+            else:
+                self._unsynced_dirs.add(file.path.parent)
         with self._shape_lock:
             self._files = tuple(one for one in self._files if one is not file)
 
@@ -327,21 +330,28 @@ class MappedFileQueue:
                 self.flushed_where = files[0].base  # what lay before was deleted
             file = self.find(self.flushed_where)
             if file is None or not file.flush_due(least_pages):
+                if not least_pages:
+                    self._sync_dirs()
                 return True
             timestamp, wrote, before = file.store_timestamp, file.wrote, self.flushed_where
             began_s = time.monotonic()
             try:
                 file.flush()
-                while self._unsynced_dirs:
-                    directory = self._unsynced_dirs.pop()
-                    self._fs.sync_dir(directory)
             except OSError as error:
                 raise self.poisoned("flushing", error) from error
+            self._sync_dirs()
             if file.flushed >= wrote:  # else the message with that time is still in a buffer
                 self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed
             self.instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
             return self.flushed_where == before
+
+    def _sync_dirs(self) -> None:
+        while self._unsynced_dirs:
+            try:
+                self._fs.sync_dir(self._unsynced_dirs.pop())
+            except OSError as error:
+                raise self.poisoned("flushing a directory", error) from error
 
     def commit(self, least_pages: int) -> bool:
         """Copy one file's buffer into it, that of the file ``committed_where`` lies in; True if nothing moved.
