@@ -193,7 +193,7 @@ class BrokerService:
         self._check_caught_up()
         if not pull.wait_ms:
             return codec.encode_pulled(await self._pulls.pull(pull))
-        with caller.quota.wait(caller.name):
+        with caller.quota.wait():
             result = await self._pulls.pull(pull)
         access.check_after_wait(caller, pull)
         return codec.encode_pulled(result)
