@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, Protocol
@@ -18,6 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from dledger.conditions import Condition
 
 
 class Advance(Protocol):
@@ -54,6 +57,13 @@ def ending_at_interrupt() -> Iterator[None]:
 def print_json(value: object) -> None:
     """One JSON document on one line."""
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def condition_text(condition: Condition) -> str:
+    """What is the matter, with what, since when (local time)."""
+    since = datetime.fromtimestamp(condition.since_ms / 1000).astimezone()
+    about = f" {condition.subject}" if condition.subject else ""
+    return f"{condition.kind.upper()}{about} since {since:%Y-%m-%d %H:%M:%S}: {condition.message}"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None) -> Table:

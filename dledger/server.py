@@ -19,6 +19,7 @@ import grpc
 from dledger.access.control import AccessControl
 from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
+from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.member_state import Leader
 from dledger.core.messages import (
@@ -42,6 +43,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
+from dledger.rpc.connections import Connections
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
     CommitEvent,
@@ -97,6 +99,8 @@ class DLedgerServer:
         """As of which commit index retention last asked what the table of producers needs, and the answer."""
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
+        self.conditions = Conditions(config.node_id, self._clock)
+        """What is the matter with this node; whoever notices something says so here."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
@@ -162,7 +166,7 @@ class DLedgerServer:
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
-        self._clients = ClientServer(config, self, self.guard, self.tls)
+        self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report)
         name = config.node_id
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
@@ -208,6 +212,7 @@ class DLedgerServer:
                     client_address=self.client_address,
                     bridge=self._clients.bridge,
                     tls_keeper=self.tls,
+                    report=self._supervisor.report,
                 )
                 self._transport.start(self)
                 self._roles.start()
@@ -283,6 +288,11 @@ class DLedgerServer:
         """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
         return self._clients.handlers
 
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients, from ``start`` on, for that other server's to be watched, too."""
+        return self._clients.connections
+
     # -- background work -----------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> int:
@@ -297,8 +307,22 @@ class DLedgerServer:
         room = self.log.measure_room()
         if self._driver.call(lambda now_ms: self._retire(now_ms, room)):
             self.log.remove_retired()
-        self._lines.disk(full=self.log.disk_full, used_ratio=room.ratio)
+        self._look_after_conditions(room)
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
+
+    def _look_after_conditions(self, room: Room) -> None:
+        """Those that can be told from the node's state; the others end by themselves in time, or are cleared."""
+        conditions = self.conditions
+        if self.log.disk_full:
+            used = f"no entries are taken: the disk is full ({max(0.0, room.ratio):.0%} used)"
+            conditions.set(ConditionKind.DISK_FULL, used)
+        else:
+            conditions.clear(ConditionKind.DISK_FULL)
+        if self._node.state.hard_state.voter:
+            conditions.clear(ConditionKind.NO_STANDING)
+        else:
+            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until it has caught up with a leader")
+        conditions.now()
 
     def _retire(self, now_ms: int, room: Room) -> tuple[Path, ...]:
         """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
@@ -507,6 +531,7 @@ class DLedgerServer:
             version=_version(),
             committed_position=log.committed_position,
             is_broker=not config.client_appends and config.replication.noop_compatible,
+            conditions=self.conditions.now(),
         )
 
     def _peer_statuses(self, node: Node) -> tuple[PeerStatus, ...]:

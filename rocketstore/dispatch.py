@@ -83,6 +83,9 @@ class DispatchService:
         self._on_failure = on_failure
         self._batch_messages = 0
         self._listeners: tuple[ArrivalListener, ...] = ()
+        self._turn = (
+            threading.Lock()
+        )  # held by who waits for the step lock: a busy thread would take that again at once
         self._step_lock = threading.Lock()  # one stepper at a time; guards position's changes
         self._moved = threading.Condition()  # position moved, or dispatch ended
         self._waiters = 0
@@ -152,10 +155,12 @@ class DispatchService:
 
     def standstill(self, look: Callable[[], _T]) -> _T:
         """What ``look`` gives while nothing is being dispatched; it must be fast."""
-        with self._step_lock:
+        with self._turn, self._step_lock:
             return look()
 
     def _step(self, *, notify: bool) -> bool:
+        with self._turn:
+            pass
         with self._step_lock:
             start = max(self.position, self._log.min_offset)
             if start >= self._log.max_offset:

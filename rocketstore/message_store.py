@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Final
 
 from dledger.clock import Clock, SystemClock
+from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem
@@ -66,12 +67,14 @@ class MessageStore:
         *,
         clock: Clock | None = None,
         fs: FileSystem | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         """``log`` is loaded, started and shut down by the store. A store over a replicated log begins as a slave."""
         self.config: Final = config
         self.log: Final = log
         self._clock = clock or SystemClock()
         self._fs = fs or RealFileSystem()
+        self._conditions = conditions or Conditions("store", self._clock)
         self.stats: Final = StoreStats(self._clock)
         self._gate = PutGate(BrokerRole.SLAVE if log.is_replicated else config.broker_role)
         self._busy_ms = config.os_page_cache_busy_timeout_mills
@@ -460,9 +463,11 @@ class MessageStore:
 
     def _disk_full(self, full: bool) -> None:
         if full and self._gate.close(Obstacle.DISK_FULL):
-            _log.error("the disk is full: no more messages are taken")
+            self._conditions.set(
+                ConditionKind.DISK_FULL, "no messages are taken: the disk is full", subject=_DISK_OF_STORE
+            )
         elif not full and self._gate.open(Obstacle.DISK_FULL):
-            _log.info("there is room on the disk again")
+            self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
 
     def _failed(self, error: BaseException) -> None:
         if self.failure is None:
@@ -486,6 +491,8 @@ class _QueueFiles:
         return sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
 
 
+_DISK_OF_STORE: Final = "store"
+"""Not the log's, of which a node tells."""
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
 
 

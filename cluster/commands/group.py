@@ -34,7 +34,8 @@ Examples:
   dledger status -b 10.0.0.1:30911,10.0.0.2:30911 --watch
   dledger status --json | jq '.nodes[] | select(.role == "LEADER").node_id'
 
-lag is how many entries a node is behind the leader's end. Exit code 1 when there is no leader.""",
+lag is how many entries a node is behind the leader's end. What is the matter with a node (damaged, repairing, fenced,
+disk_full and so on) is a line each below the table. Exit code 1 when there is no leader.""",
 )
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
@@ -66,7 +67,8 @@ def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
             never.wait(interval)
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
-            live.update(_rendered(status_rows(ask_members(client))), refresh=True)
+            answers = ask_members(client)
+            live.update(_rendered(status_rows(answers), condition_lines(answers)), refresh=True)
             never.wait(interval)
 
 
@@ -81,16 +83,29 @@ def _show(answers: Mapping[NodeId, NodeStatus | DLedgerError], as_json: bool) ->
         nodes = [_node_json(node_id, answer) for node_id, answer in sorted(answers.items())]
         terminal.print_json({"leader": leader.node_id if leader else None, "nodes": nodes})
     elif terminal.on_terminal():
-        Console().print(_rendered(status_rows(answers)))
+        Console().print(_rendered(status_rows(answers), condition_lines(answers)))
     else:
         click.echo(terminal.plain_table(_COLUMNS, status_rows(answers)))
+        for line in condition_lines(answers):
+            click.echo(line)
     return leader is not None
 
 
-def _rendered(rows: Sequence[Sequence[str]]) -> RenderableType:
-    """For people: the notes below the table, where a line is long enough for them."""
+def condition_lines(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[str]:
+    """One line for each thing that is the matter with a member."""
+    return [
+        f"{node_id}: {terminal.condition_text(one)}"
+        for node_id, answer in sorted(answers.items())
+        if isinstance(answer, NodeStatus)
+        for one in answer.conditions
+    ]
+
+
+def _rendered(rows: Sequence[Sequence[str]], conditions: Sequence[str]) -> RenderableType:
+    """For people: notes and conditions below the table, where a line is long enough for them."""
     notes = [Text(f"{row[0]}: {row[-1]}", style="bold yellow") for row in rows if row[-1]]
-    return Group(terminal.table(_COLUMNS[:-1], [row[:-1] for row in rows], _STYLES), *notes)
+    wrong = [Text(line, style="bold red") for line in conditions]
+    return Group(terminal.table(_COLUMNS[:-1], [row[:-1] for row in rows], _STYLES), *notes, *wrong)
 
 
 def find_leader(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> NodeStatus | None:

@@ -83,10 +83,12 @@ def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
     if as_json:
         terminal.print_json(facts)
         return
-    del facts["runtime"]
+    del facts["runtime"], facts["conditions"]
     facts["members"] = ", ".join(f"{name}={address}" for name, address in sorted(found.members.items()))
     rows = [(name, str(value)) for name, value in (*facts.items(), *sorted(found.runtime.items()))]
     terminal.print_table(("name", "value"), rows)
+    for one in found.conditions:
+        click.echo(terminal.condition_text(one))
 
 
 @click.group(
@@ -121,6 +123,9 @@ def list_brokers(as_json: bool, target: BrokerTarget) -> None:
         terminal.print_json({"master": _master_of(found), "brokers": brokers})
     else:
         terminal.print_table(_COLUMNS, [_row(address, answer) for address, answer in found.items()], _STYLES)
+        for address, answer in found.items():
+            for one in () if isinstance(answer, DLedgerError) else answer.conditions:
+                click.echo(f"{address}: {terminal.condition_text(one)}")
     if _master_of(found) is None:
         raise click.ClickException("no broker is the master: sends wait until a majority can elect one")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from dledger.types import Role
 
 if TYPE_CHECKING:
+    from dledger.conditions import Condition
     from dledger.rpc.ports import NodeStatus
     from rocketstore.client import BrokerStatus
 
@@ -56,6 +57,7 @@ class NodeFacts:
     version: str = ""
     lags: tuple[tuple[str, int], ...] = ()
     """Of a leader: how many entries each follower is behind, as the leader counts them."""
+    conditions: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def facts_of_node(status: NodeStatus) -> NodeFacts:
         pending=status.pending_entries,
         version=status.version,
         lags=tuple((peer.node_id, peer.lag_entries) for peer in status.peers),
+        conditions=status.conditions,
     )
 
 
@@ -109,6 +112,7 @@ def facts_of_plain_broker(status: BrokerStatus) -> NodeFacts:
         end_position=status.end_offset,
         unit="bytes",
         version=status.version,
+        conditions=status.conditions,
     )
 
 

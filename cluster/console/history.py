@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
 from cluster.console.probe import Answer
+from dledger.conditions import Condition
 
 NODES_MAX: Final = 32
 CHANGES_MAX: Final = 400
@@ -126,9 +127,10 @@ class History:
             lane = self._lane_of(address, facts)
             if lane is None:
                 return
+            changed = self._compare_conditions(lane, facts, now_ms)
             lane.facts, lane.broker, lane.latency_ms = facts, answer.broker, answer.latency_ms
             lane.answered_ms, lane.silent_since_ms, lane.error = now_ms, 0, ""
-            changed = self._enter(lane, facts.state, facts.term, now_ms)
+            changed |= self._enter(lane, facts.state, facts.term, now_ms)
             changed |= self._meet(facts)
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
@@ -258,6 +260,19 @@ class History:
             self._add_event(state, lane.node, term, text, now_ms)
         return True
 
+    def _compare_conditions(self, lane: _Lane, facts: NodeFacts, now_ms: int) -> bool:
+        """An event for each condition that began or ended since the node's last answer."""
+        before = {} if lane.facts is None else {(one.kind, one.subject): one for one in lane.facts.conditions}
+        now = {(one.kind, one.subject): one for one in facts.conditions}
+        for key, one in now.items():
+            if key not in before:
+                self._add_event("condition", lane.node, facts.term, f"{lane.node} is {_named(one)}", now_ms)
+        for key, one in before.items():
+            if key not in now:
+                text = f"{lane.node} is no longer {_named(one)}"
+                self._add_event("condition-over", lane.node, facts.term, text, now_ms)
+        return before.keys() != now.keys()
+
     def _see_leader(self, now_ms: int) -> bool:
         leaders = [
             (lane.facts.term, lane.answered_ms, lane.node)
@@ -366,6 +381,13 @@ def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str 
             return None
 
 
+def _named(condition: Condition) -> str:
+    """In words; the subject's end says the most: a file's name."""
+    words = condition.kind.replace("_", " ")
+    subject = f" ({condition.subject[-80:]})" if condition.subject else ""
+    return f"{words}{subject}: {condition.message}"
+
+
 def _rates(before: _Mark | None, now: _Mark) -> tuple[float | None, float | None]:
     if before is None or now.at_ms - before.at_ms < POINT_MS / 4:
         return None, None
@@ -415,6 +437,7 @@ def _lane_json(lane: _Lane, end: int, lag: int | None) -> dict[str, object]:
             "flush_mode": facts.flush_mode,
             "pending": facts.pending,
             "version": facts.version,
+            "conditions": [asdict(one) for one in facts.conditions],
         },
         "broker": None if lane.broker is None else asdict(lane.broker),
     }

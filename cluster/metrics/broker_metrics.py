@@ -44,7 +44,11 @@ class BrokerMetrics(Collector):
         found.gauge("rocketmq_streams", now.service.streams)
         found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
         found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
-        return found.all()
+        if self._broker.node is not None:  # which tells the conditions of both
+            return found.all()
+        conditions = Families(config.name, config.node_id)
+        conditions.conditions(self._broker.conditions.now())
+        return [*found.all(), *conditions.all()]
 
     def _store(self, found: Families, now: BrokerMeasurements) -> None:
         begin_ms = now.earliest_message_ms

@@ -88,6 +88,7 @@ NODE_SPECS: Final = (
     _gauge("dledger_peer_last_contact_seconds", "Leader only: how long ago the peer was heard.", "peer"),
     _counter("dledger_peer_dropped_messages_total", "Messages to the peer that found no way.", "peer"),
     _gauge("dledger_disk_used_ratio", "How full the fuller disk is (0 to 1); -1 before the first look."),
+    _gauge("dledger_condition", "1 for what is the matter with the node or plain broker, 0 for what is not.", "kind"),
     _gauge("dledger_disk_full", "Whether appends are refused because the disk is full."),
     _counter("dledger_elections_total", "Campaigns of this node, each in a new term."),
     _counter("dledger_pre_votes_total", "How often this node asked whether it would be elected."),

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from cluster.metrics.catalog import SPECS
 from cluster.metrics.histogram import Histogram
+from dledger.conditions import Condition, ConditionKind
 
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
@@ -36,6 +37,12 @@ class Families:
     def buckets(self, name: str, buckets: Sequence[tuple[str, float]], total: float, *labels: str) -> None:
         """A histogram's samples, from its buckets."""
         self._family(name, HistogramMetricFamily).add_metric((*self._labels, *labels), buckets, total)
+
+    def conditions(self, now: Sequence[Condition]) -> None:
+        """Every kind, whether it holds or not, so that an alert ends."""
+        held = {one.kind for one in now}
+        for kind in ConditionKind:
+            self.gauge("dledger_condition", kind in held, kind)
 
     def all(self) -> list[Metric]:
         """What was filled in."""

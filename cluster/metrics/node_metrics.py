@@ -50,6 +50,7 @@ class NodeMetrics(Collector):
             found.gauge("dledger_leader_info", 1, status.leader.node_id)
         found.gauge("dledger_voter", status.voter)
         found.gauge("dledger_members", len(status.members))
+        found.conditions(status.conditions)
         found.counter("dledger_elections_total", now.elections)
         found.counter("dledger_pre_votes_total", now.pre_votes)
         for (role_name, reason), count in record.role_changes().items():

@@ -15,7 +15,7 @@ from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.errors import invariant
-from dledger.types import GENESIS, NO_ENTRY, NO_INDEX, HardState, LogIndex, NodeId, Role, Term
+from dledger.types import GENESIS, NO_ENTRY, NO_INDEX, HardState, LogIndex, NodeId, Role, Standing, Term
 
 
 @dataclass(slots=True)
@@ -247,7 +247,7 @@ class MemberState:
         """
         if not self._hard_state.voter:
             vote = self._hard_state.vote or self.leader_id
-            self.save_hard_state(replace(self._hard_state, vote=vote, voter=True))
+            self.save_hard_state(HardState(self.term, vote, Standing.VOTER))
 
     def advance_commit(self, index: LogIndex) -> None:
         """Move the commit index forward to ``index``, if that is forward."""

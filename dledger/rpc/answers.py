@@ -17,29 +17,44 @@ SMALL_BYTES: Final = 64 * 1024
 """Answers up to this size are counted as calls only."""
 
 
-class Lease:
-    """Room that one answer has. On the loop."""
+class Leases:
+    """The room of one call, which has one answer or message of a stream at a time. On the loop; also a context."""
 
-    __slots__ = ("_quota", "_room", "size")
+    __slots__ = ("_quota", "_room", "_size")
 
-    def __init__(self, room: AnswerRoom, quota: Quota, size: int) -> None:
+    def __init__(self, room: AnswerRoom, quota: Quota) -> None:
         self._room = room
         self._quota = quota
-        self.size = size
+        self._size = 0
+
+    async def take(self, size: int) -> None:
+        """Take room for an answer of about ``size`` bytes, as soon as there is some, instead of what was taken."""
+        self.end()
+        await self._room.wait(self._quota, size)
+        self._size = size
+
+    def take_now(self, size: int) -> None:
+        """The same, if there is some now. Raises ``TooManyWaitsError``."""
+        if not self._quota.try_answer(size):
+            raise TooManyWaitsError(
+                f"{self._quota.name} has {self._quota.answer_bytes} bytes of answers that were not taken yet: no room "
+                f"for another one of {size} (answer_bytes_max)"
+            )
+        self._size = size
 
     def resize(self, size: int) -> None:
         """The answer is made: now its size is known."""
-        more, self.size = size - self.size, size
+        more, self._size = size - self._size, size
         self._quota.change_answer(more)
         if more < 0:
             self._room.grown()
 
     def end(self) -> None:
         """The client has the answer, or has gone. Idempotent."""
-        if self.size:
+        if self._size:
             self.resize(0)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Leases:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,26 +68,19 @@ class AnswerRoom:
         # The oldest of each connection is the next to get room; connections take turns.
         self._waiting: dict[Quota, deque[tuple[int, asyncio.Future[None]]]] = {}
 
-    async def lease(self, quota: Quota, size: int) -> Lease:
-        """Room for an answer of about ``size`` bytes, as soon as there is some."""
-        if quota in self._waiting or not quota.try_answer(size):
-            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(quota, deque()).append((size, ready))
-            try:
-                await ready
-            except asyncio.CancelledError:
-                if ready.done() and not ready.cancelled():  # given just now
-                    Lease(self, quota, size).end()
-                else:
-                    self.grown()  # whoever waits behind it may be next
-                raise
-        return Lease(self, quota, size)
-
-    def lease_made(self, quota: Quota, size: int) -> Lease:
-        """Room for an answer that is there already. Raises ``TooManyWaitsError``: then it must be dropped."""
-        if not quota.try_answer(size):
-            raise TooManyWaitsError(f"{quota.name} has {quota.answer_bytes} bytes of answers that were not taken yet")
-        return Lease(self, quota, size)
+    async def wait(self, quota: Quota, size: int) -> None:
+        """Return once room for an answer of ``size`` bytes is taken."""
+        if quota not in self._waiting and quota.try_answer(size):
+            return
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(quota, deque()).append((size, ready))
+        try:
+            await ready
+        except asyncio.CancelledError:
+            if not ready.cancelled():  # given just now
+                quota.change_answer(-size)
+            self.grown()  # whoever waits behind it may be next
+            raise
 
     def grown(self) -> None:
         """Something was given back: let those go on for whom there is room now."""

@@ -9,7 +9,7 @@ import grpc
 from dledger.access.guard import Caller
 from dledger.access.quota import Quota
 from dledger.records import record
-from dledger.rpc.answers import SMALL_BYTES, AnswerRoom, Lease
+from dledger.rpc.answers import SMALL_BYTES, AnswerRoom, Leases
 from dledger.rpc.connections import Connection
 
 
@@ -23,15 +23,16 @@ class Call:
     caller: Caller | None
     room: AnswerRoom
 
-    async def lease(self, size: int) -> Lease:
-        """Room for an answer of about ``size`` bytes, until the call has ended for the client."""
-        return self._until_done(await self.room.lease(self.quota, size))
+    def leases(self) -> Leases:
+        """Room for answers, of which there is one at a time."""
+        return Leases(self.room, self.quota)
 
-    def lease_made(self, size: int) -> None:
-        """The same for an answer that is there. Raises ``TooManyWaitsError``: then it must be dropped."""
+    def until_done(self, leases: Leases) -> Leases:
+        """Keep the room of the only answer until the call has ended for the client."""
+        self.context.add_done_callback(lambda _: leases.end())  # type: ignore[arg-type]  # grpc-stubs: of their own type
+        return leases
+
+    def check_answer(self, size: int) -> None:
+        """Take room for an answer that was made without. Raises ``TooManyWaitsError``: then it must be dropped."""
         if size > SMALL_BYTES:
-            self._until_done(self.room.lease_made(self.quota, size))
-
-    def _until_done(self, lease: Lease) -> Lease:
-        self.context.add_done_callback(lambda _: lease.end())  # type: ignore[arg-type]  # grpc-stubs: of their own type
-        return lease
+            self.until_done(self.leases()).take_now(size)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger import errors
+from dledger.conditions import Condition
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
@@ -302,6 +303,10 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
         version=outcome.version,
         committed_position=outcome.committed_position,
         is_broker=outcome.is_broker,
+        conditions=[
+            pb.Condition(kind=one.kind, message=one.message, since_ms=one.since_ms, subject=one.subject)
+            for one in outcome.conditions
+        ],
     ).SerializeToString()
 
 
@@ -342,6 +347,7 @@ def decode_metadata(data: bytes) -> NodeStatus:
         version=wire.version,
         committed_position=Position(wire.committed_position),
         is_broker=wire.is_broker,
+        conditions=tuple(Condition(one.kind, one.message, one.since_ms, one.subject) for one in wire.conditions),
     )
 
 

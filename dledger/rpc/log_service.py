@@ -63,6 +63,8 @@ _NEEDED: Final = {
     "BlockDigests": Permission.SUB,
 }
 """On the topic that is called like the group; other methods need an account, no permission."""
+_WITH_ROOM: Final = ("Append", "Read")
+"""Unary methods whose answers have room already, or must be told: what was appended is."""
 _TRANSFER: Final = "TransferLeadership"
 
 
@@ -195,12 +197,14 @@ class LogService:
             if request.count:
                 last_index = LogIndex(min(last_index, first_index + request.count - 1))
             max_bytes = min(request.max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX)
-            lease = await call.lease(max_bytes)
+            leases = call.until_done(call.leases())
+            await leases.take(max_bytes)
             answer, _ = await self._read_entries(first_index, last_index, max_bytes)
-            lease.resize(len(answer))
-            return answer
+            leases.resize(len(answer))
         except DLedgerError as error:
             return codec.encode_read_answer(error)
+        else:
+            return answer
 
     async def _readable_index(self, mode: ReadMode) -> LogIndex:
         if mode is ReadMode.LOCAL:
@@ -248,9 +252,10 @@ class LogService:
                     follower.clear()
                     last_index = self._hub.committed_index
                     while next_index <= last_index:
-                        with await self._room.lease(call.quota, READ_BYTES_DEFAULT) as lease:
+                        with call.leases() as leases:
+                            await leases.take(READ_BYTES_DEFAULT)
                             answer, next_index = await self._read_entries(next_index, last_index, READ_BYTES_DEFAULT)
-                            lease.resize(len(answer))
+                            leases.resize(len(answer))
                             yield answer  # until the client has taken it
                     await follower.wait()
         except DLedgerError as error:
@@ -375,7 +380,10 @@ class LogService:
                 with self._connections.call(context) as connection:
                     call = self._admit(name, context, connection, data)
                     async with limit:
-                        return await handler(data, call)
+                        answer = await handler(data, call)
+                    if name not in _WITH_ROOM:
+                        call.check_answer(len(answer))
+                    return answer
             except TimeoutError:
                 if not limit.expired():
                     raise

@@ -28,6 +28,7 @@ from dledger.errors import (
     UnknownMemberError,
 )
 from dledger.rpc import codec, options, tls
+from dledger.rpc.bridge import Report, log_failure
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
 from dledger.rpc.peer_listener import PeerListener
@@ -52,6 +53,7 @@ class PeerServer:
         client_address: str,
         learn: Learn,
         tls_keeper: TlsKeeper | None = None,
+        report: Report = log_failure,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -67,7 +69,7 @@ class PeerServer:
         self._pushes = PushServer(config, identity, receiver, client_address=client_address, learn=learn)
         self._socket_name = f"dledger-{uuid.uuid4()}"
         self._listener = PeerListener(
-            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take, tls_keeper
+            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take, tls_keeper, report
         )
         self.respond: Final = self._pushes.respond
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dledger.conditions import Condition
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, LeaderHint
 from dledger.records import record
@@ -110,6 +111,8 @@ class NodeStatus:
     """The end of the last committed entry's record."""
     is_broker: bool = False
     """The log is a broker's: the bodies of its entries are RocketMQ records."""
+    conditions: tuple[Condition, ...] = ()
+    """What is the matter with it, oldest first."""
 
 
 @record(frozen=True, slots=True)

@@ -24,7 +24,6 @@ class NodeLines:
 
     def __init__(self, node_id: NodeId) -> None:
         self._node_id = node_id
-        self._disk_was_full = False
 
     def recovered(self, report: DataclassInstance) -> None:
         """What opening the log found and did."""
@@ -42,14 +41,3 @@ class NodeLines:
                 "%s cannot lead: a later version wrote into its log what it knows of producers. Run that version here"
             )
             _log.error(text, self._node_id, extra=extra)
-
-    def disk(self, *, full: bool, used_ratio: float) -> None:
-        """Say once when the disk becomes full, and once when it has room again."""
-        if full is self._disk_was_full:
-            return
-        self._disk_was_full = full
-        extra = {"event": "disk", "disk_full": full, "disk_used_ratio": round(used_ratio, 4)}
-        if full:
-            _log.error("%s: the disk is full, no entries are taken", self._node_id, extra=extra)
-        else:
-            _log.warning("%s: there is room on the disk again", self._node_id, extra=extra)

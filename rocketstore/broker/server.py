@@ -20,11 +20,13 @@ from grpc_reflection.v1alpha import reflection
 from dledger.access.control import AccessControl
 from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
+from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
 from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.connections import Connections
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer
@@ -36,7 +38,7 @@ from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters,
 from rocketstore.broker.other_mode import refuse_other_mode
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
-from rocketstore.broker.service import BrokerService
+from rocketstore.broker.service import STREAM_KINDS, BrokerService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
@@ -85,12 +87,15 @@ class BrokerServer:
         if config.dledger is None and config.security.has_tls:
             self._tls = TlsKeeper(config.security, name=f"broker {config.name}", member=None)
         self._clock = clock or SystemClock()
+        self.conditions = Conditions(config.node_id, self._clock)
+        """What is the matter with this broker; a replicated one shares its node's."""
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._stopped = threading.Event()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._loop = LoopThread("rocketstore-rpc")
         self._bridge: LoopBridge | None = None
+        self._connections: Connections | None = None  # of a plain broker; a node has its own
         self._port = config.listen_port
         self._server: grpc.aio.Server | None = None
         self._service: BrokerService | None = None
@@ -113,10 +118,11 @@ class BrokerServer:
                 for_broker(dledger), repair=repair, clock=self._clock, instruments=self._instruments
             )
             self._tls = self.node.tls
+            self.conditions = self.node.conditions
         try:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
-            self.store = MessageStore(config.store, log, clock=self._clock)
+            self.store = MessageStore(config.store, log, clock=self._clock, conditions=self.conditions)
             self.state = BrokerState(
                 self.store,
                 config.store.config_dir,
@@ -243,7 +249,7 @@ class BrokerServer:
 
     async def _serve(self, bridge: LoopBridge) -> None:
         config = self.config
-        calls_max = config.pulls_waiting_max + config.send_pending_messages_max + config.streams_max
+        calls_max = config.pulls_waiting_max + config.send_pending_messages_max + STREAM_KINDS * config.streams_max
         self._server = server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=calls_max)
         self._health = statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
         health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
@@ -258,20 +264,29 @@ class BrokerServer:
             reflection.enable_server_reflection(names, server)
         credentials = self._tls.client_server_credentials() if self._tls is not None else None
         self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's", credentials)
+        if self.node is not None:
+            connections = self.node.connections
+        else:
+            connections = self._connections = Connections(
+                "rocketstore-connections", config.limits, share_percent=config.access.account_share_percent
+            )
         self._service = BrokerService(
             config,
             self.store,
             self.state,
             bridge,
+            connections,
             clock=self._clock,
             view=self.view,
             store_host=resolve(_host_of(self.address), self._port),
             has_caught_up=self._has_caught_up,
             guard=guard,
             position_of=self._position_of,
+            conditions=self.conditions,
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         await server.start()
+        connections.watch(self._port, calls_max)
 
     def _position_of(self, index: int) -> int:
         """Where an entry begins; the log's begin or committed end for one that is no longer, or not yet, there."""
@@ -298,6 +313,8 @@ class BrokerServer:
                 self._bridge.run(self._end_service(grace_s))
         if self._service is not None:
             self._service.close()
+        if self._connections is not None:
+            self._connections.close()
 
     # -- stopping --------------------------------------------------------------------------------------------------
 
@@ -330,6 +347,7 @@ class BrokerServer:
     def _watch(self) -> None:
         """A node that failed takes its broker along; a member whose store failed makes room for another master."""
         while not self._stopping.wait(WATCH_INTERVAL_S):
+            self.conditions.now()  # ends what has run out
             if self.node is None:
                 if self._tls is not None:
                     self._tls.refresh()

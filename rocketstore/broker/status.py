@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
+from dledger.conditions import Conditions
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
 from rocketstore.broker.ports import GroupView
@@ -95,11 +96,13 @@ class StatusReport:
         store: ObservedStore,
         view: Callable[[], GroupView],
         extra: Callable[[], dict[str, str]],
+        conditions: Conditions,
     ) -> None:
         self._config = config
         self._store = store
         self._view = view
         self._extra = extra
+        self._conditions = conditions
         self._version = _version()
 
     def encode(self) -> bytes:
@@ -133,6 +136,10 @@ class StatusReport:
             version=self._version,
             boot_ms=stats.boot_ms,
             runtime=runtime | {"brokerVersionDesc": self._version, "pythonVersion": platform.python_version()},
+            conditions=[
+                pb.Condition(kind=one.kind, message=one.message, since_ms=one.since_ms, subject=one.subject)
+                for one in self._conditions.now()
+            ],
         ).SerializeToString()
 
 

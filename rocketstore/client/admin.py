@@ -9,6 +9,7 @@ from typing import Literal
 
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline
+from dledger.conditions import Condition
 from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.connection import (
     COMMIT_OFFSETS,
@@ -65,6 +66,8 @@ class BrokerStatus:
     boot_ms: int
     runtime: dict[str, str]
     is_master: bool
+    conditions: tuple[Condition, ...] = ()
+    """What is the matter with it, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,4 +319,5 @@ def _status_of(address: str, status: pb.StatusResponse) -> BrokerStatus:
         boot_ms=status.boot_ms,
         runtime=dict(status.runtime),
         is_master=is_master(status),
+        conditions=tuple(Condition(one.kind, one.message, one.since_ms, one.subject) for one in status.conditions),
     )

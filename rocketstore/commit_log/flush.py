@@ -110,23 +110,30 @@ class DeadlineWatcher:
 
 
 def flush_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
-    """Flush file after file while that moves the durable end; whether it moved. Raises ``DiskError``."""
-    moved = False
+    """Flush, file after file, what is readable now; whether the durable end moved. Raises ``DiskError``.
+
+    What comes meanwhile is left to the next flush: under a steady load this would never end otherwise.
+    """
+    moved, target = False, queue.max_offset
     while not queue.flush(least_pages):
         moved = True
+        if queue.flushed_where >= target:
+            break
     return moved
 
 
 def commit_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
-    """Commit file after file while that moves something; whether it did. Raises ``DiskError``."""
-    moved = False
+    """Commit, file after file, what is written now; whether something moved. Raises ``DiskError``."""
+    moved, target = False, queue.max_wrote
     while not queue.commit(least_pages):
         moved = True
+        if queue.committed_where >= target:
+            break
     return moved
 
 
 class GroupFlushService:
-    """SYNC_FLUSH: one flush serves every request handed in before it began."""
+    """SYNC_FLUSH: a request is answered by the first flush that covers it, which so serves all that wait by then."""
 
     def __init__(
         self,
@@ -143,6 +150,8 @@ class GroupFlushService:
         self._clock = clock
         self._watcher = DeadlineWatcher(clock, supervisor)
         self._requests: deque[FlushRequest] = deque()
+        self._group: list[FlushRequest] = []
+        """Requests that the flushing thread has taken and not yet answered."""
         self._gate = Gate()
         self._sleeping = False
         self._stopping = False
@@ -185,27 +194,45 @@ class GroupFlushService:
                 self._sleeping = False
 
     def _due(self) -> bool:
-        return bool(self._requests) or (not self._queue.poison and self._queue.flushed_where < self._queue.max_offset)
+        waiting = self._group or self._requests
+        return bool(waiting) or (not self._queue.poison and self._queue.flushed_where < self._queue.max_offset)
 
     def serve(self) -> bool:
-        """One flush for all requests that are there; whether there was something to do."""
-        requests = self._requests
-        group = [requests.popleft() for _ in range(len(requests))]
-        if not group and not self._due():
+        """Flush what is written now, file after file, answering after each; whether there was something to do.
+
+        Who hands in a request meanwhile is answered here, too, if one of these flushes covered his message, else by
+        the next call: a load that never pauses must not keep anybody waiting.
+        """
+        queue = self._queue
+        if not self._due():
             return False
-        problem = ""
+        self._take()
+        count, target, problem = len(self._group), queue.max_offset, ""
+        count -= self._answer(count)
         try:
-            flush_all(self._queue)
+            while queue.flushed_where < target and not queue.flush(0):
+                count -= self._answer(count)
         except DiskError as error:
             problem = str(error)
-        flushed_where = self._queue.flushed_where
-        self._on_flushed()
-        for request in group:
-            if request.end <= flushed_where:
-                request.answer(PutMessageStatus.PUT_OK)
-            else:
-                request.answer(PutMessageStatus.UNKNOWN_ERROR, problem or "the flush did not reach the message")
+        failed, self._group = self._group[:count], self._group[count:]
+        for request in failed:
+            request.answer(PutMessageStatus.UNKNOWN_ERROR, problem or "the flush did not reach the message")
         return True
+
+    def _take(self) -> None:
+        requests = self._requests
+        self._group += [requests.popleft() for _ in range(len(requests))]
+
+    def _answer(self, count: int) -> int:
+        """Answer whom what is durable now covers; how many of the first ``count`` these were."""
+        self._on_flushed()
+        self._take()
+        durable, group = self._queue.flushed_where, self._group
+        self._group = [request for request in group if request.end > durable]
+        for request in group:
+            if request.end <= durable:
+                request.answer(PutMessageStatus.PUT_OK)
+        return sum(request.end <= durable for request in group[:count])
 
 
 @dataclass(frozen=True, slots=True)

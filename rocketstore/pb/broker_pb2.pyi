@@ -321,8 +321,20 @@ class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Condition(_message.Message):
+    __slots__ = ("kind", "message", "since_ms", "subject")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    since_ms: int
+    subject: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., since_ms: _Optional[int] = ..., subject: _Optional[str] = ...) -> None: ...
+
 class StatusResponse(_message.Message):
-    __slots__ = ("cluster", "broker_name", "node_id", "broker_role", "broker_id", "replicated", "raft_role", "term", "leader", "leader_address", "members", "min_offset", "max_offset", "end_offset", "dispatch_behind_bytes", "put_tps", "get_tps", "disk_ratio", "put_total", "get_total", "earliest_message_ms", "version", "boot_ms", "runtime")
+    __slots__ = ("cluster", "broker_name", "node_id", "broker_role", "broker_id", "replicated", "raft_role", "term", "leader", "leader_address", "members", "min_offset", "max_offset", "end_offset", "dispatch_behind_bytes", "put_tps", "get_tps", "disk_ratio", "put_total", "get_total", "earliest_message_ms", "version", "boot_ms", "runtime", "conditions")
     class MembersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +373,7 @@ class StatusResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_MS_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     broker_name: str
     node_id: str
@@ -385,4 +398,5 @@ class StatusResponse(_message.Message):
     version: str
     boot_ms: int
     runtime: _containers.ScalarMap[str, str]
-    def __init__(self, cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., node_id: _Optional[str] = ..., broker_role: _Optional[str] = ..., broker_id: _Optional[int] = ..., replicated: _Optional[bool] = ..., raft_role: _Optional[str] = ..., term: _Optional[int] = ..., leader: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Mapping[str, str]] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., dispatch_behind_bytes: _Optional[int] = ..., put_tps: _Optional[float] = ..., get_tps: _Optional[float] = ..., disk_ratio: _Optional[float] = ..., put_total: _Optional[int] = ..., get_total: _Optional[int] = ..., earliest_message_ms: _Optional[int] = ..., version: _Optional[str] = ..., boot_ms: _Optional[int] = ..., runtime: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    def __init__(self, cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., node_id: _Optional[str] = ..., broker_role: _Optional[str] = ..., broker_id: _Optional[int] = ..., replicated: _Optional[bool] = ..., raft_role: _Optional[str] = ..., term: _Optional[int] = ..., leader: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Mapping[str, str]] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., dispatch_behind_bytes: _Optional[int] = ..., put_tps: _Optional[float] = ..., get_tps: _Optional[float] = ..., disk_ratio: _Optional[float] = ..., put_total: _Optional[int] = ..., get_total: _Optional[int] = ..., earliest_message_ms: _Optional[int] = ..., version: _Optional[str] = ..., boot_ms: _Optional[int] = ..., runtime: _Optional[_Mapping[str, str]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...

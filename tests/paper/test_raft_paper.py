@@ -23,7 +23,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import ResponseCode
-from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, Magic, NodeId, Role, Term
+from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, Outcome, made_log
 from tests.support.solo import Solo, Source, load_runs
 
@@ -37,7 +37,7 @@ def entry(term: int, index: int) -> EntryId:
 
 def in_role(role: Role) -> Solo:
     """A member of that role in term 1."""
-    solo = Solo(hard_state=HardState(Term(0 if role is not Role.FOLLOWER else 1), voter=True))
+    solo = Solo(hard_state=HardState(Term(0 if role is not Role.FOLLOWER else 1), standing=Standing.VOTER))
     if role is Role.CANDIDATE:
         solo.campaign()
     if role is Role.LEADER:
@@ -115,7 +115,7 @@ def test_reject_stale_term_message(role: Role) -> None:
 @pytest.mark.parametrize("term", [0, 4])
 def test_start_as_follower(term: int) -> None:
     """§5.2: when servers start up, they begin as followers (also those that led before)."""
-    solo = Solo(hard_state=HardState(Term(term), N0 if term else None, voter=True))
+    solo = Solo(hard_state=HardState(Term(term), N0 if term else None, standing=Standing.VOTER))
 
     assert isinstance(solo.state.role, Follower)
     assert solo.state.term == term
@@ -200,7 +200,7 @@ def test_leader_election_in_one_round_rpc(size: int, granting: int, refusing: in
 )
 def test_follower_vote(vote: NodeId | None, asks: NodeId, granted: bool) -> None:
     """§5.2: each server votes for at most one candidate in a given term, first come first served."""
-    solo = Solo(hard_state=HardState(Term(1), vote, voter=True))
+    solo = Solo(hard_state=HardState(Term(1), vote, standing=Standing.VOTER))
 
     response = solo.ask_vote(asks, 1)
 
@@ -356,7 +356,7 @@ def test_leader_acknowledge_commit(size: int, acknowledging: int, committed: boo
 @pytest.mark.parametrize("terms", [(), (2,), (1, 2), (1,)])
 def test_leader_commit_preceding_entries(terms: tuple[int, ...]) -> None:
     """§5.3: committing an entry commits all preceding ones, those of earlier leaders too."""
-    solo = Solo(terms=terms, hard_state=HardState(Term(2), voter=True))
+    solo = Solo(terms=terms, hard_state=HardState(Term(2), standing=Standing.VOTER))
     solo.lead()
     append(solo, b"some data")
     solo.flush()

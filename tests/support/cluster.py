@@ -27,11 +27,12 @@ from dledger.core.node import Node
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.types import AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Term
+from dledger.types import AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
 from tests.support.disk_log import DiskLog
 
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 STEPS_AT_ONE_INSTANT_MAX = 3000
+_STANDING = {True: Standing.VOTER, False: Standing.BLANK}
 Result = TypeVar("Result")
 
 
@@ -154,12 +155,12 @@ class Cluster:
         self.committed: dict[LogIndex, tuple[Term, bytes]] = {}
         self.ids = tuple(NodeId(f"n{number}") for number in range(size))
         self.hosts = {
-            one: Host(one, DiskLog(), HardState(voter=voters), FixedTimeouts(100 * number))
+            one: Host(one, DiskLog(), HardState(standing=_STANDING[voters]), FixedTimeouts(100 * number))
             for number, one in enumerate(self.ids)
         }
         for one, log in (logs or {}).items():
             self[one].log = log
-            self[one].saved = HardState(max(log.last.term, Term(0)), voter=voters)
+            self[one].saved = HardState(max(log.last.term, Term(0)), standing=_STANDING[voters])
         if start:
             for one in self.ids:
                 self.start(one)

@@ -23,7 +23,7 @@ from dledger.core.node import Node
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import ResponseCode
-from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, NodeId, Role, Term
+from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, FixedTimeouts, fill, make_config
 from tests.support.disk_log import DiskLog
 
@@ -50,7 +50,7 @@ class Solo:
         self.node = Node(
             self.config,
             log=self.log,
-            hard_state=hard_state or HardState(Term(max(0, self.log.last.term)), voter=True),
+            hard_state=hard_state or HardState(Term(max(0, self.log.last.term)), standing=Standing.VOTER),
             random=random or FixedTimeouts(0),
             boot_id=boot_id,
             now_ms=0,

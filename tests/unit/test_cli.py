@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from cluster import cli, connection, demo, terminal
 from cluster.commands import serve as serve_module
+from dledger.conditions import Condition
 from dledger.config import FlushMode, ServerConfig
 from dledger.errors import (
     DiskFullError,
@@ -400,6 +402,21 @@ def test_status_is_a_plain_table_in_a_pipe(group_of_three: FakeClient, run: Call
         ["n1", "LEADER", "3", "0", "9", "9", "9", "0", "c1:2", "2 pending"],
         ["n2", "unreachable", "c2:2"],
     ]
+
+
+def test_status_says_what_is_the_matter_with_a_line_each(
+    client: FakeClient, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the table, in a pipe and on a terminal; JSON has the fields."""
+    damaged = Condition("damaged", "entry 7 is wrong", 0, "/data/0")
+    client.members = {NodeId("n1"): status_of("n1", role=Role.LEADER, conditions=(damaged,))}
+    said = r"n1: DAMAGED /data/0 since [\d-]+ [\d:]+: entry 7 is wrong"
+
+    assert re.fullmatch(said, run("status").output.splitlines()[-1])
+    told = json.loads(run("status", "--json").output)["nodes"][0]["conditions"]
+    assert told == [{"kind": "damaged", "message": "entry 7 is wrong", "since_ms": 0, "subject": "/data/0"}]
+    on_terminal(monkeypatch)
+    assert re.search(said, run("status").output)
 
 
 def test_status_is_a_rich_table_on_a_terminal(

@@ -81,20 +81,6 @@ def test_a_recovery_is_one_line_with_all_that_was_found(log: Begin) -> None:
     assert line["removed"] == ["/data/old"]
 
 
-def test_a_full_disk_is_told_when_it_becomes_full_and_when_it_has_room(log: Begin) -> None:
-    """Not once a second."""
-    stream = log("info", "json")
-    lines = NodeLines(N0)
-
-    for full in (False, True, True, False, False):
-        lines.disk(full=full, used_ratio=0.91)
-
-    assert [(line["event"], line["disk_full"], line["level"]) for line in objects(stream)] == [
-        ("disk", True, "error"),
-        ("disk", False, "warning"),
-    ]
-
-
 def test_who_was_refused_what_is_a_line_of_fields(log: Begin) -> None:
     """An audit line is searched by its fields; repeats are told with their number."""
     stream = log("info", "json")

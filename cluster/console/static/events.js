@@ -6,7 +6,7 @@ import { state } from "./store.js";
 
 const SHOWN_MAX = 100;
 const SHAPES = new Set(["leader", "follower", "candidate", "unreachable", "plain"]);
-const ANNOUNCED = new Set(["leader", "unreachable"]);
+const ANNOUNCED = new Set(["leader", "unreachable", "condition"]);
 
 /** All anew. */
 export function renderAll() {

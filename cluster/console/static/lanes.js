@@ -136,6 +136,8 @@ function noteOf(node) {
   }
   if (facts === null) return ["", false];
   if (facts.disk_full) return ["DISK FULL: takes no appends", true];
+  const worst = facts.conditions.find((one) => one.kind !== "no_standing" && one.kind !== "disk_full");
+  if (worst) return [`${worst.kind.replaceAll("_", " ")}: ${worst.message}`, true];
   if (!facts.voter) return ["not voting yet", true];
   const words = [];
   if (facts.pending >= PENDING_SHOWN) words.push(`${format.count(facts.pending)} pending`);

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.core.invariants import Seen, check
 from dledger.errors import InvariantError
-from dledger.types import FlushMark, HardState, LogIndex, Term
+from dledger.types import FlushMark, HardState, LogIndex, Standing, Term
 from tests.support.cluster import N1
 from tests.support.solo import Solo
 
@@ -96,7 +96,7 @@ def _match_beyond_end(solo: Solo) -> None:
 
 
 def _not_a_voter(solo: Solo) -> None:
-    solo.state._hard_state = replace(solo.state.hard_state, voter=False)
+    solo.state._hard_state = replace(solo.state.hard_state, standing=Standing.BLANK)
 
 
 @pytest.mark.parametrize(

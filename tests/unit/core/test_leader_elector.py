@@ -10,7 +10,7 @@ from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest
 from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, Header
-from dledger.types import NOOP_CHANNEL, AppendedBatch, HardState, Magic, Role, Term
+from dledger.types import NOOP_CHANNEL, AppendedBatch, HardState, Magic, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2, Outcome
 from tests.support.disk_log import DiskLog
 from tests.support.solo import Solo
@@ -115,7 +115,7 @@ def test_a_heartbeat_answer_tells_a_full_disk() -> None:
 
 def test_a_granted_vote_postpones_the_own_election() -> None:
     """§5.2: whoever has just voted gives the candidate time to win; a pre-vote promises nothing."""
-    solo = Solo(hard_state=HardState(Term(1), voter=True))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
     solo.now_ms = 400
 
     solo.ask_vote(N1, 2, pre_vote=True)
@@ -127,7 +127,7 @@ def test_a_granted_vote_postpones_the_own_election() -> None:
 
 def test_a_vote_given_while_asking_for_pre_votes_keeps_the_role() -> None:
     """The vote counts; the own questions stay asked."""
-    solo = Solo(hard_state=HardState(Term(1), voter=True))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
     solo.time_out()
 
     assert solo.ask_vote(N1, 1).granted
@@ -206,7 +206,7 @@ def test_a_winner_that_cannot_write_its_no_op_resigns() -> None:
 
 def test_take_leadership_starts_a_campaign_without_pre_vote() -> None:
     """§3.10: at once, and marked, so that the leader's followers do not protect it."""
-    solo = Solo(hard_state=HardState(Term(1), voter=True))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
     solo.hear(N1, 1)
 
     solo.node.receive(N1, TakeLeadership(Term(1)), 0)

@@ -10,7 +10,7 @@ from dledger.config import FlushMode
 from dledger.core.member_state import Candidate, Follower, Leader
 from dledger.core.outbox import RoleChange, Wake
 from dledger.errors import InvariantError
-from dledger.types import NO_INDEX, HardState, LogIndex, Role, Term
+from dledger.types import NO_INDEX, HardState, LogIndex, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2
 from tests.support.solo import Solo
 
@@ -41,9 +41,9 @@ def test_a_restart_starts_from_the_checkpoint_or_the_begin() -> None:
 
 def test_the_term_of_the_log_is_adopted_at_the_start() -> None:
     """A crash may leave entries of a term that the hard state does not know yet."""
-    state = Solo(terms=(1, 4), hard_state=HardState(Term(3), N1, voter=True)).state
+    state = Solo(terms=(1, 4), hard_state=HardState(Term(3), N1, standing=Standing.VOTER)).state
 
-    assert state.hard_state == HardState(Term(4), None, voter=True)
+    assert state.hard_state == HardState(Term(4), None, standing=Standing.VOTER)
     assert state.hard_state_version == 1
 
 
@@ -82,33 +82,33 @@ def test_leaders_hear_themselves_and_candidates_nobody() -> None:
 
 def test_a_term_never_goes_back() -> None:
     """§5.1: terms only grow."""
-    state = Solo(hard_state=HardState(Term(3), voter=True)).state
+    state = Solo(hard_state=HardState(Term(3), standing=Standing.VOTER)).state
 
     with pytest.raises(InvariantError, match="term never goes back"):
         state.become_follower(Term(2), None, 0)
     with pytest.raises(InvariantError, match="term never goes back"):
-        state.save_hard_state(HardState(Term(2), voter=True))
+        state.save_hard_state(HardState(Term(2), standing=Standing.VOTER))
 
 
 def test_a_vote_is_given_once_per_term() -> None:
     """§5.2: the vote of a term never changes; a new term has a new one."""
-    state = Solo(hard_state=HardState(Term(3), N1, voter=True)).state
+    state = Solo(hard_state=HardState(Term(3), N1, standing=Standing.VOTER)).state
 
     with pytest.raises(InvariantError, match="one vote per term"):
-        state.save_hard_state(HardState(Term(3), N2, voter=True))
-    state.save_hard_state(HardState(Term(3), N1, voter=True))
-    state.save_hard_state(HardState(Term(4), N2, voter=True))
+        state.save_hard_state(HardState(Term(3), N2, standing=Standing.VOTER))
+    state.save_hard_state(HardState(Term(3), N1, standing=Standing.VOTER))
+    state.save_hard_state(HardState(Term(4), N2, standing=Standing.VOTER))
 
     assert state.hard_state_version == 2
 
 
 def test_a_new_term_forgets_vote_and_leader() -> None:
     """What belongs to a term ends with it."""
-    solo = Solo(hard_state=HardState(Term(3), N1, voter=True))
+    solo = Solo(hard_state=HardState(Term(3), N1, standing=Standing.VOTER))
 
     solo.state.become_follower(Term(4), None, 0)
 
-    assert solo.state.hard_state == HardState(Term(4), None, voter=True)
+    assert solo.state.hard_state == HardState(Term(4), None, standing=Standing.VOTER)
     assert solo.state.role == Follower(None, 500, None)
 
 
@@ -158,7 +158,7 @@ def test_a_leaders_record_starts_empty() -> None:
 
 def test_follow_refuses_an_older_term_and_refreshes_in_the_present_one() -> None:
     """A message of the present leader postpones the election."""
-    solo = Solo(hard_state=HardState(Term(2), voter=True))
+    solo = Solo(hard_state=HardState(Term(2), standing=Standing.VOTER))
 
     assert not solo.state.follow(N1, Term(1), 0)
     assert solo.state.follow(N1, Term(2), 10)
@@ -211,5 +211,5 @@ def test_allow_voting_is_saved_once() -> None:
     state.allow_voting()
     state.allow_voting()
 
-    assert state.hard_state == HardState(Term(1), N1, voter=True)
+    assert state.hard_state == HardState(Term(1), N1, standing=Standing.VOTER)
     assert state.hard_state_version == 1

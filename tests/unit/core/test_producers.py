@@ -35,6 +35,7 @@ from dledger.types import (
     Magic,
     ProducerBatch,
     Role,
+    Standing,
     StoredRun,
     Term,
 )
@@ -383,7 +384,7 @@ def test_who_does_not_understand_the_table_does_not_lead() -> None:
     """It would store again what the table says is there. It says why, and does not disturb the others."""
     solo = leading()
     solo.node.noops.append(solo.log, solo.state.term, newer_payload())
-    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, voter=True))
+    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER))
     other.campaign()
 
     other.vote(N1)

@@ -12,7 +12,7 @@ from dledger.errors import CorruptLogError, DiskFullError, InvariantError
 from rocketstore.dispatch import SCAN_BYTES, DispatchService
 from rocketstore.types import RecordHead, ScannedRecords
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.fakes import FakeLog, FakeSink
+from tests.unit.rocketstore.fakes import FakeLog, FakeSink, head
 
 DAMAGE = CorruptLogError(Path("log"), 5, "no record", "look")
 
@@ -219,6 +219,29 @@ def test_a_record_longer_than_a_scan_is_dispatched(sink: FakeSink) -> None:
     service.catch_up()
 
     assert offsets(sink) == [0]
+
+
+def test_a_busy_dispatch_stands_still_when_asked(sink: FakeSink) -> None:
+    """Under a load that never pauses the checkpoint has its turn after the step at hand."""
+
+    class Endless(FakeLog):
+        def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
+            self.max_offset = offset + 100 * SCAN_BYTES
+            turns.append(offset)
+            if len(turns) == 10:
+                threading.Thread(target=lambda: looked_at.append(service.standstill(lambda: len(turns)))).start()
+                wait_until(service._turn.locked, "somebody waits for his turn")
+            return ScannedRecords([head(offset)], offset + 100)
+
+    turns: list[int] = []
+    looked_at: list[int] = []
+    service = DispatchService(Endless(max_offset=100), [sink])
+    service.start()
+
+    wait_until(lambda: bool(looked_at), "a look")
+    service._stopping = True
+
+    assert looked_at == [10]
 
 
 def test_stop_dispatches_what_is_there(log: FakeLog, sink: FakeSink, service: DispatchService) -> None:

@@ -23,6 +23,7 @@ from dledger.rpc import codec, options, peer_listener, push_frames, push_server
 from dledger.rpc.peer_listener import PeerListener
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.push_frames import Frame, FrameType
+from dledger.rpc.push_link import PushLink
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.ports import free_ports
 from tests.support.receiver import RecordingReceiver
@@ -310,6 +311,56 @@ def test_a_full_queue_breaks_the_stream(config: ServerConfig) -> None:
         wait_until(lambda: bool(receiver.lost), "connection_lost")
         assert transport.dropped(N0) > 50
         transport.close()
+
+
+def test_a_push_link_survives_a_machine_without_threads_to_spare(
+    config: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure to connect that nobody thought of is not the last attempt: the peer would never hear of us again.
+
+    Looking up a peer's name needs a thread, which cannot be had at the limit of a process or container.
+    """
+    pushed, receiver = RecordingReceiver(), RecordingReceiver()
+    other = replace(config, node_id=N0)
+    failures: list[PushLink] = []
+    connect = PushLink._connect
+
+    async def fail_twice(link: PushLink) -> None:
+        if len(failures) < 2:
+            failures.append(link)
+            raise RuntimeError("can't start new thread")
+        await connect(link)
+
+    monkeypatch.setattr(PushLink, "_connect", fail_twice)
+    with closing(GrpcTransport(config)) as target, closing(GrpcTransport(other)) as transport:
+        target.start(pushed)
+        transport.start(receiver)
+
+        def push_and_look() -> bool:
+            transport.send(envelope(PushCommit(Term(1), 0, LogIndex(1))))
+            return bool(pushed.received)
+
+        wait_until(push_and_look, "a push")
+
+    assert len(failures) == 2
+    assert len(receiver.lost) == 2  # the dispatcher hears of each
+
+
+def test_a_push_link_that_fails_for_good_is_reported(config: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug must not leave a leader without a way to a peer: whoever can stop the node is told."""
+    failures: list[BaseException] = []
+
+    async def broken(_link: PushLink) -> None:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(PushLink, "_connect", broken)
+    with closing(GrpcTransport(config, report=failures.append)) as transport:
+        transport.start(RecordingReceiver())
+        transport.send(envelope(PushCommit(Term(1), 0, LogIndex(1)), sender=N1, target=N0))
+
+        wait_until(lambda: bool(failures), "the report")
+
+    assert str(failures[0]) == "a bug"
 
 
 def test_control_calls_to_a_silent_peer_are_bounded(config: ServerConfig) -> None:

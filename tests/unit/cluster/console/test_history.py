@@ -9,6 +9,7 @@ import pytest
 from cluster.console import history as module
 from cluster.console.facts import BrokerFacts, NodeState
 from cluster.console.history import History
+from dledger.conditions import Condition
 from dledger.errors import RequestTimeoutError, UnavailableError
 from tests.unit.cluster.console.support import answer, facts
 
@@ -61,6 +62,24 @@ def test_a_killed_leader_is_unreachable_at_once_and_its_successor_tells_how_long
 
     assert present(known)["events"][-1]["gap_ms"] == 900
     assert texts(known)[-2:] == ["n0 answers no more", "n2 leads in term 2"]
+
+
+def test_what_is_the_matter_with_a_node_is_an_event_when_it_begins_and_when_it_ends(known: History) -> None:
+    """Also across a time in which the node did not answer; the node's facts name what holds."""
+    damaged = Condition("damaged", "entry 7 is wrong", T0, "/data/00000000000000000000")
+    known.answered("h:2", answer(facts("n1", conditions=(damaged,))), T0 + 500)
+    known.answered("h:2", answer(facts("n1", conditions=(damaged,))), T0 + 1000)
+    assert texts(known)[-1] == "n1 is damaged (/data/00000000000000000000): entry 7 is wrong"
+    assert [one["kind"] for one in node(known, "n1")["facts"]["conditions"]] == ["damaged"]
+
+    known.failed("h:2", GONE, T0 + 1500, silent=False)
+    known.answered("h:2", answer(facts("n1")), T0 + 2000)
+
+    assert texts(known)[-3:] == [
+        "n1 answers no more",
+        "n1 is no longer damaged (/data/00000000000000000000): entry 7 is wrong",
+        "n1 answers again",
+    ]
 
 
 def test_a_silent_node_is_unreachable_only_after_a_while(known: History) -> None:

@@ -15,12 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.metrics import metered
 from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS
 from cluster.metrics.exporter import Exporter
+from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
 from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from tests.support.ports import free_ports
@@ -134,6 +136,29 @@ def test_a_node_tells_where_it_is_and_what_it_did(exporter: Exporter, node: DLed
     assert value(found, "dledger_elections_total") == 1
     assert value(found, "dledger_role_changes_total", role="leader", reason="elected") == 1
     assert 0 < value(found, "dledger_disk_used_ratio") < 1
+
+
+def test_a_condition_is_1_while_it_holds_and_0_afterwards(
+    exporter: Exporter, node: DLedgerServer, tmp_path: Path
+) -> None:
+    """Of a node, and of a plain broker by its name."""
+    node.conditions.set(ConditionKind.DAMAGED, "a", subject="one")
+    node.conditions.set(ConditionKind.DAMAGED, "b", subject="other")
+    assert value(samples(exporter), "dledger_condition", kind="damaged", node="n0", group="default") == 1
+    assert value(samples(exporter), "dledger_condition", kind="fenced") == 0
+
+    node.conditions.clear_kind(ConditionKind.DAMAGED)
+    assert value(samples(exporter), "dledger_condition", kind="damaged") == 0
+
+
+def test_a_plain_broker_tells_its_conditions_by_its_name(exporter: Exporter, broker: BrokerServer) -> None:
+    """The same metric as a node's, so that the same alerts serve; and in its status."""
+    broker.conditions.set(ConditionKind.AT_LIMIT, "too many", subject="topics")
+
+    assert value(samples(exporter), "dledger_condition", kind="at_limit", group=broker.config.name) == 1
+    with Admin([broker.address]) as admin:
+        (told,) = admin.status().conditions
+    assert (told.kind, told.subject) == ("at_limit", "topics")
 
 
 def test_what_a_node_tells_is_what_the_catalog_names(exporter: Exporter, node: DLedgerServer) -> None:

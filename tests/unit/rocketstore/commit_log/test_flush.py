@@ -22,7 +22,9 @@ from rocketstore.commit_log.flush import (
     flush_all,
 )
 from rocketstore.config import MessageStoreConfig
+from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.mapped.transient_pool import TransientStorePool
 from rocketstore.types import FlushDiskType, PutMessageStatus
 from tests.store.crash_fs import IO_ERROR, FailingFs
 from tests.support.waiting import ManualClock, wait_until
@@ -141,6 +143,75 @@ def test_one_flush_serves_all_who_wait(queue: MappedFileQueue, fs: FailingFs, su
 
     assert answers.statuses == [OK] * 24
     assert syncs(fs) - before == 3
+
+
+def test_a_put_is_answered_by_the_first_flush_that_covers_it(
+    queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor
+) -> None:
+    """However fast others go on writing: under a load without pauses nobody would ever be answered otherwise."""
+    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    answered_after: list[tuple[int, int]] = []
+    ends: list[int] = []
+
+    def hand_in() -> None:
+        queue.append(b"x" * 10)
+        ends.append(queue.max_offset)
+        number = len(ends)
+        service.wait_for(ends[-1], lambda _status, _reason: answered_after.append((number, syncs(fs))))
+
+    def write_meanwhile(call: str, _path: str) -> None:
+        if call == "sync" and len(ends) < 20:
+            hand_in()
+
+    hand_in()
+    fs.fails = write_meanwhile
+    served = [service.serve() for _ in range(3)]
+
+    assert served == [True] * 3
+    assert answered_after == [(number, number) for number in (1, 2, 3)]
+
+
+def test_who_waits_for_an_earlier_file_does_not_wait_for_the_later_ones(
+    queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor
+) -> None:
+    """Files are flushed one after the other, and each flush answers those whom it covers, late ones among them."""
+    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    answered_after: list[tuple[int, int]] = []
+
+    def wait_for(end: int) -> None:
+        service.wait_for(end, lambda _status, _reason: answered_after.append((end, syncs(fs))))
+
+    for _ in range(3):
+        queue.append(b"x" * SIZE)
+    wait_for(3 * SIZE)
+    fs.fails = lambda call, _path: wait_for(SIZE) if call == "sync" and syncs(fs) == 1 else None
+
+    assert service.serve()
+
+    assert answered_after == [(SIZE, 1), (3 * SIZE, 3)]
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_flushing_everything_ends_while_others_go_on_writing(
+    tmp_path: Path, fs: FailingFs, supervisor: Supervisor, pooled: bool
+) -> None:
+    """What was there when it began is durable; else the checkpoint would wait for a pause that never comes."""
+    allocation = AllocationService(fs, supervisor=supervisor, pool=TransientStorePool(2, SIZE) if pooled else None)
+    queue = MappedFileQueue(fs, Placement((tmp_path,)), SIZE, allocation=allocation)
+    flusher = CommitLogFlusher(MessageStoreConfig(), queue, SystemClock(), supervisor, pooled=pooled)
+    queue.append(b"x" * 10)
+
+    def write_meanwhile(call: str, _path: str) -> None:
+        if call in ("sync", "write") and queue.max_wrote < 200:
+            fs.fails = lambda _call, _path: None
+            queue.append(b"y" * 10)
+            fs.fails = write_meanwhile
+
+    fs.fails = write_meanwhile
+    durable = flusher.flush()
+
+    assert 10 <= durable < 200
+    queue.close()
 
 
 def test_a_failed_flush_is_no_success(queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor) -> None:

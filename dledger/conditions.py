@@ -1,0 +1,148 @@
+"""What is wrong with a node or a broker at this moment: named conditions that begin and end.
+
+One ``Conditions`` per node; a replicated broker shares its node's. Whoever notices something sets a condition, and
+clears it once it is over. ``dledger status``, the metric ``dledger_condition``, its alerts and the console's events
+show what is set here; nothing decides anything by it. Thread-safe and cheap enough for hot paths, also under the node's
+lock. The core imports no threads, so it tells its driver instead (by its state, or by a ``RoleReason``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from dledger.clock import Clock, SystemClock
+from dledger.records import record
+
+_log = logging.getLogger("dledger")
+
+CONDITIONS_MAX: Final = 64
+"""Of one node at a time; what is raised beyond it is only logged."""
+TEXT_MAX: Final = 500
+
+
+class ConditionKind(StrEnum):
+    """What can be the matter. Values are on the wire, in the metric's label and in log lines."""
+
+    NO_STANDING = "no_standing"
+    """Its vote and its acknowledgements do not count: its memory is new, or in doubt."""
+    FENCED = "fenced"
+    """It is kept from serving: its history is not the group's."""
+    DIVERGED = "diverged"
+    """A digest of its committed log differs from its leader's."""
+    DAMAGED = "damaged"
+    """Stored bytes do not check out, or a file is missing. The subject is the file."""
+    REPAIRING = "repairing"
+    """It fetches from its peers what was damaged, missing or outdated."""
+    STUCK_LEADER = "stuck_leader"
+    """It leads, or did a moment ago, without making progress."""
+    DISK_FULL = "disk_full"
+    """It takes no entries: there is no room."""
+    AT_LIMIT = "at_limit"
+    """A bounded resource is at its bound, and requests are refused for it. The subject is the resource."""
+
+
+@record(frozen=True, slots=True)
+class Condition:
+    """One thing that is the matter, since ``since_ms`` (Unix time).
+
+    ``kind`` is a ``ConditionKind``, or a word of a later version when another node tells it. ``subject`` tells several
+    conditions of a kind apart: a file, a resource, a peer.
+    """
+
+    kind: str
+    message: str
+    since_ms: int
+    subject: str = ""
+
+
+@dataclass(slots=True)
+class _Held:
+    condition: Condition
+    until_ms: int | None  # monotonic
+
+
+class Conditions:
+    """The conditions of the node (or plain broker) called ``name``."""
+
+    def __init__(self, name: str, clock: Clock | None = None) -> None:
+        self._name = name
+        self._clock: Clock = clock or SystemClock()
+        self._lock = threading.Lock()  # guards _held and _left_out; a leaf: nothing is called while it is held
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._left_out = False
+
+    def set(self, kind: ConditionKind, message: str, *, subject: str = "", for_ms: int | None = None) -> None:
+        """Say that it holds: it begins, or goes on with a new message.
+
+        ``for_ms``: it ends by itself unless it is set again within that time (for limits, which nobody clears).
+        """
+        until_ms = None if for_ms is None else self._clock.monotonic_ms() + for_ms
+        message, key = _text(message), (kind.value, _text(subject))
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                if held.condition.message != message:
+                    held.condition = replace(held.condition, message=message)
+                held.until_ms = until_ms
+                return
+            if len(self._held) >= CONDITIONS_MAX:
+                left_out, self._left_out = self._left_out, True
+                if left_out:
+                    return
+            else:
+                condition = Condition(kind.value, message, self._clock.wall_ms(), key[1])
+                self._held[key] = _Held(condition, until_ms)
+        self._say(kind, key[1], message, began=True)
+
+    def clear(self, kind: ConditionKind, subject: str = "") -> None:
+        """It holds no longer; nothing if it did not."""
+        key = (kind.value, _text(subject))
+        if key not in self._held:  # one look at a dict: clearing what does not hold costs nothing
+            return
+        with self._lock:
+            held = self._held.pop(key, None)
+            self._left_out = False
+        if held is not None:
+            self._over(held)
+
+    def clear_kind(self, kind: ConditionKind) -> None:
+        """None of this kind holds any longer, whatever its subject."""
+        for one in self.now():
+            if one.kind == kind:
+                self.clear(kind, one.subject)
+
+    def holds(self, kind: ConditionKind, subject: str | None = None) -> bool:
+        """Whether one of this kind holds (``subject`` None: any)."""
+        return any(one.kind == kind and subject in (None, one.subject) for one in self.now())
+
+    def now(self) -> tuple[Condition, ...]:
+        """What holds, oldest first; what has run out ends here."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            over = [key for key, held in self._held.items() if held.until_ms is not None and held.until_ms <= now_ms]
+            ended = [self._held.pop(key) for key in over]
+            found = tuple(held.condition for held in self._held.values())
+        for held in ended:
+            self._over(held)
+        return found
+
+    def _over(self, held: _Held) -> None:
+        condition = held.condition
+        lasted_s = max(0, self._clock.wall_ms() - condition.since_ms) / 1000
+        message = f"over after {lasted_s:.1f} s ({condition.message})"
+        self._say(ConditionKind(condition.kind), condition.subject, message, began=False)
+
+    def _say(self, kind: ConditionKind, subject: str, message: str, *, began: bool) -> None:
+        extra = {"event": "condition", "condition": kind.value, "subject": subject, "began": began}
+        about = f" {subject}" if subject else ""
+        level = logging.WARNING if began else logging.INFO
+        _log.log(level, "%s: %s%s: %s", self._name, kind.value, about, message, extra=extra)
+
+
+def _text(given: str) -> str:
+    """Bounded, and UTF-8 whatever a file is called."""
+    return given[:TEXT_MAX].encode("utf-8", "replace").decode()
