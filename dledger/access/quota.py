@@ -57,6 +57,7 @@ class Quota:
     __slots__ = (
         "_bytes_soft",
         "_entries_soft",
+        "_is_connection",
         "_limits",
         "_parent",
         "_room_wanted",
@@ -77,6 +78,7 @@ class Quota:
         self.most = most
         """What is said of who has all it may."""
         self.percent = percent
+        self._is_connection = parent is not None and parent.percent < 100
         self._limits = limits = limits.share(percent)
         self._entries_soft = limits.entries_max - limits.entries_max // _KEPT_PART
         self._bytes_soft = limits.bytes_max - limits.bytes_max // _KEPT_PART
@@ -228,9 +230,9 @@ class Quota:
         return f"{self.most} ({', '.join(filter(None, settings))})".removesuffix(" ()")
 
     def _room(self, number_max: int, *, little: bool) -> int:
-        """Of ``number_max`` in all, what may be filled here; ``little``: by a connection that has little."""
+        """Of ``number_max`` in all, what may be filled here; ``little``: for a connection that has little."""
         share = max(1, number_max * self.percent // 100)
-        return share if little else share - share // _KEPT_PART
+        return share if little or self._is_connection else share - share // _KEPT_PART
 
 
 def _little(number_max: int) -> int:
@@ -270,3 +272,7 @@ class Quotas:
         kept = {owner for owner, _ in self._connections}
         self._owners = {owner: one for owner, one in self._owners.items() if owner in kept}
         self._forget_at = max(_IDLE_MAX, 2 * len(self._connections))
+
+    def __len__(self) -> int:
+        """Connections that are counted."""
+        return len(self._connections)

@@ -47,7 +47,7 @@ Place = tuple[str, int]
 class Connection:
     """One client's connection that has, or had, calls. On the loop; the numbers are read on the thread, too."""
 
-    __slots__ = ("calls", "handled", "heard_at", "host", "peer", "place")
+    __slots__ = ("calls", "handled", "heard_at", "host", "peer", "place", "taken_at")
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -58,7 +58,9 @@ class Connection:
         self.handled = 0
         """Of them, those on which we work; the others wait for the client."""
         self.heard_at = 0.0
-        """When a call came, ended, or had a message taken; or when the client began to be waited for."""
+        """When a call came or ended."""
+        self.taken_at = 0.0
+        """When the client took an answer, or a message of a stream; or when it began to be waited for."""
 
     @property
     def awaited(self) -> int:
@@ -73,11 +75,11 @@ class Connection:
             yield
         finally:
             self.handled += 1
-            self.heard_at = time.monotonic()
+            self.taken_at = time.monotonic()
 
     def _clients_turn(self) -> None:
         if self.calls == self.handled:
-            self.heard_at = time.monotonic()
+            self.taken_at = time.monotonic()
         self.handled -= 1
 
 
@@ -127,9 +129,17 @@ class Connections:
         one.calls += 1
         one.handled += 1
         one.heard_at = time.monotonic()
-        context.add_done_callback(lambda _: self._ended(one))  # type: ignore[arg-type]  # grpc-stubs: of their own type
+        answered = False
+
+        def ended(_: object) -> None:
+            self._ended(one)
+            if answered:
+                one.taken_at = one.heard_at
+
+        context.add_done_callback(ended)  # type: ignore[arg-type]  # grpc-stubs: of their own type
         try:
             yield one
+            answered = True
         finally:
             one._clients_turn()
 
@@ -173,7 +183,7 @@ class Connections:
     def _condemn_untaking(self) -> None:
         too_old = time.monotonic() - self._limits.call_ms_max / 1000
         for one in tuple(self._known.values()):
-            if one.awaited > 0 and one.heard_at < too_old:
+            if one.awaited > 0 and one.taken_at < too_old:
                 _LOG.warning(
                     "hanging up on a client at %s that has taken none of %d answers for %d ms (call_ms_max)",
                     one.host,
