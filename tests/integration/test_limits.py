@@ -51,7 +51,8 @@ def test_connections_beyond_the_limit_are_hung_up_on(make: MakeGroup) -> None:
     port = port_of(group)
     with unharmed(group), ExitStack() as links:
         opened = [links.enter_context(Http2Link(HOST, port)) for _ in range(40)]
-        assert any([one.begin() for one in opened])
+        for one in opened:
+            one.begin()
 
         wait_until(lambda: sum(not one.is_closed() for one in opened) <= 15, "those beyond the part are hung up on", 20)
         assert any(not one.is_closed() for one in opened)
