@@ -25,9 +25,11 @@ from dledger.core.messages import (
 from dledger.core.noops import Noops
 from dledger.core.outbox import RoleReason, Wake, hint
 from dledger.core.producer_payload import UnreadableProducersError
-from dledger.core.producers import rebuild
+from dledger.core.producers import ProducerTable, rebuild
+from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
+    CorruptLogError,
     DiskFullError,
     DLedgerError,
     FallBehindError,
@@ -41,6 +43,8 @@ from dledger.types import NO_INDEX, NodeId, Term
 
 _PREFERENCE_PAUSE: Final = 10
 """How many check intervals pass after a failed hand-over before one is started unasked again."""
+_PREFERENCE_PAUSE_DOUBLINGS: Final = 6
+"""How often that time doubles for a member that fails again and again: each attempt refuses appends for a while."""
 
 TransferDone = Callable[[LeaderHint | DLedgerError], None]
 
@@ -53,6 +57,7 @@ class _Transfer:
     target: NodeId
     due_ms: int
     done: TransferDone | None
+    unasked: bool = False
     resend_due_ms: int = 0
 
 
@@ -64,11 +69,16 @@ class LeaderElector:
         self._reads = reads
         self._noops = noops
         self._config = config
+        self._damaged = False
+        """Whether the table of producers could not be made when it was last tried: before a campaign it is tried."""
         self.unreadable_producers: str | None = None
         """Why this member cannot lead: its log tells about producers what this program does not understand."""
+        self._progress = ProgressWatch(state)
         self._heartbeat_due_ms = 0
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
+        self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
+        """Of members that did not take leadership unasked: how often in a row, and until when they are left alone."""
         self._empty_peers: set[NodeId] = set()
         self._used_peers: set[NodeId] = set()
         self._asked_ms: int | None = None
@@ -117,6 +127,9 @@ class LeaderElector:
         if not self._quorum_is_in_contact(leader, now_ms):
             state.become_follower(state.term, None, now_ms, RoleReason.QUORUM_LOST)
             return self._role_due_ms()
+        if state.quorum > 1 and self._progress.is_stuck(leader, now_ms):
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
+            return self._role_due_ms()
         if now_ms >= self._heartbeat_due_ms or self._reads.wants_round:
             self._heartbeat(now_ms)
         if now_ms >= self._preference_due_ms:
@@ -140,11 +153,16 @@ class LeaderElector:
     def _seek_leadership(self, now_ms: int) -> None:
         """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
         state = self._state
+        if now_ms < self._progress.pause_until_ms:
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
+            return
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
         if self.unreadable_producers is not None:
             state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
+            return
+        if self._damaged and self._rebuilt(now_ms) is None:
             return
         self._bootstrap_if_all_new(now_ms)
         if not state.hard_state.voter:
@@ -173,20 +191,33 @@ class LeaderElector:
         """
         state = self._state
         log = state.log
+        producers = self._rebuilt(now_ms)
+        if producers is None:
+            return
         try:
-            producers = rebuild(log, self._config, log.last.index, now_ms).table
             batch = self._noops.append(log, state.term, producers.snapshot(self._noops.room, now_ms))
         except DiskFullError:
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
-            return
-        except UnreadableProducersError as error:
-            self.unreadable_producers = str(error)
-            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
             return
         producers.written(batch.last_index, log.end_position, now_ms)
         state.become_leader(batch.first_index, now_ms, producers)
         self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
         self._heartbeat(now_ms)
+
+    def _rebuilt(self, now_ms: int) -> ProducerTable | None:
+        """The table of producers, as the whole log tells; None if it cannot be read: then this member must not lead."""
+        state = self._state
+        self._damaged = False
+        try:
+            return rebuild(state.log, self._config, state.log.last.index, now_ms).table
+        except UnreadableProducersError as error:
+            self.unreadable_producers = str(error)
+            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
+        except CorruptLogError as damage:
+            self._damaged = True
+            state.outbox.damage.append(damage)
+            state.become_follower(state.term, None, now_ms, RoleReason.DAMAGED_LOG)
+        return None
 
     def _ask_whether_new(self, now_ms: int) -> None:
         """A pre-vote of one that may not lead: it tells the others about its log, and they tell about theirs."""
@@ -323,7 +354,9 @@ class LeaderElector:
 
     # -- leadership transfer -------------------------------------------------------------------------------------
 
-    def transfer(self, target: NodeId | None, now_ms: int, done: TransferDone | None = None) -> None:
+    def transfer(
+        self, target: NodeId | None, now_ms: int, done: TransferDone | None = None, *, unasked: bool = False
+    ) -> None:
         """Hand leadership to ``target`` (None: the most caught-up peer); appends are refused meanwhile.
 
         ``done`` gets the new leader, or the error that kept the old one: ``NotLeaderError``,
@@ -343,8 +376,10 @@ class LeaderElector:
                 self._finish_transfer(done, refusal or TransferFailedError("there is no other member to lead"))
                 return
             leader.transferring = True
-            due_ms = now_ms + state.election.transfer_timeout_ms
-            self._transfer = _Transfer(state.term, chosen, due_ms, done)
+            timeout_ms = state.election.transfer_timeout_ms
+            if unasked:  # nobody waits for it, but appends do
+                timeout_ms = min(timeout_ms, state.election.election_timeout_ms_min)
+            self._transfer = _Transfer(state.term, chosen, now_ms + timeout_ms, done, unasked)
             state.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS
 
     def _refuse_transfer(self, leader: Leader, target: NodeId | None, now_ms: int) -> DLedgerError | None:
@@ -377,8 +412,9 @@ class LeaderElector:
         able = [peer for peer in state.peers if self._refuse_transfer(leader, peer, now_ms) is None]
         if not state.log.disk_full:
             able = [peer for peer in able if peer in preferred and state.node_id not in preferred]
+        able = [peer for peer in able if now_ms >= self._failed_unasked.get(peer, (0, now_ms))[1]]
         if able:
-            self.transfer(max(able, key=lambda peer: leader.match[peer]), now_ms)
+            self.transfer(max(able, key=lambda peer: leader.match[peer]), now_ms, unasked=True)
 
     def _step_transfer(self, now_ms: int) -> int | None:
         transfer = self._transfer
@@ -390,12 +426,17 @@ class LeaderElector:
         if not still_leads and state.leader_id is not None:
             self._transfer = None
             won = state.leader_id == transfer.target
+            if won:
+                self._failed_unasked.pop(transfer.target, None)
             other = TransferFailedError(f"{state.leader_id} won the election instead", leader=hint(state.leader_id))
             self._finish_transfer(transfer.done, LeaderHint(transfer.target) if won else other)
             return None
         if now_ms >= transfer.due_ms:
             self._transfer = None
-            self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
+            if transfer.unasked:
+                self._pause(transfer.target, now_ms)
+            else:
+                self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
             if isinstance(leader, Leader):
                 leader.transferring = False
             error = TransferFailedError(f"{transfer.target} did not take leadership in time; the group goes on")
@@ -408,12 +449,25 @@ class LeaderElector:
                 state.outbox.messages.append((transfer.target, TakeLeadership(state.term)))
         return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
 
+    def _pause(self, target: NodeId, now_ms: int) -> None:
+        """Leave a member alone that did not take leadership: for longer each time, since each attempt costs appends."""
+        failures = self._failed_unasked.get(target, (0, 0))[0] + 1
+        pause_ms = _PREFERENCE_PAUSE * self._state.election.preferred_check_interval_ms
+        pause_ms <<= min(failures - 1, _PREFERENCE_PAUSE_DOUBLINGS)
+        self._failed_unasked[target] = failures, now_ms + pause_ms
+
     def on_take_leadership(self, sender: NodeId, message: TakeLeadership, now_ms: int) -> None:
         """The leader hands over: campaign at once, without pre-vote (§3.10)."""
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        able = state.hard_state.voter and not state.log.disk_full and self.unreadable_producers is None
+        able = (
+            state.hard_state.voter
+            and not state.log.disk_full
+            and self.unreadable_producers is None
+            and not self._damaged
+        )
+        able = able and now_ms >= self._progress.pause_until_ms
         if message.term == state.term and follows and able:
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
 
