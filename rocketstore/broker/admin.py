@@ -115,6 +115,7 @@ class AdminService:
             wire.begin_ms,
             wire.end_ms or self._clock.wall_ms(),
             unique=wire.unique,
+            max_bytes=self._config.pull_bytes_max,
         )
         return _records(found)
 
