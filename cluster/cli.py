@@ -24,6 +24,7 @@ from cluster.commands.mq_topic import topic
 from cluster.commands.pipeline import pipeline
 from cluster.commands.serve import serve
 from cluster.commands.tools import bench, demo
+from cluster.commands.verify import verify
 from cluster.reporting import ErrorReportingGroup
 
 
@@ -43,7 +44,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, console, bench, demo, drill)
+_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, verify, console, bench, demo, drill)
 _BROKER = (broker, cluster, topic, message, consumer)
 _SECURITY = (access, certs)
 _DATA = (pipeline,)
