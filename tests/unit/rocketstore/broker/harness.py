@@ -123,7 +123,7 @@ class FakeState:
             if owner == group and topic in ("", name)
         ]
 
-    def put_topic(self, topic: TopicConfig, done: StateDone) -> None:
+    def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
         self._change(lambda: self.table.update({topic.name: topic}), done)
 
     def delete_topic(self, name: str, done: StateDone) -> None:
