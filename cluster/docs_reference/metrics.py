@@ -59,7 +59,7 @@ _REASONS: Final = {
     RoleReason.QUORUM_LOST: "it led, and a quorum has not answered for an election timeout",
     RoleReason.DISK_FULL: "it has no room for a new leader's first entry",
     RoleReason.UNREADABLE_PRODUCERS: "a later version wrote what it knows of producers, and this one cannot read it",
-    RoleReason.NO_VOTE_YET: "its disk is new, and it must catch up before it votes",
+    RoleReason.STANDING_LOST: "it led or campaigned, and learned that it lacks what it once had",
 }
 
 
