@@ -165,7 +165,7 @@ class DLedgerServer:
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
-        self._clients = ClientServer(config, self, self.guard, self.tls)
+        self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report)
         name = config.node_id
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
@@ -211,6 +211,7 @@ class DLedgerServer:
                     client_address=self.client_address,
                     bridge=self._clients.bridge,
                     tls_keeper=self.tls,
+                    report=self._supervisor.report,
                 )
                 self._transport.start(self)
                 self._roles.start()

@@ -42,6 +42,8 @@ from dledger.types import NO_ENTRY, NO_INDEX, EntryId, NodeId, Standing, Term
 
 _PREFERENCE_PAUSE: Final = 10
 """How many check intervals pass after a failed hand-over before one is started unasked again."""
+_PREFERENCE_PAUSE_DOUBLINGS: Final = 6
+"""How often that time doubles for a member that fails again and again: each attempt refuses appends for a while."""
 
 TransferDone = Callable[[LeaderHint | DLedgerError], None]
 
@@ -56,6 +58,7 @@ class _Transfer:
     done: TransferDone | None
     round: int
     """The heartbeats that announced it."""
+    unasked: bool = False
     resend_due_ms: int = 0
 
 
@@ -72,6 +75,8 @@ class LeaderElector:
         self._heartbeat_due_ms = 0
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
+        self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
+        """Of members that did not take leadership unasked: how often in a row, and until when they are left alone."""
         self._readmissions = Readmissions()
         self.vote_problem = ""
         """Why nobody is elected although whoever answers would elect this member, for people."""
@@ -404,7 +409,9 @@ class LeaderElector:
 
     # -- leadership transfer -------------------------------------------------------------------------------------
 
-    def transfer(self, target: NodeId | None, now_ms: int, done: TransferDone | None = None) -> None:
+    def transfer(
+        self, target: NodeId | None, now_ms: int, done: TransferDone | None = None, *, unasked: bool = False
+    ) -> None:
         """Hand leadership to ``target`` (None: the most caught-up peer); appends are refused meanwhile.
 
         ``done`` gets the new leader, or the error that kept the old one: ``NotLeaderError``,
@@ -425,9 +432,11 @@ class LeaderElector:
                 return
             leader.transferring = True
             leader.transfer_target = chosen
-            due_ms = now_ms + state.election.transfer_timeout_ms
+            timeout_ms = state.election.transfer_timeout_ms
+            if unasked:  # nobody waits for it, but appends do
+                timeout_ms = min(timeout_ms, state.election.election_timeout_ms_min)
             self._heartbeat(now_ms)  # the others must know before the target asks them
-            self._transfer = _Transfer(state.term, chosen, due_ms, done, self._reads.round)
+            self._transfer = _Transfer(state.term, chosen, now_ms + timeout_ms, done, self._reads.round, unasked)
             state.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS
 
     def _refuse_transfer(self, leader: Leader, target: NodeId | None, now_ms: int) -> DLedgerError | None:
@@ -462,8 +471,9 @@ class LeaderElector:
         able = [peer for peer in state.peers if self._refuse_transfer(leader, peer, now_ms) is None]
         if not state.log.disk_full:
             able = [peer for peer in able if peer in preferred and state.node_id not in preferred]
+        able = [peer for peer in able if now_ms >= self._failed_unasked.get(peer, (0, now_ms))[1]]
         if able:
-            self.transfer(max(able, key=lambda peer: leader.match[peer]), now_ms)
+            self.transfer(max(able, key=lambda peer: leader.match[peer]), now_ms, unasked=True)
 
     def _step_transfer(self, now_ms: int) -> int | None:
         transfer = self._transfer
@@ -475,12 +485,17 @@ class LeaderElector:
         if not still_leads and state.leader_id is not None:
             self._transfer = None
             won = state.leader_id == transfer.target
+            if won:
+                self._failed_unasked.pop(transfer.target, None)
             other = TransferFailedError(f"{state.leader_id} won the election instead", leader=hint(state.leader_id))
             self._finish_transfer(transfer.done, LeaderHint(transfer.target) if won else other)
             return None
         if now_ms >= transfer.due_ms:
             self._transfer = None
-            self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
+            if transfer.unasked:
+                self._pause(transfer.target, now_ms)
+            else:
+                self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
             if isinstance(leader, Leader):
                 leader.transferring = False
                 leader.transfer_target = ""
@@ -493,6 +508,13 @@ class LeaderElector:
                 transfer.resend_due_ms = now_ms + state.election.heartbeat_interval_ms
                 state.outbox.messages.append((transfer.target, TakeLeadership(state.term)))
         return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
+
+    def _pause(self, target: NodeId, now_ms: int) -> None:
+        """Leave a member alone that did not take leadership: for longer each time, since each attempt costs appends."""
+        failures = self._failed_unasked.get(target, (0, 0))[0] + 1
+        pause_ms = _PREFERENCE_PAUSE * self._state.election.preferred_check_interval_ms
+        pause_ms <<= min(failures - 1, _PREFERENCE_PAUSE_DOUBLINGS)
+        self._failed_unasked[target] = failures, now_ms + pause_ms
 
     def on_take_leadership(self, sender: NodeId, message: TakeLeadership, now_ms: int) -> None:
         """The leader hands over: campaign at once, without pre-vote (§3.10)."""

@@ -130,6 +130,8 @@ class LoadRun:
     commit_index: LogIndex
     first_index: LogIndex
     last_index: LogIndex
+    cold: bool = False
+    """The disk may have to be asked for it: not for a thread that others wait for."""
 
 
 @record(frozen=True, slots=True)

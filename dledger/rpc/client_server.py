@@ -14,7 +14,7 @@ from dledger.access.guard import Guard
 from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
 from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.bridge import LoopBridge, Report, log_failure
 from dledger.rpc.log_service import LogService
 from dledger.rpc.ports import LogNode
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -29,8 +29,10 @@ class ClientServer:
         node: LogNode,
         guard: Guard | None = None,
         tls_keeper: TlsKeeper | None = None,
+        report: Report = log_failure,
     ) -> None:
         self._config = config
+        self._report = report
         self._guard = guard
         self._tls = tls_keeper or TlsKeeper.of(config)
         self._node = node
@@ -96,6 +98,10 @@ class ClientServer:
             asyncio.run(self._serve())
         except ConfigError as error:
             self._failure = error
+        except BaseException as error:
+            if self._ready.is_set():  # clients are not served any more, nor peers: pushes go out from this thread
+                self._report(error)
+            raise
         finally:
             if not self._ready.is_set() and self._failure is None:
                 self._failure = ConfigError(["the client server did not start: see the traceback above"])

@@ -115,10 +115,10 @@ class Solo:
         *,
         pre_vote: bool = False,
         transfer: bool = False,
-        fresh: bool = False,
+        remembered: EntryId = NO_ENTRY,
     ) -> VoteResponse:
         """A peer asks for a vote."""
-        request = VoteRequest(Term(term), last, pre_vote, transfer, fresh)
+        request = VoteRequest(Term(term), last, pre_vote, transfer, remembered)
         response = self.node.answer(sender, request, self.now_ms)
         assert isinstance(response, VoteResponse)
         return response

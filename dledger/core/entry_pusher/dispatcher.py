@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
+from typing import Final
 
-from dledger.config import ReplicationConfig
+from dledger.config import MIB, ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.messages import (
     LoadRun,
@@ -31,6 +32,9 @@ from dledger.core.outbox import Wake
 from dledger.errors import ResponseCode
 from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
+
+RECENT_BYTES: Final = 32 * MIB
+"""What lies further behind the end is read from the disk, as far as anybody can tell."""
 
 
 class DispatcherState(StrEnum):
@@ -64,6 +68,8 @@ class EntryDispatcher:
         self._boot_epoch = 0
         """The first attempt that only the follower's present process can have seen."""
         self._in_flight: deque[_InFlight] = deque()
+        self._live_from = LogIndex(0)
+        """The first entry that was written while this attempt was streaming: its pages are in memory."""
         self._answer_due_ms: int | None = None
         """While a COMPARE, TRUNCATE or INSTALL is under way: when to give it up."""
         self._pause_until_ms = 0
@@ -78,6 +84,11 @@ class EntryDispatcher:
     def in_flight(self) -> int:
         """Pushes sent and not answered."""
         return len(self._in_flight)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the present attempt; what was sent in an earlier one decides nothing any more."""
+        return self._epoch
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -161,7 +172,8 @@ class EntryDispatcher:
         last = log.last.index
         while self.next_index <= last and len(self._in_flight) < window:
             run_last = log.slice_run(self.next_index, self._config.push_bytes_max)
-            self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last))
+            cold = self.next_index < self._live_from or (run_last < last and self._is_far_behind())
+            self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last, cold))
             self._commit_sent = self._state.commit_index
             self._commit_answer_due_ms = None
             self._in_flight.append(_InFlight(run_last, now_ms + self._config.push_timeout_ms))
@@ -171,6 +183,11 @@ class EntryDispatcher:
         if commit_due is None or append_due is None:
             return append_due if commit_due is None else commit_due
         return min(commit_due, append_due)
+
+    def _is_far_behind(self) -> bool:
+        """Whether the next run was written so long ago that its pages may have left memory."""
+        log = self._state.log
+        return log.positions(self.next_index, self.next_index)[0] < log.end_position - RECENT_BYTES
 
     def _push_commit(self, now_ms: int) -> int | None:
         """Tell an idle follower the commit index, after giving the next append a chance to carry it."""
@@ -267,7 +284,7 @@ class EntryDispatcher:
             self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
     def _doubt_if_less(self, leader: Leader, response: PushResponse, said: LogIndex) -> None:
-        """A process that holds less of this log than its peer ``said`` or is known to have held has forgotten something.
+        """A process that holds less of this log than its peer ``said``, or is known to have held forgot something.
 
         It does not know, so it is told (by heartbeats), and until it has heard that it counts for nothing.
         """
@@ -335,6 +352,7 @@ class EntryDispatcher:
     def _enter_append(self) -> None:
         self._epoch += 1
         self.state = DispatcherState.APPEND
+        self._live_from = LogIndex(self._state.log.last.index + 1)
         self._answer_due_ms = None
         self._in_flight.clear()
 

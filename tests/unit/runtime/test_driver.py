@@ -11,14 +11,23 @@ import pytest
 
 from dledger.clock import SystemClock
 from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
-from dledger.core.messages import Message, PushAppend, PushCompare, VoteRequest, VoteResponse
+from dledger.core.messages import (
+    HeartbeatRequest,
+    LoadRun,
+    Message,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    VoteRequest,
+    VoteResponse,
+)
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
 from dledger.errors import DiskError, DLedgerError, ShutdownError
 from dledger.runtime.driver import NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.store.memory_store import MemoryStore
-from dledger.types import AppendedBatch, FlushMark, HardState, NodeId, Role, Standing, Term
+from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.waiting import wait_until
 
 SOLO = "n0-127.0.0.1:20911"
@@ -344,8 +353,6 @@ def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() ->
 
     bench.driver.call(lambda now: node.dispatchers[NodeId("n1")].step(now))
     term = node.state.term
-    from dledger.core.messages import LoadRun
-
     load = LoadRun(term, 1, bench.log.committed_index, bench.log.last.index, bench.log.last.index)
     bench.driver.call(lambda _now: node.state.outbox.messages.append((NodeId("n1"), load)))
     sent = [event for event in bench.events if isinstance(event, tuple) and isinstance(event[1], PushAppend)]
@@ -356,6 +363,85 @@ def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() ->
 
     sent = [event for event in bench.events if isinstance(event, tuple) and isinstance(event[1], PushAppend)]
     assert len(sent) == 1
+
+
+def _lead(bench: _Bench) -> LoadRun:
+    """Make the bench's node lead and give the order to read its first entry, as for a follower that comes back."""
+    node = bench.node
+
+    def lead(now: int) -> None:
+        node.state.become_candidate(now, pre_vote=False)
+        batch = bench.log.append_as_leader(node.state.term, [b"old"])
+        node.state.become_leader(batch.first_index, now)
+
+    bench.driver.call(lead)
+    first = bench.log.last.index
+    epoch = bench.node.dispatchers[NodeId("n1")].epoch
+    return LoadRun(node.state.term, epoch, bench.log.committed_index, first, first, cold=True)
+
+
+def _say(bench: _Bench, target: str, *messages: Message) -> None:
+    def say(_now: int) -> None:
+        bench.node.state.outbox.messages += [(NodeId(target), message) for message in messages]
+
+    bench.driver.call(say)
+
+
+def test_a_disk_that_hangs_for_one_follower_holds_up_nobody_else() -> None:
+    """What a returning follower lacks is read on its own dispatcher's thread: not the event loop's, nor the elector's.
+
+    Whoever brings events goes on: the other follower gets its pushes, and the one that is read for its heartbeats.
+    """
+    bench = _Bench()
+    load = _lead(bench)
+    plain_read, reading, go_on, readers = bench.log.read_run, threading.Event(), threading.Event(), []
+
+    def hang(first: LogIndex, last: LogIndex) -> EntryRun:
+        readers.append(threading.current_thread().name)
+        reading.set()
+        assert go_on.wait(10)
+        return plain_read(first, last)
+
+    bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
+    reader = next(part.worker for part, dispatcher in bench.driver._dispatchers if dispatcher.peer == "n1")
+    reader.start()
+    try:
+        commit, compare = PushCommit(load.term, load.epoch, LogIndex(-1)), PushCompare(load.term, 9, bench.log.last, 0)
+        heartbeat = HeartbeatRequest(load.term)
+        _say(bench, "n1", load, commit)
+        assert reading.wait(10)
+        bench.events.clear()
+
+        _say(bench, "n2", compare)
+        _say(bench, "n1", heartbeat)
+        meanwhile = list(bench.events)
+        go_on.set()
+        wait_until(lambda: len(bench.events) == 4, "the rest to be sent")
+    finally:
+        go_on.set()
+        bench.driver.stop()
+
+    assert meanwhile == [(NodeId("n2"), compare), (NodeId("n1"), heartbeat)]
+    assert readers == ["dledger-dispatcher-n1-n0"]
+    assert isinstance(bench.events[2], tuple)
+    assert isinstance(bench.events[2][1], PushAppend)
+    assert bench.events[3] == (NodeId("n1"), commit)
+
+
+def test_what_waits_for_a_disk_that_hangs_is_bounded() -> None:
+    """More than a window of pushes is not kept: the dispatcher hears that some are lost, and compares again."""
+    bench = _Bench()
+    load = _lead(bench)
+    _say(bench, "n1", load)  # its reader has not been started: the disk hangs
+
+    for _ in range(1000):
+        _say(bench, "n1", PushCommit(load.term, load.epoch, LogIndex(-1)))
+    before = bench.node.dispatchers[NodeId("n1")].epoch
+    waiting = len(bench.driver._push_lanes[NodeId("n1")].queue)
+    bench.driver._read_for(NodeId("n1"))  # it answers after all
+
+    assert waiting <= 2 * bench.config.replication.inflight_pushes_max + 16
+    assert bench.node.dispatchers[NodeId("n1")].epoch > before
 
 
 def test_calls_after_stop_and_after_a_failure_are_refused() -> None:
