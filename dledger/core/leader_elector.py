@@ -390,6 +390,8 @@ class LeaderElector:
             self._note_standing(leader, sender, response)
             if response.standing.counts:
                 self._reads.on_answer(sender, response.read_sequence)
+            if self._transfer is not None:
+                state.outbox.wake |= Wake.ELECTOR
 
     def _note_standing(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> None:
         """Who has standing counts; who has none may have it again; once all have it, the group is founded."""
