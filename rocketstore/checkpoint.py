@@ -77,6 +77,17 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
     return Checkpoint(physic_ms, logics_ms, index_ms, replay_from, queue_units, index_end)
 
 
+def is_intact(content: bytes) -> bool:
+    """Whether what this store wrote behind RocketMQ's fields checks out, or was never there."""
+    end = _OWN_AT + _OWN.size
+    if len(content) < end + _CRC.size:
+        return False
+    magic = _OWN.unpack_from(content, _OWN_AT)[0]
+    if magic != _MAGIC:
+        return not any(content[_OWN_AT : end + _CRC.size])
+    return bool(_CRC.unpack_from(content, end)[0] == zlib.crc32(content[:end]))
+
+
 class CheckpointFile:
     """The file of one store. Not thread-safe: the store writes it under its flush lock."""
 

@@ -83,15 +83,18 @@ class Durability:
                 attempts.run(lambda: self._checkpoint.write(marked))
 
     def flush_pages(self, least_pages: int) -> None:
-        """Flush queues of which so many pages wait. Raises ``DiskError``."""
-        self._queues.flush(least_pages)
+        """Flush queues of which so many pages wait; what cannot be now, is later. Raises ``DiskError``."""
+        try:
+            self._queues.flush(least_pages)
+        except DiskFullError as error:
+            _log.warning("flushing consume queues waits: %s", error)
 
     def flush_if_room(self) -> None:
         """As ``flush``; if the disk is too full for a checkpoint, the old one stays. Raises ``DiskError``."""
         try:
             self.flush()
         except DiskFullError as error:
-            _log.warning("the checkpoint waits for room on the disk: %s", error)
+            _log.warning("the checkpoint waits: %s", error)
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues, noting where their numbering ends. Raises ``DiskError``, ``DiskFullError``."""

@@ -25,10 +25,12 @@ from dledger.core.messages import (
 from dledger.core.noops import Noops
 from dledger.core.outbox import RoleReason, Wake, hint
 from dledger.core.producer_payload import UnreadableProducersError
-from dledger.core.producers import rebuild
+from dledger.core.producers import ProducerTable, rebuild
+from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
 from dledger.core.standing import Ballot, Readmissions, Victory, victory, what_keeps_from_electing
 from dledger.errors import (
+    CorruptLogError,
     DiskFullError,
     DLedgerError,
     FallBehindError,
@@ -70,8 +72,11 @@ class LeaderElector:
         self._reads = reads
         self._noops = noops
         self._config = config
+        self._damaged = False
+        """Whether the table of producers could not be made when it was last tried: before a campaign it is tried."""
         self.unreadable_producers: str | None = None
         """Why this member cannot lead: its log tells about producers what this program does not understand."""
+        self._progress = ProgressWatch(state)
         self._heartbeat_due_ms = 0
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
@@ -122,6 +127,9 @@ class LeaderElector:
         state = self._state
         if not self._quorum_is_in_contact(leader, now_ms):
             state.become_follower(state.term, None, now_ms, RoleReason.QUORUM_LOST)
+            return self._role_due_ms()
+        if state.quorum > 1 and self._progress.is_stuck(leader, now_ms):
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
             return self._role_due_ms()
         if now_ms >= self._heartbeat_due_ms or self._reads.wants_round:
             self._heartbeat(now_ms)
@@ -185,11 +193,16 @@ class LeaderElector:
     def _seek_leadership(self, now_ms: int) -> None:
         """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
         state = self._state
+        if now_ms < self._progress.pause_until_ms:
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
+            return
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
         if self.unreadable_producers is not None:
             state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
+            return
+        if self._damaged and self._rebuilt(now_ms) is None:
             return
         if state.quorum == 1:
             self._campaign(now_ms, RoleReason.ELECTION_TIMEOUT)
@@ -233,15 +246,13 @@ class LeaderElector:
         state = self._state
         log = state.log
         last_index = log.last.index
+        producers = self._rebuilt(now_ms)
+        if producers is None:
+            return
         try:
-            producers = rebuild(log, self._config, last_index, now_ms).table
             batch = self._noops.append(log, state.term, producers.snapshot(self._noops.room, now_ms))
         except DiskFullError:
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
-            return
-        except UnreadableProducersError as error:
-            self.unreadable_producers = str(error)
-            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
             return
         producers.written(batch.last_index, log.end_position, now_ms)
         if not state.has_standing:
@@ -253,6 +264,21 @@ class LeaderElector:
         state.become_leader(batch.first_index, now_ms, producers)
         self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
         self._heartbeat(now_ms)
+
+    def _rebuilt(self, now_ms: int) -> ProducerTable | None:
+        """The table of producers, as the whole log tells; None if it cannot be read: then this member must not lead."""
+        state = self._state
+        self._damaged = False
+        try:
+            return rebuild(state.log, self._config, state.log.last.index, now_ms).table
+        except UnreadableProducersError as error:
+            self.unreadable_producers = str(error)
+            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
+        except CorruptLogError as damage:
+            self._damaged = True
+            state.outbox.damage.append(damage)
+            state.become_follower(state.term, None, now_ms, RoleReason.DAMAGED_LOG)
+        return None
 
     # -- votes ---------------------------------------------------------------------------------------------------
 
@@ -523,7 +549,10 @@ class LeaderElector:
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        able = state.has_standing and not state.log.disk_full and self.unreadable_producers is None
+        able = (
+            state.has_standing and not state.log.disk_full and self.unreadable_producers is None and not self._damaged
+        )
+        able = able and now_ms >= self._progress.pause_until_ms
         if message.term == state.term and follows and able:
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
 

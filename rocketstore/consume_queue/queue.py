@@ -7,7 +7,7 @@ offsets. A filler is no message: searches pass over it, and it says nothing abou
 Units are appended in log order by one thread; a unit whose record ends at or before ``max_physical_offset`` is there
 already. Any thread reads; a unit is readable once it is written whole. ``_lock`` keeps appends, truncations and removal
 apart; old files may be removed at any time. Files are read with ``pread``: a bad sector is then an error, and who reads
-old units does not stop the other threads.
+old units does not stop the other threads. They are open only while they are used (``rocketstore.mapped.descriptors``).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Final
 
 import numpy as np
 
-from dledger.errors import CorruptLogError, DiskError
+from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Placement
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
 from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, UNIT_BYTES, pack_columns, pack_units, parse_units
+from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile
 from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.message.columns import Ints, UnitColumns
@@ -45,7 +46,7 @@ _queue_offset: Final = operator.itemgetter(6)
 class ConsumeQueue:
     """One queue of a topic. Offsets are queue offsets (unit numbers) unless they are called physical."""
 
-    def __init__(  # the last one is the table's
+    def __init__(  # the last two are the table's
         self,
         topic: str,
         queue_id: int,
@@ -53,17 +54,20 @@ class ConsumeQueue:
         file_bytes: int,
         fs: FileSystem,
         topic_directories: threading.Lock | None = None,
+        descriptors: DescriptorCache | None = None,
     ) -> None:
         """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes.
 
         ``topic_directories`` is held while directories are made: whoever removes a topic's empty one holds it, too.
+        ``descriptors`` opens the files of all queues.
         """
         self.topic = topic
         self.queue_id = queue_id
         self.directory = directory
         self._fs = fs
         self._topic_directories = topic_directories or threading.Lock()
-        self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes)
+        descriptors = DescriptorCache(fs) if descriptors is None else descriptors
+        self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes, descriptors=descriptors)
         self._lock = threading.Lock()
         self._begin = 0
         """Units before this one are fillers, or their records are gone."""
@@ -233,6 +237,9 @@ class ConsumeQueue:
                 self._fs.sync_dir(self.directory.parent)
                 self._fs.sync_dir(self.directory.parent.parent)
             except OSError as error:
+                self._unsynced_parents = True
+                if is_out_of_descriptors(error):
+                    raise DiskFullError(f"no file descriptor is left to flush {self.directory}") from error
                 raise self._files.poisoned("flushing directories", error) from error
         return idle
 

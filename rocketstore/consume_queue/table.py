@@ -17,11 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from dledger.errors import DiskError, InvalidRequestError
+from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
+from rocketstore.mapped.descriptors import DescriptorCache
 from rocketstore.message.checks import check_topic
 from rocketstore.message.columns import RecordColumns, UnitColumns
 from rocketstore.types import RecordHead
@@ -42,6 +43,8 @@ class ConsumeQueueTable:
         self._topic_directories = threading.Lock()
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._refused_topics: set[str] = set()
+        self.descriptors: Final = DescriptorCache(self._fs)
+        """The open files of all queues."""
 
     # Opening
 
@@ -160,13 +163,14 @@ class ConsumeQueueTable:
     def flush(self, least_pages: int = 0) -> None:
         """Make durable the queues of which that many pages wait (0: whatever waits).
 
-        Raises ``DiskError`` after all others were tried; the queue concerned then takes no more units.
+        Raises after all others were tried: ``DiskError``, then the queue concerned takes no more units, or
+        ``DiskFullError``, if it could not be opened just now.
         """
-        failure: DiskError | None = None
+        failure: DiskError | DiskFullError | None = None
         for queue in self.all():
             try:
                 queue.flush(least_pages)
-            except DiskError as error:
+            except (DiskError, DiskFullError) as error:
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -210,7 +214,9 @@ class ConsumeQueueTable:
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)
-        return ConsumeQueue(topic, queue_id, directory, self.file_bytes, self._fs, self._topic_directories)
+        return ConsumeQueue(
+            topic, queue_id, directory, self.file_bytes, self._fs, self._topic_directories, self.descriptors
+        )
 
 
 def _is_queue_id(name: str) -> bool:

@@ -31,6 +31,7 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem, make_dirs_durably
 from rocketstore.index.file import IndexFile, IndexShape
 from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
+from rocketstore.mapped.descriptors import is_out_of_descriptors
 from rocketstore.message.columns import RecordColumns
 from rocketstore.types import RecordHead
 
@@ -289,6 +290,8 @@ class IndexService:
     def _error(self, what: str, error: OSError) -> DiskError | DiskFullError:
         if error.errno == errno.ENOSPC:
             return DiskFullError(f"{what} the index in {self.directory} failed: no space left on the device")
+        if is_out_of_descriptors(error):
+            return DiskFullError(f"{what} the index in {self.directory} failed: no file descriptor is left")
         return DiskError(f"{what} the index in {self.directory} failed: {error}")
 
 

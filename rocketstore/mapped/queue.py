@@ -28,6 +28,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Found, FoundFile, Placement, list_segments
+from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile, create_sparse_file
 
 DELETED_MAX: Final = 10
@@ -49,8 +50,15 @@ class MappedFileQueue:
     """Files of ``file_bytes`` each. Offsets are absolute; a file's name is the offset of its first byte."""
 
     def __init__(
-        self, fs: FileSystem, placement: Placement, file_bytes: int, *, allocation: FileMaker | None = None
+        self,
+        fs: FileSystem,
+        placement: Placement,
+        file_bytes: int,
+        *,
+        allocation: FileMaker | None = None,
+        descriptors: DescriptorCache | None = None,
     ) -> None:
+        """``allocation`` makes the files ahead; with ``descriptors`` they are open only while they are used."""
         self.file_bytes = file_bytes
         self.placement = placement
         self.flushed_where = 0
@@ -63,6 +71,7 @@ class MappedFileQueue:
         """Why nothing can be written any more; empty while all is well."""
         self._fs = fs
         self._allocation = allocation
+        self._descriptors = descriptors
         self._delete_lock = threading.Lock()
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -181,7 +190,9 @@ class MappedFileQueue:
 
     def _open(self, found: FoundFile) -> StoreFile:
         writable = found.path.parent not in self.placement.read_only
-        return StoreFile(self._fs, found.path, found.base, self.file_bytes, writable=writable)
+        return StoreFile(
+            self._fs, found.path, found.base, self.file_bytes, writable=writable, descriptors=self._descriptors
+        )
 
     def set_end(self, offset: int) -> None:
         """Take everything before ``offset`` as there and durable; no file may begin after it. For recovery."""
@@ -211,6 +222,7 @@ class MappedFileQueue:
     def _remove(self, file: StoreFile) -> None:
         """Delete a file at either end, durably before the next: a crash must not leave a gap. Raises ``OSError``."""
         file.detach_buffer()
+        file.let_go()  # first: whoever opens it from now on and does not find it knows why
         if file.writable:
             self._fs.unlink(file.path)
             self._fs.sync_dir(file.path.parent)
@@ -263,13 +275,15 @@ class MappedFileQueue:
         size, path = self.file_bytes, self._path_for(base)
         try:
             if self._allocation is None:
-                file = create_sparse_file(self._fs, path, base, size)
+                file = create_sparse_file(self._fs, path, base, size, self._descriptors)
                 self._unsynced_dirs.add(path.parent)
             else:
                 file = self._allocation.create(path, self._path_for(base + size), base, size)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise DiskFullError(f"no space left to create {path}") from error
+            if is_out_of_descriptors(error):
+                raise DiskFullError(f"no file descriptor is left to create {path}") from error
             raise DiskError(f"creating {path} failed: {error}") from error
         return file
 
@@ -318,7 +332,8 @@ class MappedFileQueue:
         """Make one file durable, the one that ``flushed_where`` lies in; True if nothing moved.
 
         A file is flushed when it is full, when ``least_pages`` pages wait, or, with 0, when any byte does. Raises
-        ``DiskError`` if it fails: nothing is known to be durable then, and the queue takes no more writes.
+        ``DiskError`` if it fails: nothing is known to be durable then, and the queue takes no more writes;
+        ``DiskFullError`` if the file could not be opened for it: try again.
         """
         with self._flush_lock:
             self._check_usable()
@@ -332,16 +347,25 @@ class MappedFileQueue:
             began_s = time.monotonic()
             try:
                 file.flush()
-                while self._unsynced_dirs:
-                    directory = self._unsynced_dirs.pop()
-                    self._fs.sync_dir(directory)
+                self._sync_dirs()
             except OSError as error:
+                if is_out_of_descriptors(error):
+                    raise DiskFullError(f"no file descriptor is left to flush {file.path}") from error
                 raise self.poisoned("flushing", error) from error
             if file.flushed >= wrote:  # else the message with that time is still in a buffer
                 self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed
             self.instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
             return self.flushed_where == before
+
+    def _sync_dirs(self) -> None:
+        while self._unsynced_dirs:
+            directory = self._unsynced_dirs.pop()
+            try:
+                self._fs.sync_dir(directory)
+            except OSError:
+                self._unsynced_dirs.add(directory)
+                raise
 
     def commit(self, least_pages: int) -> bool:
         """Copy one file's buffer into it, that of the file ``committed_where`` lies in; True if nothing moved.
@@ -434,6 +458,7 @@ class MappedFileQueue:
         with self._flush_lock, self._shape_lock:
             for file in self._files:
                 file.detach_buffer()
+                file.let_go()
             self._files, self._reserved = (), None
 
     def _remove_quietly(self, file: StoreFile) -> None:
