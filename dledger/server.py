@@ -44,6 +44,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
+from dledger.rpc.connections import Connections
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
     CommitEvent,
@@ -288,6 +289,11 @@ class DLedgerServer:
     def client_handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
         return self._clients.handlers
+
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients, from ``start`` on, for that other server's to be watched, too."""
+        return self._clients.connections
 
     # -- background work -----------------------------------------------------------------------------------------
 
