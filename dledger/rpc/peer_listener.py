@@ -47,7 +47,7 @@ _BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
 
 TakePush = Callable[[socket.socket, TlsStream | Frame], None]
-"""Takes a push connection, and its TLS (with the handshake done), or without TLS its first frame. Raises ``TlsError``."""
+"""Takes a push connection, and its TLS (handshake done), or without TLS its first frame. Raises ``TlsError``."""
 
 
 class PeerListener:
