@@ -6,11 +6,12 @@ the term it carries, which is checked when it is *executed* (reliability trap 19
 
 from __future__ import annotations
 
+from dataclasses import field
 from enum import IntEnum
 
 from dledger.errors import ResponseCode
 from dledger.records import record
-from dledger.types import CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
+from dledger.types import Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
 
 
 class VoteResult(IntEnum):
@@ -49,6 +50,10 @@ class VoteResponse:
     pre_vote: bool = False
     result: VoteResult = VoteResult.ACCEPT
     fresh: bool = False
+    leads: bool | None = None
+    """Of a pre-vote: whether the member leads ``term``; None: its version does not tell."""
+    begin: Boundary | None = None
+    """Where its log begins, if it does."""
 
 
 @record(frozen=True, slots=True)
@@ -215,3 +220,5 @@ class Envelope:
     sender: NodeId
     target: NodeId
     message: Message
+    connection: int = field(default=0, compare=False)
+    """Of a push that arrived: a number that grows with every connection; never on the wire."""

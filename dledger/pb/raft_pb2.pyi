@@ -43,20 +43,24 @@ class VoteRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh")
+    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "leads", "begin")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     granted: bool
     pre_vote: bool
     result: int
     fresh: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    leads: int
+    begin: Install
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., leads: _Optional[int] = ..., begin: _Optional[_Union[Install, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("header", "term", "read_sequence", "client_address")

@@ -56,7 +56,8 @@ class PushServer:
         # Per peer: one in use, one about to replace it; and some about to be refused. None of them is silent: without
         # TLS their first frame is here, with TLS they have shown a member's certificate.
         self._connections_max = 8 + 4 * len(config.peers)
-        self._lock = threading.Lock()  # guards _connections, _by_peer, _closing
+        self._lock = threading.Lock()  # guards what follows
+        self._registered = 0
         self._connections: set[_Connection] = set()
         self._by_peer: dict[NodeId, _Connection] = {}
         self._closing = False
@@ -108,8 +109,7 @@ class PushServer:
         try:
             sender = self._shake_hands(connection)
             if sender is not None:
-                self._register(sender, connection)
-                self._read(sender, connection)
+                self._read(sender, connection, self._register(sender, connection))
         except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
             _LOG.warning("%s refuses a push connection: %s", self._identity.node_id, error)
             connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
@@ -143,19 +143,23 @@ class PushServer:
             return None
         return handshake.header.sender
 
-    def _register(self, sender: NodeId, connection: _Connection) -> None:
+    def _register(self, sender: NodeId, connection: _Connection) -> int:
+        """From now on it is its peer's; gives its number, above all earlier ones."""
         with self._lock:
             older = self._by_peer.get(sender)
             self._by_peer[sender] = connection
+            self._registered += 1
+            number = self._registered
         if older is not None:
             older.end()
+        return number
 
-    def _read(self, sender: NodeId, connection: _Connection) -> None:
+    def _read(self, sender: NodeId, connection: _Connection, number: int) -> None:
         while (frame := connection.receive(self._push_bytes_max)) is not None:
             kind, payload = frame
             if kind is not FrameType.PUSH:
                 raise InvalidRequestError(f"{kind.name} where a push was due")
-            envelope = codec.decode_push_request(payload)
+            envelope = codec.decode_push_request(payload, number)
             self._identity.check(envelope)
             if envelope.sender != sender:
                 raise IdentityError(f"the connection of {sender!r} carries a message of {envelope.sender!r}")

@@ -72,6 +72,9 @@ def test_install_of_what_is_committed_here_changes_nothing() -> None:
 
     node.receive(NodeId("n1"), push, 0)
     node.handler.step(0)
+    leads = VoteResponse(Term(2), granted=False, pre_vote=True, leads=True)
+    node.handler.on_vote_response(NodeId("n1"), leads)
+    node.handler.step(0)
 
     (_, answer) = node.state.outbox.messages[-1]
     assert isinstance(answer, PushResponse)

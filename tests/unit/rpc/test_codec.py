@@ -30,7 +30,7 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.rpc import codec
-from dledger.types import NO_ENTRY, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
+from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
 
 Decode = Callable[[bytes], Envelope]
 
@@ -55,7 +55,16 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
     (codec.decode_vote_request, st.builds(VoteRequest, terms, entry_ids, st.booleans(), st.booleans(), st.booleans())),
     (
         codec.decode_vote_response,
-        st.builds(VoteResponse, terms, st.booleans(), st.booleans(), st.sampled_from(VoteResult), st.booleans()),
+        st.builds(
+            VoteResponse,
+            terms,
+            st.booleans(),
+            st.booleans(),
+            st.sampled_from(VoteResult),
+            st.booleans(),
+            leads=st.none() | st.booleans(),
+            begin=st.none() | st.builds(Boundary, indexes, indexes.map(Term), numbers.map(Position), crcs),
+        ),
     ),
     (codec.decode_heartbeat_request, st.builds(HeartbeatRequest, terms, numbers, names)),
     (codec.decode_heartbeat_response, st.builds(HeartbeatResponse, terms, numbers, st.booleans(), names)),
