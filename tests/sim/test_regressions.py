@@ -5,7 +5,15 @@ from __future__ import annotations
 from random import Random
 
 from dledger.config import Member, ServerConfig
-from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, PushCompare, PushInstall, PushKind, PushResponse
+from dledger.core.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushResponse,
+    VoteResponse,
+)
 from dledger.core.node import Node
 from dledger.errors import ResponseCode
 from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Position, Role, Standing, Term
