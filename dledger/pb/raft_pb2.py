@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/pb/raft.proto\x12\ndledger.v1\"K\n\x06Header\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\"&\n\x07\x45ntryId\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\"\x95\x01\n\x0bVoteRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12!\n\x04last\x18\x03 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x10\n\x08transfer\x18\x05 \x01(\x08\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\"\xb5\x01\n\x0cVoteResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x0e\n\x06result\x18\x05 \x01(\x05\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\r\n\x05leads\x18\x14 \x01(\x05\x12\"\n\x05\x62\x65gin\x18\x15 \x01(\x0b\x32\x13.dledger.v1.Install\"s\n\x10HeartbeatRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t\"\x87\x01\n\x11HeartbeatResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x11\n\tdisk_full\x18\x04 \x01(\x08\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\"I\n\x15TakeLeadershipRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\"\x18\n\x16TakeLeadershipResponse\"L\n\x07\x43ompare\x12%\n\x08previous\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x02 \x01(\x07\"D\n\x08Truncate\x12%\n\x08\x63onflict\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\"\x9c\x01\n\x06\x41ppend\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\x12%\n\x08previous\x18\x02 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x03 \x01(\x07\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\x12\n\nlast_index\x18\x05 \x01(\x03\x12\x10\n\x08position\x18\x06 \x01(\x03\"\x1e\n\x06\x43ommit\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\"Y\n\x07Install\x12)\n\x0c\x62\x65\x66ore_begin\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\x12\x10\n\x08position\x18\x03 \x01(\x03\"\xa9\x02\n\x0bPushRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12&\n\x07\x63ompare\x18\x04 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x05 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x06 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x07 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07install\x18\x08 \x01(\x0b\x32\x13.dledger.v1.InstallH\x00\x12\x0b\n\x03run\x18\t \x01(\x0c\x42\x06\n\x04push\"\xe5\x01\n\x0cPushResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0c\n\x04kind\x18\x04 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x16\n\x0everified_index\x18\x06 \x01(\x03\x12\x15\n\rflushed_index\x18\x07 \x01(\x03\x12\x11\n\tend_index\x18\x08 \x01(\x03\x12%\n\x08\x63onflict\x18\t \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x0f\n\x07\x62oot_id\x18\n \x01(\x03\"\xa9\x01\n\x10HandshakeRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x15\n\rsegment_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fmax_entry_bytes\x18\x05 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x06 \x01(\t\"c\n\x11HandshakeResponse\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t2\xb5\x02\n\x0bRaftService\x12H\n\tHandshake\x12\x1c.dledger.v1.HandshakeRequest\x1a\x1d.dledger.v1.HandshakeResponse\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/pb/raft.proto\x12\ndledger.v1\"K\n\x06Header\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\"&\n\x07\x45ntryId\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\"\xbe\x01\n\x0bVoteRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12!\n\x04last\x18\x03 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x10\n\x08transfer\x18\x05 \x01(\x08\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\'\n\nremembered\x18\x07 \x01(\x0b\x32\x13.dledger.v1.EntryId\"\xad\x02\n\x0cVoteResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x0e\n\x06result\x18\x05 \x01(\x05\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\x10\n\x08standing\x18\x07 \x01(\x05\x12\x1c\n\x14granted_if_unanimous\x18\x08 \x01(\x08\x12\x0f\n\x07\x62oot_id\x18\t \x01(\x03\x12\x0c\n\x04used\x18\n \x01(\x08\x12\'\n\nremembered\x18\x0b \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\r\n\x05leads\x18\x14 \x01(\x05\x12\"\n\x05\x62\x65gin\x18\x15 \x01(\x0b\x32\x13.dledger.v1.Install\"?\n\tWatermark\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12!\n\x04last\x18\x02 \x01(\x0b\x32\x13.dledger.v1.EntryId\"\x91\x02\n\x10HeartbeatRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t\x12\x17\n\x0ftransfer_target\x18\x05 \x01(\t\x12\x17\n\x0freadmit_boot_id\x18\x06 \x01(\x03\x12\x15\n\rreadmit_index\x18\x07 \x01(\x03\x12\x0f\n\x07\x66ounded\x18\x08 \x01(\x08\x12)\n\nwatermarks\x18\t \x03(\x0b\x32\x15.dledger.v1.Watermark\x12\x17\n\x0f\x64oubted_boot_id\x18\n \x01(\x03\"\xaa\x01\n\x11HeartbeatResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x11\n\tdisk_full\x18\x04 \x01(\x08\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x10\n\x08standing\x18\x06 \x01(\x05\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\x03\"I\n\x15TakeLeadershipRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\"\x18\n\x16TakeLeadershipResponse\"L\n\x07\x43ompare\x12%\n\x08previous\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x02 \x01(\x07\"D\n\x08Truncate\x12%\n\x08\x63onflict\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\"\x9c\x01\n\x06\x41ppend\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\x12%\n\x08previous\x18\x02 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x03 \x01(\x07\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\x12\n\nlast_index\x18\x05 \x01(\x03\x12\x10\n\x08position\x18\x06 \x01(\x03\"\x1e\n\x06\x43ommit\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\"Y\n\x07Install\x12)\n\x0c\x62\x65\x66ore_begin\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\x12\x10\n\x08position\x18\x03 \x01(\x03\"\xa9\x02\n\x0bPushRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12&\n\x07\x63ompare\x18\x04 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x05 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x06 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x07 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07install\x18\x08 \x01(\x0b\x32\x13.dledger.v1.InstallH\x00\x12\x0b\n\x03run\x18\t \x01(\x0c\x42\x06\n\x04push\"\x8b\x02\n\x0cPushResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0c\n\x04kind\x18\x04 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x16\n\x0everified_index\x18\x06 \x01(\x03\x12\x15\n\rflushed_index\x18\x07 \x01(\x03\x12\x11\n\tend_index\x18\x08 \x01(\x03\x12%\n\x08\x63onflict\x18\t \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x0f\n\x07\x62oot_id\x18\n \x01(\x03\x12\x10\n\x08standing\x18\x0b \x01(\x05\x12\x12\n\nheld_index\x18\x0c \x01(\x03\"\xa9\x01\n\x10HandshakeRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x15\n\rsegment_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fmax_entry_bytes\x18\x05 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x06 \x01(\t\"c\n\x11HandshakeResponse\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t2\xb5\x02\n\x0bRaftService\x12H\n\tHandshake\x12\x1c.dledger.v1.HandshakeRequest\x1a\x1d.dledger.v1.HandshakeResponse\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,35 +36,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENTRYID']._serialized_start=114
   _globals['_ENTRYID']._serialized_end=152
   _globals['_VOTEREQUEST']._serialized_start=155
-  _globals['_VOTEREQUEST']._serialized_end=304
-  _globals['_VOTERESPONSE']._serialized_start=307
-  _globals['_VOTERESPONSE']._serialized_end=488
-  _globals['_HEARTBEATREQUEST']._serialized_start=490
-  _globals['_HEARTBEATREQUEST']._serialized_end=605
-  _globals['_HEARTBEATRESPONSE']._serialized_start=608
-  _globals['_HEARTBEATRESPONSE']._serialized_end=743
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=745
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=818
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=820
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=844
-  _globals['_COMPARE']._serialized_start=846
-  _globals['_COMPARE']._serialized_end=922
-  _globals['_TRUNCATE']._serialized_start=924
-  _globals['_TRUNCATE']._serialized_end=992
-  _globals['_APPEND']._serialized_start=995
-  _globals['_APPEND']._serialized_end=1151
-  _globals['_COMMIT']._serialized_start=1153
-  _globals['_COMMIT']._serialized_end=1183
-  _globals['_INSTALL']._serialized_start=1185
-  _globals['_INSTALL']._serialized_end=1274
-  _globals['_PUSHREQUEST']._serialized_start=1277
-  _globals['_PUSHREQUEST']._serialized_end=1574
-  _globals['_PUSHRESPONSE']._serialized_start=1577
-  _globals['_PUSHRESPONSE']._serialized_end=1806
-  _globals['_HANDSHAKEREQUEST']._serialized_start=1809
-  _globals['_HANDSHAKEREQUEST']._serialized_end=1978
-  _globals['_HANDSHAKERESPONSE']._serialized_start=1980
-  _globals['_HANDSHAKERESPONSE']._serialized_end=2079
-  _globals['_RAFTSERVICE']._serialized_start=2082
-  _globals['_RAFTSERVICE']._serialized_end=2391
+  _globals['_VOTEREQUEST']._serialized_end=345
+  _globals['_VOTERESPONSE']._serialized_start=348
+  _globals['_VOTERESPONSE']._serialized_end=649
+  _globals['_WATERMARK']._serialized_start=651
+  _globals['_WATERMARK']._serialized_end=714
+  _globals['_HEARTBEATREQUEST']._serialized_start=717
+  _globals['_HEARTBEATREQUEST']._serialized_end=990
+  _globals['_HEARTBEATRESPONSE']._serialized_start=993
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1163
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=1165
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=1238
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=1240
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=1264
+  _globals['_COMPARE']._serialized_start=1266
+  _globals['_COMPARE']._serialized_end=1342
+  _globals['_TRUNCATE']._serialized_start=1344
+  _globals['_TRUNCATE']._serialized_end=1412
+  _globals['_APPEND']._serialized_start=1415
+  _globals['_APPEND']._serialized_end=1571
+  _globals['_COMMIT']._serialized_start=1573
+  _globals['_COMMIT']._serialized_end=1603
+  _globals['_INSTALL']._serialized_start=1605
+  _globals['_INSTALL']._serialized_end=1694
+  _globals['_PUSHREQUEST']._serialized_start=1697
+  _globals['_PUSHREQUEST']._serialized_end=1994
+  _globals['_PUSHRESPONSE']._serialized_start=1997
+  _globals['_PUSHRESPONSE']._serialized_end=2264
+  _globals['_HANDSHAKEREQUEST']._serialized_start=2267
+  _globals['_HANDSHAKEREQUEST']._serialized_end=2436
+  _globals['_HANDSHAKERESPONSE']._serialized_start=2438
+  _globals['_HANDSHAKERESPONSE']._serialized_end=2537
+  _globals['_RAFTSERVICE']._serialized_start=2540
+  _globals['_RAFTSERVICE']._serialized_end=2849
 # @@protoc_insertion_point(module_scope)

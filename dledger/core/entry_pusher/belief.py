@@ -42,17 +42,17 @@ class Belief:
     def hold(self, sender: NodeId, push: ReceivedPush, connection: int) -> None:
         """Keep a push until its sender has confirmed it. An earlier one gives way: the leader repeats itself."""
         self._held[sender] = _Held(push, connection)
-        self._ask(sender, push.term)
+        self._ask(sender)
 
     def on_heartbeat(self, sender: NodeId, term: Term) -> None:
         """The question may have been lost: ask again while something is held back."""
         held = self._held.get(sender)
         if held is not None and held.push.term == term:
-            self._ask(sender, term)
+            self._ask(sender)
 
-    def _ask(self, sender: NodeId, term: Term) -> None:
-        question = VoteRequest(Term(term + 1), self._state.log.last, pre_vote=True)
-        self._state.outbox.messages.append((sender, question))
+    def _ask(self, sender: NodeId) -> None:
+        state = self._state
+        state.outbox.messages.append((sender, VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True)))
 
     def on_answer(self, sender: NodeId, answer: VoteResponse) -> tuple[ReceivedPush, int] | None:
         """Take an answer of a member to a pre-vote; gives what was held back until then, if it may be taken."""

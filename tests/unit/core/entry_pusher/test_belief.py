@@ -65,12 +65,12 @@ def test_a_push_of_one_that_does_not_lead_changes_nothing(
 
 
 def test_a_push_is_held_back_until_its_sender_has_confirmed_that_it_leads() -> None:
-    """The question is a pre-vote of the term after it, which changes nothing anywhere."""
+    """The question is a pre-vote, which changes nothing anywhere."""
     solo, source = Solo(), Source(4, 1)
     solo.node.receive(N1, source.compare(-1), 0)
     solo.node.handler.step(0)
 
-    assert solo.take() == [(N1, VoteRequest(Term(5), solo.log.last, pre_vote=True))]
+    assert solo.take() == [(N1, VoteRequest(Term(1), solo.log.last, pre_vote=True))]
     assert solo.state.term == 0
     solo.confirm(N1, 4)
 
