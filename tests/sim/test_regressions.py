@@ -64,7 +64,7 @@ def test_heartbeat_of_an_earlier_term_confirms_no_read() -> None:
 
     late = node.answer(NodeId("n1"), HeartbeatRequest(Term(14), read_sequence=65), 1)
 
-    assert late == HeartbeatResponse(Term(15), read_sequence=0)
+    assert late == HeartbeatResponse(Term(15), read_sequence=0, boot_id=node.state.boot_id)
 
 
 def test_install_of_what_is_committed_here_changes_nothing() -> None:
