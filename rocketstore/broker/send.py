@@ -41,7 +41,7 @@ FAILURES_MAX: Final = 1024
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 SendDone = Callable[[Sequence[PutResult]], None]
-CreateTopic = Callable[[str], Awaitable[PutResult]]
+CreateTopic = Callable[[str, str], Awaitable[PutResult]]
 StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -100,11 +100,12 @@ class Sender:
 
     async def ensure_topics(self, request: Send) -> None:
         """Create the topics that do not exist yet, if this broker may; a topic that could not be is refused later."""
+        owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
             if self._topics.find(name) is None and name not in request.denied and self._may_create(name):
                 task = self._creating.get(name)
                 if task is None:
-                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name))
+                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner))
                     task.add_done_callback(partial(self._created, name))
                 await asyncio.shield(task)
 
