@@ -27,7 +27,7 @@ from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.checks import check_client_topic, check_message
+from rocketstore.message.checks import KEYS_MAX, check_client_topic, check_keys, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
@@ -202,8 +202,13 @@ class Sender:
                 name = message.topic
                 queues = self._writable_queues(name)
             if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
-                continue  # nearly always: everything below costs ten times as much
-            problem = self._place(message)
+                if len(message.property_string) < 2 * KEYS_MAX and not message.properties:
+                    continue  # nearly always: everything below costs ten times as much
+                problem = None
+            else:
+                problem = self._place(message)
+            if problem is None and (too_many := check_keys(message)):
+                problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, too_many)
             if problem is not None:
                 refused[at] = problem
         return refused
