@@ -305,8 +305,8 @@ class ProducerTable:
     def _plan_snapshot(self, index: int, position: int, now_ms: int) -> None:
         entries = max(self._snapshot_entries, SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
         pause_ms = max(self._expiry_ms // SNAPSHOTS_PER_EXPIRY, 1)
-        # With the first batch in a new segment, too: the one before may then be all that retention can remove, and a full
-        # disk would leave no room for writing anew what it holds.
+        # With the first batch in a new segment, too: the one before may then be all that retention can remove, and a
+        # full disk would leave no room for writing anew what it holds.
         next_segment = (position // self._segment_bytes + 1) * self._segment_bytes
         position = min(position + SNAPSHOT_BYTES, next_segment)
         self._due = (index + min(entries, SNAPSHOT_ENTRIES_MAX), position, now_ms + pause_ms)
