@@ -35,14 +35,16 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.noops import Wrap
-from dledger.core.outbox import RoleChange
+from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
 from dledger.core.producers import needed_from
+from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
+from dledger.rpc.connections import Connections
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
     CommitEvent,
@@ -167,8 +169,9 @@ class DLedgerServer:
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
+        self._roles.listen(self._note_lost_leadership)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
-        self._clients = ClientServer(config, self, self.guard, self.tls)
+        self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report)
         name = config.node_id
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
@@ -214,6 +217,7 @@ class DLedgerServer:
                     client_address=self.client_address,
                     bridge=self._clients.bridge,
                     tls_keeper=self.tls,
+                    report=self._supervisor.report,
                 )
                 self._transport.start(self)
                 self._roles.start()
@@ -289,6 +293,11 @@ class DLedgerServer:
         """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
         return self._clients.handlers
 
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients, from ``start`` on, for that other server's to be watched, too."""
+        return self._clients.connections
+
     # -- background work -----------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> int:
@@ -314,11 +323,28 @@ class DLedgerServer:
             conditions.set(ConditionKind.DISK_FULL, used)
         else:
             conditions.clear(ConditionKind.DISK_FULL)
-        if self._node.state.hard_state.voter:
+        hard_state = self._node.state.hard_state
+        if hard_state.voter:
             conditions.clear(ConditionKind.NO_STANDING)
         else:
-            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until it has caught up with a leader")
+            why = hard_state.doubt or "its disk is new"
+            message = f"its vote does not count until it has caught up with a leader: {why}"
+            conditions.set(ConditionKind.NO_STANDING, message)
+        if problem := self._node.elector.vote_problem:
+            conditions.set(ConditionKind.NO_STANDING, problem, subject="election")
+        else:
+            conditions.clear(ConditionKind.NO_STANDING, "election")
+        if full := self._driver.look(_full_members):
+            why = f"it refuses appends: no room is left on the disks of {', '.join(full)}, too few members have some"
+            conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
+        else:
+            conditions.clear(ConditionKind.STUCK_LEADER, "disks")
         conditions.now()
+
+    def _note_lost_leadership(self, change: RoleChange) -> None:
+        if change.reason is RoleReason.NO_PROGRESS:
+            why = "it led, a quorum answered, and nothing that waited was committed: it leaves it to the others to lead"
+            self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
 
     def _retire(self, now_ms: int, room: Room, keep_from: int | None) -> tuple[Path, ...]:
         """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
@@ -334,7 +360,11 @@ class DLedgerServer:
             blocked = needed is not None and needed <= last_index
             return last_index if needed is None else LogIndex(min(last_index, needed - 1))
 
-        retired = log.retire(_protected_index(node, now_ms), room, may_go, keep_from)
+        try:
+            retired = log.retire(_protected_index(node, now_ms), room, may_go, keep_from)
+        except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
+            node.state.outbox.damage.append(damage)
+            return ()
         if blocked:
             node.quorum_ack.write_snapshot(now_ms)
         return retired
@@ -567,6 +597,8 @@ class DLedgerServer:
         return "" if self._transport is None else self._transport.client_addresses.get(node_id, "")
 
 
+_STUCK_TOLD_MS = 60_000
+"""How long status and metrics tell that a leader made no progress."""
 _WARM_INTERVAL_MS = 20
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
@@ -585,6 +617,11 @@ def _protected_index(node: Node, now_ms: int) -> LogIndex:
     limit = now_ms - state.election.election_timeout_ms_max
     alive = (peer for peer, contact in leader.contact_ms.items() if contact > limit)
     return cleaner.protected(state.commit_index, [leader.match[peer] for peer in alive])
+
+
+def _full_members(node: Node) -> tuple[NodeId, ...]:
+    role = node.state.role
+    return full_members(node.state, role) if isinstance(role, Leader) else ()
 
 
 def _producers(node: Node) -> int:

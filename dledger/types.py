@@ -274,14 +274,48 @@ class FlushMark:
     sequence: int
 
 
+class Standing(IntEnum):
+    """What a member's memory of its votes and acknowledgements is worth; the numbers are those on the wire.
+
+    Without standing (``BLANK``, ``DOUBTFUL``) a member takes part but counts for nothing, except where everybody must
+    agree: see "Standing" in docs/protocol.md.
+    """
+
+    VOTER = 0
+    """It knows whatever it said."""
+    FOUNDER = 1
+    """As ``VOTER``, of a group of which it is not known whether all members have standing yet."""
+    DOUBTFUL = 2
+    """Its log or its votes may lack what it once said."""
+    BLANK = 3
+    """It began with an empty directory: it knows nothing of what an earlier life may have said."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether its votes and acknowledgements count."""
+        return self in _WITH_STANDING
+
+
+_WITH_STANDING: Final = (Standing.VOTER, Standing.FOUNDER)
+
+
 @record(frozen=True, slots=True)
 class HardState:
-    """What must be durable before a node speaks: its term, whom it voted for in it, and whether it may vote at all.
+    """What must be durable before a node speaks: its term, whom it voted for in it, and what its memory is worth.
 
-    ``voter`` is False on a node whose disk is new: it neither votes nor campaigns until the group is bootstrapped with
-    it or it has caught up with a leader (design decision 11).
+    ``doubt`` tells people why it is ``DOUBTFUL``.
     """
 
     term: Term = Term(0)
     vote: NodeId | None = None
-    voter: bool = False
+    standing: Standing = Standing.BLANK
+    doubt: str = ""
+
+    @property
+    def voter(self) -> bool:
+        """Whether its vote and its acknowledgements count."""
+        return self.standing.counts
+
+    def doubted(self, reason: str) -> HardState:
+        """The same without standing, because of ``reason``; a member that has none keeps what it is."""
+        return HardState(self.term, self.vote, Standing.DOUBTFUL, reason) if self.voter else self

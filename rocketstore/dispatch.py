@@ -215,7 +215,7 @@ class DispatchService:
             if not self._step(notify=True):
                 return 0.0
         except DiskFullError as error:
-            _log.warning("dispatch waits for room on the disk: %s", error)
+            _log.warning("dispatch waits: %s", error)
             return FULL_RETRY_S
         return next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), NAPS_S[-1][1])
 

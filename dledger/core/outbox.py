@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from dledger.core.messages import Message
-from dledger.errors import LeaderHint
+from dledger.errors import CorruptLogError, LeaderHint
 from dledger.types import LogIndex, NodeId, Role, Term
 
 
@@ -49,12 +49,16 @@ class RoleReason(StrEnum):
     """Somebody spoke of a later term."""
     QUORUM_LOST = "quorum_lost"
     """It led, and a quorum has not answered for an election timeout."""
+    NO_PROGRESS = "no_progress"
+    """It led, and nothing was committed for several election time-outs although something waited."""
     DISK_FULL = "disk_full"
     """It has no room for a new leader's first entry."""
     UNREADABLE_PRODUCERS = "unreadable_producers"
     """Its log tells about producers what this version does not understand: a later one wrote it."""
-    NO_VOTE_YET = "no_vote_yet"
-    """Its disk is new: it may neither vote nor lead before it has caught up."""
+    STANDING_LOST = "standing_lost"
+    """It led or campaigned, and learned that it lacks what it once had."""
+    DAMAGED_LOG = "damaged_log"
+    """What its log tells about producers is damaged: it cannot know what is a repetition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +83,27 @@ class Outbox:
     """The new commit index, if it moved."""
     wake: int = Wake.NONE
     """Bits of ``Wake``."""
+    damage: list[CorruptLogError] = field(default_factory=list)
+    """Damage of the own log that a part met: it has done nothing that depends on it, and will try again."""
 
     def take(self) -> Outbox:
         """Give everything gathered and start anew."""
-        taken = Outbox(self.messages, self.completions, self.role_changes, self.committed, self.wake)
+        taken = Outbox(self.messages, self.completions, self.role_changes, self.committed, self.wake, self.damage)
         self.messages, self.completions, self.role_changes = [], [], []
+        if taken.damage:
+            self.damage = []
         self.committed, self.wake = None, Wake.NONE
         return taken
 
     def __bool__(self) -> bool:
-        return bool(self.messages or self.completions or self.role_changes or self.committed is not None or self.wake)
+        return bool(
+            self.messages
+            or self.completions
+            or self.role_changes
+            or self.committed is not None
+            or self.wake
+            or self.damage
+        )
 
 
 def hint(leader: NodeId | None) -> LeaderHint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -13,7 +14,27 @@ from dledger.errors import InvariantError
 from dledger.rpc.ports import CommitEvent, LogNode, NodeEvent, RoleEvent
 from dledger.types import NO_INDEX, LogIndex
 
+_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+Report = Callable[[BaseException], None]
+"""Takes what must not pass unnoticed: whoever starts a task or thread that others rely on hears of its end."""
+
+
+def log_failure(error: BaseException) -> None:
+    """The ``Report`` of whoever has nobody to tell."""
+    _LOG.critical("what others rely on has failed: %s", error, exc_info=error)
+
+
+def supervise(task: asyncio.Task[None], report: Report) -> None:
+    """Report the exception that ends a task which is to run until it is cancelled."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report(error)
+
+    task.add_done_callback(ended)
+
 
 ROLE_EVENTS_MAX: Final = 256
 """Role changes that a slow watcher may have unsent; older ones are dropped."""
@@ -49,18 +70,24 @@ class LoopBridge:
 
     def _drain(self) -> None:
         self._scheduled = False
-        while self._posted:
-            self._posted.popleft()()
+        try:
+            while self._posted:
+                self._posted.popleft()()
+        finally:
+            if self._posted:  # one of them failed, which the loop logs; the others are none of its business
+                self._scheduled = True
+                self._loop.call_soon(self._drain)
 
 
 class LoopThread:
     """An event loop in a thread of its own, for whoever has no other to run on."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, report: Report = log_failure) -> None:
+        self._report = report
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
         self._bridge: LoopBridge | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name=name)
+        self._thread = threading.Thread(target=self._main, name=name)
 
     def start(self) -> LoopBridge:
         """Start the loop; gives the way to it."""
@@ -76,6 +103,15 @@ class LoopThread:
             self._bridge.post(self._stop.set)
             self._thread.join()
 
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            self._report(error)
+            raise
+        finally:
+            self._started.set()
+
     async def _run(self) -> None:
         self._bridge, self._stop = LoopBridge(), asyncio.Event()
         self._started.set()
@@ -85,15 +121,18 @@ class LoopThread:
 class Outcome(Generic[_T]):
     """A thread-safe ``done`` callback and the future that it resolves."""
 
-    def __init__(self, bridge: LoopBridge) -> None:
+    def __init__(self, bridge: LoopBridge, settled: Callable[[], None] | None = None) -> None:
         self.future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._bridge = bridge
+        self._settled = settled  # called on the loop before, also when nobody waits for the future any more
 
     def done(self, value: _T) -> None:
         """Resolve the future; on any thread."""
         self._bridge.post(partial(self._resolve, value))
 
     def _resolve(self, value: _T) -> None:
+        if self._settled is not None:
+            self._settled()
         if not self.future.done():  # the client may have gone
             self.future.set_result(value)
 

@@ -37,17 +37,19 @@ from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
 
-CONTROL_CALLS_MAX: Final = 32
-"""Unanswered votes and heartbeats per peer; more are dropped (a black-holed peer answers none until their deadline)."""
+HEARTBEATS_MAX: Final = 4
+"""Unanswered heartbeats per peer. The newest of what is beyond it waits for an answer or a deadline: it says all that
+the ones before it said. A peer takes several times as many (``peer_server.CALLS_PER_PEER``)."""
+OTHERS_MAX: Final = 2
+"""The same for votes and hand-overs, which heartbeats thus never keep from leaving."""
 REASONS_MAX: Final = 32
 """Distinct refusals that are logged per peer."""
 MISCONFIGURED: Final = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
-"""What a dead or slow peer never answers: it needs a person, so it is worth a line in the log."""
+"""What a dead, slow or busy peer never answers: it needs a person, so it is worth a line in the log."""
 
 if TYPE_CHECKING:  # generic only in the stubs
     _Call = grpc.UnaryUnaryMultiCallable[bytes, bytes]
@@ -88,6 +90,15 @@ class _Line(NamedTuple):
     tls_version: int
 
 
+class _Budget:
+    """Calls of one kind under way, and the one that waits until there are fewer. Under the link's lock."""
+
+    def __init__(self, calls_max: int) -> None:
+        self.calls_max = calls_max
+        self.calls = 0
+        self.waiting: Callable[[], None] | None = None
+
+
 class ControlLink:
     """Outgoing control messages to ``peer``. ``send`` never blocks and never raises for a dead peer."""
 
@@ -111,55 +122,63 @@ class ControlLink:
         self._address = peer.address
         self._tls = tls_keeper
         self._line = self._connect()
-        self._lock = threading.Lock()  # guards _line, _calls, _agreed and _closed
-        self._calls = 0
+        self._lock = threading.Lock()  # guards _line, the budgets, _agreed and _closed
+        self._heartbeats, self._others = _Budget(HEARTBEATS_MAX), _Budget(OTHERS_MAX)
         self._agreed = False  # the peer's process, as far as we know still this one, accepted our handshake
         self._closed = False
 
     def send(self, envelope: Envelope) -> None:
         """Send a vote request, a heartbeat or ``TakeLeadership``; an answer goes to ``Receiver.receive``."""
         decode: Callable[[bytes], Envelope] | None
+        budget = self._others
         match envelope.message:
             case VoteRequest():
                 call, decode = "Vote", codec.decode_vote_response
             case HeartbeatRequest():
-                call, decode = "Heartbeat", codec.decode_heartbeat_response
+                call, decode, budget = "Heartbeat", codec.decode_heartbeat_response, self._heartbeats
             case TakeLeadership():
                 call, decode = "TakeLeadership", None
             case _:
                 raise InvariantError(f"{type(envelope.message).__name__} is no control message")
+        go = partial(self._go, budget, partial(self._send, budget, call, decode, codec.encode(envelope)))
         with self._lock:
-            if self._closed or self._calls >= CONTROL_CALLS_MAX:
+            if self._closed:
                 self.dropped += 1
                 return
-            self._calls += 1
-            agreed = self._agreed
-        send = partial(self._send, call, decode, codec.encode(envelope))
-        if agreed:
+            if budget.calls >= budget.calls_max:
+                self.dropped += budget.waiting is not None
+                budget.waiting = go
+                return
+            budget.calls += 1
+        go()
+
+    def _go(self, budget: _Budget, send: Callable[[], None]) -> None:
+        """One of the budget's calls begins."""
+        if self._agreed:
             send()
         else:
-            self._shake_hands(send)
+            self._shake_hands(budget, send)
 
-    def _send(self, call: str, decode: Callable[[bytes], Envelope] | None, data: bytes) -> None:
+    def _send(self, budget: _Budget, call: str, decode: Callable[[bytes], Envelope] | None, data: bytes) -> None:
         try:
             future = self._line.calls[call].future(data, timeout=self._timeout_s)
         except ValueError:  # the channel was closed just now
-            self._ended()
+            self._ended(budget)
             return
-        future.add_done_callback(partial(self._on_done, decode))
+        future.add_done_callback(partial(self._on_done, budget, decode))
 
-    def _shake_hands(self, then: Callable[[], None]) -> None:
+    def _shake_hands(self, budget: _Budget, then: Callable[[], None]) -> None:
         """Go on only if the peer agrees."""
         self._use_new_certificates()
         request = codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
         try:
             future = self._line.calls["Handshake"].future(request, timeout=self._timeout_s)
         except ValueError:  # the channel was closed just now
-            self._ended()
+            self._ended(budget)
             return
-        future.add_done_callback(partial(self._on_handshake, then))
+        future.add_done_callback(partial(self._on_handshake, budget, then))
 
-    def _on_handshake(self, then: Callable[[], None], future: grpc.CallFuture[bytes]) -> None:
+    def _on_handshake(self, budget: _Budget, then: Callable[[], None], future: grpc.CallFuture[bytes]) -> None:
         reason = ""
         if future.code() is grpc.StatusCode.OK:
             try:
@@ -178,14 +197,19 @@ class ControlLink:
             reason = str(future.details())
         elif self._tls is not None:
             reason = tls.explain_channel(str(future.details()), f"{self.peer} at {self._address}")
-        self._ended()
+        self._ended(budget)
         self.dropped += 1
         if reason and not self._closed:
             self._refusals.log(reason)
 
-    def _ended(self) -> None:
+    def _ended(self, budget: _Budget) -> None:
+        """A call is over: the one that waits takes its place."""
         with self._lock:
-            self._calls -= 1
+            then, budget.waiting = budget.waiting, None
+            if then is None or self._closed:
+                budget.calls -= 1
+                return
+        then()
 
     def close(self) -> None:
         """Cancel everything under way."""
@@ -193,8 +217,10 @@ class ControlLink:
             self._closed = True
         self._line.channel.close()
 
-    def _on_done(self, decode: Callable[[bytes], Envelope] | None, future: grpc.CallFuture[bytes]) -> None:
-        self._ended()
+    def _on_done(
+        self, budget: _Budget, decode: Callable[[bytes], Envelope] | None, future: grpc.CallFuture[bytes]
+    ) -> None:
+        self._ended(budget)
         if self._closed:
             return
         if future.code() is not grpc.StatusCode.OK:

@@ -18,7 +18,7 @@ from typing import Final
 
 from dledger.errors import ConfigError, TlsError
 from dledger.rpc import options, push_frames, tls
-from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
 from dledger.rpc.push_frames import FrameType
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
@@ -49,14 +49,21 @@ TakePush = Callable[[socket.socket, TlsStream | None], None]
 class PeerListener:
     """Listens from ``start`` to ``close``, on an event loop of its own: neither clients nor pushes can hold it up."""
 
-    def __init__(self, name: str, grpc_socket: str, take_push: TakePush, tls_keeper: TlsKeeper | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        grpc_socket: str,
+        take_push: TakePush,
+        tls_keeper: TlsKeeper | None = None,
+        report: Report = log_failure,
+    ) -> None:
         self.port = 0
         """The port listened on, once started."""
         self._grpc_socket = grpc_socket
         self._take_push = take_push
         self._tls = tls_keeper
         self._reasons: set[str] = set()
-        self._loop = LoopThread(name)
+        self._loop = LoopThread(name, report)
         self._bridge: LoopBridge | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._unknown: dict[asyncio.Task[None], None] = {}  # in the order of their arrival

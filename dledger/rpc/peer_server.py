@@ -28,6 +28,7 @@ from dledger.errors import (
     UnknownMemberError,
 )
 from dledger.rpc import codec, options, tls
+from dledger.rpc.bridge import Report, log_failure
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
 from dledger.rpc.peer_listener import PeerListener
@@ -37,6 +38,11 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
 
 STOP_TIMEOUT_S: Final = 5.0
+CALLS_PER_PEER: Final = 64
+"""Calls that may be here per peer, waiting for a thread or answered by one: many times what a peer has under way.
+
+Of those that it gave up while this node was frozen, or waited for its lock, it does not know; they come all at once.
+"""
 _Context = grpc.ServicerContext
 
 
@@ -52,6 +58,7 @@ class PeerServer:
         client_address: str,
         learn: Learn,
         tls_keeper: TlsKeeper | None = None,
+        report: Report = log_failure,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -62,12 +69,13 @@ class PeerServer:
         # Votes and heartbeats may wait for the hard state; per peer there may be several, and someone asks for health.
         threads = 8 + 4 * len(config.peers)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"dledger-peer-rpc-{config.node_id}")
-        self._server = grpc.server(self._pool, options=options.peer_server_options(), maximum_concurrent_rpcs=threads)
+        calls_max = CALLS_PER_PEER * (1 + len(config.peers))
+        self._server = grpc.server(self._pool, options=options.peer_server_options(), maximum_concurrent_rpcs=calls_max)
         self._health = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=self._pool)
         self._pushes = PushServer(config, identity, receiver, client_address=client_address, learn=learn)
         self._socket_name = f"dledger-{uuid.uuid4()}"
         self._listener = PeerListener(
-            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take, tls_keeper
+            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take, tls_keeper, report
         )
         self.respond: Final = self._pushes.respond
 
@@ -150,6 +158,8 @@ class PeerServer:
 
     def _request(self, decode: Callable[[bytes], Envelope]) -> Callable[[bytes, _Context], bytes]:
         def answer(data: bytes, context: _Context) -> bytes:
+            if not context.is_active():  # given up by the caller while it waited for this thread
+                return b""
             try:
                 envelope = decode(data)
                 self._identity.check(envelope)

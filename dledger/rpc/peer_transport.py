@@ -19,7 +19,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import InvariantError
-from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
 from dledger.rpc.control_link import ControlLink, Introduction, Refusals
 from dledger.rpc.identity import Identity
 from dledger.rpc.peer_server import PeerServer
@@ -32,7 +32,8 @@ from dledger.types import NodeId
 class GrpcTransport:
     """The production transport. ``client_address`` is what our peers shall tell clients to reach us at.
 
-    Pushes run on the event loop of ``bridge``, which must outlive this; without one, on a loop of their own.
+    Pushes run on the event loop of ``bridge``, which must outlive this; without one, on a loop of their own. ``report``
+    hears of what ends a task or thread before ``close``: the node must not go on without it.
     """
 
     def __init__(
@@ -42,14 +43,16 @@ class GrpcTransport:
         client_address: str = "",
         bridge: LoopBridge | None = None,
         tls_keeper: TlsKeeper | None = None,
+        report: Report = log_failure,
     ) -> None:
         self._config = config
+        self._report = report
         self._tls = tls_keeper or TlsKeeper.of(config)
         self._identity = Identity.of(config)
         self._client_address = client_address
         self._client_addresses: dict[NodeId, str] = {}
         self._bridge = bridge
-        self._own_loop = LoopThread(f"dledger-push-{config.node_id}") if bridge is None else None
+        self._own_loop = LoopThread(f"dledger-push-{config.node_id}", report) if bridge is None else None
         self._links: dict[NodeId, tuple[ControlLink, PushLink]] = {}
         self._server: PeerServer | None = None
 
@@ -85,6 +88,7 @@ class GrpcTransport:
             client_address=self._client_address,
             learn=self._learn,
             tls_keeper=self._tls,
+            report=self._report,
         )
         try:
             server.start()
@@ -118,7 +122,7 @@ class GrpcTransport:
                 queue_pushes_max=2 * replication.inflight_pushes_max + 16,
                 tls_keeper=self._tls,
             )
-            bridge.run(push.start())
+            bridge.run(push.start(self._report))
             self._links[peer.node_id] = control, push
 
     def send(self, envelope: Envelope) -> None:

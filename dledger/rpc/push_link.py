@@ -4,7 +4,8 @@ On the loop that also serves clients, so that on an idle group an append crosses
 the followers and back: every crossing costs a wake-up and a fight for the interpreter's lock.
 
 Whatever breaks the connection is told to the receiver as ``connection_lost``, once per broken connection. Nothing is
-retried here: the protocol repeats itself.
+retried here: the protocol repeats itself. The task that connects ends only when it is cancelled: a leader without it
+would have no way to this peer for good, while its heartbeats keep it the leader.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dledger.config import Member
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode, TlsError
 from dledger.rpc import codec, options, push_frames, tls
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.control_link import Introduction
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
@@ -70,21 +71,27 @@ class PushLink:
             self._overflowed = True
         self._bridge.post(self._flush)
 
-    async def start(self) -> None:
-        """Begin on the loop; connects when there is something to send."""
+    async def start(self, report: Report = log_failure) -> None:
+        """Begin on the loop; connects when there is something to send. ``report`` hears if that ends by itself."""
         self._task = asyncio.create_task(self._run(), name=f"dledger-push-{self._identity.node_id}-{self.peer}")
+        supervise(self._task, report)
 
     async def close(self) -> None:
         """Cancel everything under way."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, Exception):  # a failure was reported when it happened
                 await self._task
 
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
-            await self._connect()
+            try:
+                await self._connect()
+            except DLedgerError as error:
+                self.on_refusal(error)
+            except RuntimeError as error:  # no thread could be had to look up the peer's name: later, perhaps
+                self._refusals.log(f"{self.address} cannot be connected to: {error}; it is tried again")
             self.dropped += len(self._queue)
             self._queue.clear()
             self._overflowed = False

@@ -15,15 +15,24 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from dledger.clock import Clock
 from dledger.config import FlushMode, ServerConfig
-from dledger.core.messages import LoadRun, Message, PushAppend
+from dledger.core.messages import (
+    LoadRun,
+    Message,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushTruncate,
+)
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, RoleChange, Wake
 from dledger.core.ports import HardStateStore, Log
 from dledger.errors import (
+    CorruptLogError,
     DLedgerError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
@@ -42,6 +51,7 @@ JOIN_TIMEOUT_S = 10.0
 _IN_FLIGHT_WHEN_IDLE = 1
 """Pushes on their way to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
+_PUSHES: Final = frozenset({LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate})
 
 
 class _Part:
@@ -74,6 +84,27 @@ class _Lane(Generic[Effect]):
         self.sending = threading.Lock()
 
 
+class _PushLane(_Lane[Message]):
+    """Pushes to one peer. Where the next is to be read from the disk it is left to ``reader``, and all behind it."""
+
+    reader: Worker
+
+    def __init__(self, pushes_max: int) -> None:
+        super().__init__()
+        self._pushes_max = pushes_max
+        self.is_reading = False
+        """The reader has it, or will."""
+        self.overflowed = False
+        """The reader took too long, and something was dropped: the dispatcher must compare again."""
+
+    def put(self, push: Message) -> None:
+        """Queue a push; under the node's lock."""
+        if len(self.queue) < self._pushes_max:
+            self.queue.append(push)
+        else:
+            self.overflowed = True
+
+
 class NodeDriver:
     """Owns a node's lock, its workers and the order of its effects."""
 
@@ -103,13 +134,22 @@ class NodeDriver:
         """Called once what the change depends on is durable, one at a time and in order; must only queue."""
         self.on_commit: Callable[[LogIndex], None] = lambda _index: None
         """Called outside the lock by the thread that moved the commit index; indexes may arrive out of order."""
+        self.on_damage: Callable[[CorruptLogError], None] = supervisor.report
+        """Called outside the lock when damage of the own log keeps a part from its work; it will try again.
+
+        As long as nobody repairs the log meanwhile, the node that finds its own log damaged stops.
+        """
         self._elector = self._part("elector", node.elector.step)
         self._handler = self._part("handler", node.handler.step)
         self._quorum_ack = self._part("quorum-ack", node.quorum_ack.step)
+        pushes_max = 2 * config.replication.inflight_pushes_max + 16
+        self._push_lanes = {peer: _PushLane(pushes_max) for peer in node.dispatchers}
         self._dispatchers = [
-            (self._part(f"dispatcher-{peer}", dispatcher.step), dispatcher)
+            (self._part(f"dispatcher-{peer}", dispatcher.step, partial(self._read_for, peer)), dispatcher)
             for peer, dispatcher in node.dispatchers.items()
         ]
+        for (part, _), lane in zip(self._dispatchers, self._push_lanes.values(), strict=True):
+            lane.reader = part.worker
         self._flushes_at_once = config.store.flush_mode is FlushMode.SYNC
         self._flush_planned = False  # with flush_mode=async: the flusher will look by itself
         self._flush_due_ms = 0
@@ -120,10 +160,15 @@ class NodeDriver:
         self._lanes: dict[NodeId, _Lane[Message]] = {peer: _Lane() for peer in node.state.peers}
         self._role_changes: _Lane[RoleChange] = _Lane()
 
-    def _part(self, name: str, step: Callable[[int], int | None]) -> _Part:
+    def _part(self, name: str, step: Callable[[int], int | None], then: Callable[[], None] = lambda: None) -> _Part:
         part = _Part(step)
-        name = f"dledger-{name}-{self._config.node_id}"
-        part.worker = Worker(name, lambda: self._step(part.run), self._clock, self._supervisor)
+
+        def run() -> int | None:
+            due_ms = self._step(part.run)
+            then()
+            return due_ms
+
+        part.worker = Worker(f"dledger-{name}-{self._config.node_id}", run, self._clock, self._supervisor)
         return part
 
     def _step(self, step: Callable[[int], int | None]) -> int | None:
@@ -199,7 +244,10 @@ class NodeDriver:
         effects = outbox.take()
         self._role_changes.queue.extend(effects.role_changes)
         for target, message in effects.messages:
-            self._lanes[target].queue.append(message)
+            if type(message) in _PUSHES:
+                self._push_lanes[target].put(message)
+            else:
+                self._lanes[target].queue.append(message)
         return effects, hard_state, version
 
     def look(self, query: Callable[[Node], Result]) -> Result:
@@ -238,14 +286,19 @@ class NodeDriver:
     def _carry_out(self, effects: Outbox, hard_state: HardState, version: int) -> None:
         if version != self._durable_version:
             self._persist(hard_state, version)
-        for target, _ in effects.messages:
-            self._drain(self._lanes[target], partial(self._send_message, target))
+        for target, message in effects.messages:
+            if type(message) in _PUSHES:
+                self._push(target)
+            else:
+                self._drain(self._lanes[target], partial(self._send, target))
         if effects.wake:  # after the pushes: the flusher would take the interpreter from this thread
             self._wake(effects.wake)
         if effects.role_changes:
             self._drain(self._role_changes, lambda change: self.on_role_change(change))
         if effects.committed is not None:
             self.on_commit(effects.committed)
+        for damage in effects.damage:
+            self.on_damage(damage)
         for completion in effects.completions:
             completion()
 
@@ -269,42 +322,86 @@ class NodeDriver:
     def _drain(self, lane: _Lane[Effect], act: Callable[[Effect], None]) -> None:
         """Do what is queued, in the order in which the core said it, whichever thread does it.
 
-        A thread that finds another one at it leaves its part to that one. What the other finds may depend on a hard
-        state that only the thread which queued it is about to save, so the state is looked at again here.
+        A thread that finds another one at it leaves its part to that one.
         """
         while lane.queue and lane.sending.acquire(blocking=False):
             try:
                 while lane.queue:
                     effect = lane.queue.popleft()
-                    state = self._node.state
-                    if state.hard_state_version != self._durable_version:
-                        hard_state, version = self.look(
-                            lambda node: (node.state.hard_state, node.state.hard_state_version)
-                        )
-                        self._persist(hard_state, version)
+                    self._await_hard_state()
                     act(effect)
             finally:
                 lane.sending.release()
 
-    def _send_message(self, target: NodeId, message: Message) -> None:
-        if isinstance(message, LoadRun):
-            self._send_run(target, message)
-        else:
-            self._send(target, message)
+    def _await_hard_state(self) -> None:
+        """What a thread finds queued may depend on a hard state that only the one that queued it is about to save."""
+        if self._node.state.hard_state_version != self._durable_version:
+            hard_state, version = self.look(lambda node: (node.state.hard_state, node.state.hard_state_version))
+            self._persist(hard_state, version)
 
-    def _send_run(self, target: NodeId, message: LoadRun) -> None:
-        """Read a run outside the lock and send it, unless its term has passed meanwhile.
+    def _push(self, target: NodeId) -> None:
+        """As ``_drain``, up to what must be read from the disk."""
+        lane = self._push_lanes[target]
+        while lane.queue and not lane.is_reading and lane.sending.acquire(blocking=False):
+            try:
+                while lane.queue and not lane.is_reading:
+                    push = lane.queue[0]  # taken out by whoever holds `sending` only
+                    if isinstance(push, LoadRun) and push.cold:
+                        lane.is_reading = True
+                        lane.reader.wake()
+                        return
+                    lane.queue.popleft()
+                    self._await_hard_state()
+                    self._send_push(target, push)
+            finally:
+                lane.sending.release()
+        if lane.overflowed and not lane.is_reading:
+            lane.overflowed = False
+            self._node_lost(target)
 
+    def _read_for(self, target: NodeId) -> None:
+        """On the thread of the target's dispatcher: send what was left to it, and all that has come since."""
+        lane = self._push_lanes[target]
+        if not lane.is_reading:
+            return
+        try:
+            with lane.sending:
+                while lane.queue:
+                    push = lane.queue.popleft()
+                    if isinstance(push, LoadRun) and push.epoch < self._node.dispatchers[target].epoch:
+                        continue  # given up meanwhile; the new attempt is behind it
+                    self._await_hard_state()
+                    self._send_push(target, push)
+                # From here on others may push again. What they queued before they could see it is looked for now.
+                lane.is_reading = False
+            self._push(target)
+        except (ShutdownError, NodeFailedError):
+            return
+
+    def _node_lost(self, target: NodeId) -> None:
+        self._step(lambda _now: self._node.connection_lost(target))
+
+    def _send_push(self, target: NodeId, push: Message) -> None:
+        """Send it; a run is read first, outside the lock, and sent unless its term has passed meanwhile.
+
+        What this stream did not see written is verified: damage here must not reach a follower, nor look like its own.
         A leader never changes its own entries, so bytes read while its term lasted are what it meant to send; after the
         term they may already be another leader's.
         """
-        try:
-            run = self._log.read_run(message.first_index, message.last_index)
-        except (IndexBeforeBeginError, IndexOutOfRangeError):
-            self._step(lambda _now: self._node.connection_lost(target))
+        if not isinstance(push, LoadRun):
+            self._send(target, push)
             return
-        if self._node.state.term == message.term:
-            self._send(target, PushAppend(message.term, message.epoch, message.commit_index, run))
+        try:
+            run = self._log.read_run(push.first_index, push.last_index, verified=push.cold)
+        except (IndexBeforeBeginError, IndexOutOfRangeError):
+            self._node_lost(target)
+            return
+        except CorruptLogError as damage:
+            self.on_damage(damage)
+            self._node_lost(target)
+            return
+        if self._node.state.term == push.term:
+            self._send(target, PushAppend(push.term, push.epoch, push.commit_index, run))
 
     def _flush_in_time(self) -> int | None:
         """``flush_mode=async``: at once after a pause, then once per period while anything is written."""

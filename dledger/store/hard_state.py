@@ -19,7 +19,7 @@ from typing import Final
 from dledger.errors import CorruptLogError, DiskError, invariant
 from dledger.store.fs import FileSystem, replace_durably
 from dledger.store.slots import PAYLOAD_BYTES_MAX, SlotFile, create_slots, read_slots
-from dledger.types import HardState, NodeId, Term
+from dledger.types import HardState, NodeId, Standing, Term
 
 HARD_STATE_FILE: Final = "hard_state"
 MIRROR_FILE: Final = "currterm"
@@ -32,17 +32,30 @@ _ADVICE: Final = (
 
 
 def encode_hard_state(state: HardState) -> bytes:
-    """The slot's payload: term, voter, length of the vote (-1 for none), vote."""
+    """The slot's payload: term, whether the vote counts, length of the vote (-1 for none), vote, standing, doubt.
+
+    The last two are left out where the second tells all. Earlier versions, which know nothing of them, read nothing
+    that is more than true.
+    """
     vote = state.vote.encode() if state.vote is not None else b""
-    invariant(len(vote) <= PAYLOAD_BYTES_MAX - _HEAD.size, "node id too long to be stored", vote=state.vote)
-    return _HEAD.pack(state.term, state.voter, len(vote) if state.vote is not None else -1) + vote
+    room = PAYLOAD_BYTES_MAX - _HEAD.size - len(vote) - 1
+    invariant(room >= 0, "node id too long to be stored", vote=state.vote)
+    head = _HEAD.pack(state.term, state.voter, len(vote) if state.vote is not None else -1)
+    if state.standing in (Standing.VOTER, Standing.BLANK):
+        return head + vote
+    doubt = state.doubt.encode()[:room].decode(errors="ignore").encode()
+    return head + vote + bytes([state.standing]) + doubt
 
 
 def decode_hard_state(payload: bytes) -> HardState:
     """Read a slot's payload."""
-    term, voter, length = _HEAD.unpack_from(payload)
-    vote = NodeId(payload[_HEAD.size : _HEAD.size + length].decode()) if length >= 0 else None
-    return HardState(Term(term), vote, voter)
+    term, counts, length = _HEAD.unpack_from(payload)
+    end = _HEAD.size + max(length, 0)
+    vote = NodeId(payload[_HEAD.size : end].decode()) if length >= 0 else None
+    if len(payload) <= end:
+        return HardState(Term(term), vote, Standing.VOTER if counts else Standing.BLANK)
+    standing = Standing.FOUNDER if counts else Standing.DOUBTFUL
+    return HardState(Term(term), vote, standing, payload[end + 1 :].decode(errors="replace"))
 
 
 def create_hard_state(fs: FileSystem, directory: Path, state: HardState) -> None:
@@ -95,6 +108,15 @@ class FileHardState:
             self._state = state
             with suppress(OSError):
                 self._mirror(state)
+
+    def doubt(self, reason: str) -> None:
+        """Take the member's standing away, durably: it may not know any more whatever it said. Raises ``DiskError``.
+
+        For what is found out before the node runs: in the running node the core decides.
+        """
+        doubted = self._state.doubted(reason)
+        if doubted != self._state:
+            self.save(doubted)
 
     def _mirror(self, state: HardState) -> None:
         text = f"voteLeader={state.vote or ''}\ncurrTerm={state.term}\n"

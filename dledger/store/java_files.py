@@ -8,6 +8,7 @@ takes its place when Java opens a directory of ours. Whenever Java replaces one 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -100,8 +101,8 @@ def newest_hard_state(known: HardState, directory: Path, last_term: Term) -> Har
         java_term = Term(int(found.get("currTerm", "")))
         if java_term > known.term:
             vote = found.get("voteLeader", "")
-            known = HardState(java_term, NodeId(vote) if vote else None, known.voter)
-    return known if known.term >= last_term else HardState(last_term, voter=known.voter)
+            known = replace(known, term=java_term, vote=NodeId(vote) if vote else None)
+    return known if known.term >= last_term else replace(known, term=last_term, vote=None)
 
 
 def _read(path: Path) -> dict[str, str]:

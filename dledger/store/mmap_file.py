@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import DiskError
+from dledger.store.extents import non_zero_end
 from dledger.store.fs import FileSystem
 
 _ZERO_CHUNK: Final = bytes(512 * 1024)
@@ -95,36 +96,8 @@ class MappedFile:
         self._fs.sync(self._fd)
 
     def non_zero_end(self, offset: int) -> int:
-        """The end of the last 4 KiB step from ``offset`` on that holds a byte other than 0; ``offset`` if none does.
-
-        Skips holes and blocks never written, and looks from the end on, so it costs the zeros that were written there.
-        """
-        for start, end in reversed(self._extents(offset)):
-            found = self._last_non_zero(start, end)
-            if found:
-                return found
-        return offset
-
-    def _extents(self, offset: int) -> list[tuple[int, int]]:
-        """Where from ``offset`` on something was written, in order."""
-        extents = []
-        while offset < self.size:
-            try:
-                start = max(offset, os.lseek(self._fd, offset, os.SEEK_DATA))
-            except OSError:  # ENXIO: no data from here on
-                break
-            offset = os.lseek(self._fd, start, os.SEEK_HOLE)
-            extents.append((start, min(offset, self.size)))
-        return extents
-
-    def _last_non_zero(self, start: int, end: int) -> int:
-        while end > start:
-            low = max(start, end - len(_ZERO_CHUNK))
-            chunk = self.map[low:end]
-            if chunk != _ZERO_CHUNK[: end - low]:
-                return low + len(chunk.rstrip(b"\0"))
-            end = low
-        return 0
+        """The end of the last byte other than 0 from ``offset`` on; ``offset`` if there is none. Raises ``OSError``."""
+        return non_zero_end(self._fd, offset, self.size)
 
     def _check(self, offset: int, end: int) -> None:
         if not self.writable:

@@ -27,9 +27,13 @@ from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
 from dledger.store.recovery import Cut, Plan, Refuse, plan
 from dledger.store.scan import ScanOutcome, ScanSettings, Walk, scan_log, walk
-from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, Term
+from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, Standing, Term
 
 CHECKPOINT_FILE = "checkpoint"
+_IMPORTED = HardState(
+    standing=Standing.DOUBTFUL,
+    doubt="the log was imported: what the member said before is not known",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class _Opener:
         # The identity is written last: without it nothing here was ever used, and a crash simply starts over.
         committed = java_committed(path)
         begin = self._begin_of(data, index)
-        create_hard_state(self._fs, directory, HardState())
+        create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
         create_checkpoint(
             self._fs, path, Checkpoint(committed=NO_INDEX if committed is None else committed, begin=begin)
         )

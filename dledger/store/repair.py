@@ -15,7 +15,7 @@ from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
 from dledger.store.identity import DirectoryLock
 from dledger.store.opening import CHECKPOINT_FILE, layout_of
-from dledger.types import HardState
+from dledger.types import HardState, Standing
 
 
 def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None = None) -> Path:
@@ -39,7 +39,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         old_hard_state = layout.directory / HARD_STATE_FILE
         if old_hard_state.exists():
             (aside / HARD_STATE_FILE).write_bytes(old_hard_state.read_bytes())
-        create_hard_state(fs, layout.directory, HardState(state.term, state.vote, voter=False))
+        create_hard_state(fs, layout.directory, HardState(state.term, state.vote, Standing.BLANK))
         for data in layout.data:
             if data.exists() and data not in layout.read_only:
                 _move_aside(fs, data, aside / "data" if data.parent == layout.directory else _free_name(data.parent))

@@ -31,13 +31,13 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.deleted import DELETED_FILE
 from rocketstore.directory import ABORT_FILE, StoreDirectory
 from rocketstore.index.file import IndexShape
-from rocketstore.settings import load_broker_settings
+from rocketstore.verify import settings_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.rebuild.compare import Bounds, Tally
     from pipeline.rebuild.rows import Written
+    from rocketstore.compare import Bounds, Tally
 
 SPLIT_BYTES: Final = 256 * 1024 * 1024
 
@@ -120,8 +120,8 @@ def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Re
 
 
 def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Report:
-    from pipeline.rebuild.compare import compare_index, compare_queues, read_keys
     from pipeline.rebuild.rows import KEYS_FILE
+    from rocketstore.compare import compare_index, compare_queues, read_keys
 
     bounds = _bounds(options)  # before the log is read: what is dispatched then is in the log, too
     tallies: dict[str, Tally] = {}
@@ -226,7 +226,7 @@ def _staging(beside: Path | None) -> Iterator[Path]:
 
 def _bounds(options: RebuildOptions) -> Bounds:
     """What the broker says it has dispatched: all of the log if it has stopped in order."""
-    from pipeline.rebuild.compare import Bounds, read_deleted
+    from rocketstore.compare import Bounds, read_deleted
 
     running = (options.root / ABORT_FILE).exists()
     replay_from = CheckpointFile(RealFileSystem(), options.root / CHECKPOINT_FILE).read().replay_from
@@ -248,29 +248,6 @@ def _file_count(directory: Path) -> int:
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
-
-
-def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
-    """The store's settings: of the conf file, else RocketMQ's defaults, with the size that queue files there have.
-
-    Raises ``ConfigError``.
-    """
-    flags = {"storePathRootDir": str(root)}
-    if conf is not None:
-        return load_broker_settings(conf, {}, flags)[0].store
-    config = MessageStoreConfig(store_path_root_dir=root)
-    sizes = {one.stat().st_size for one in root.glob("consumequeue/*/*/*") if one.is_file()}
-    if sizes and sizes != {config.consume_queue_file_bytes}:
-        raise ConfigError(
-            [f"queue files in {root} have {max(sizes):,} bytes: name the broker's conf file with --conf-file"]
-        )
-    shape = IndexShape(config.max_hash_slot_num, config.max_index_num)
-    others = {one.stat().st_size for one in root.glob("index/*") if one.is_file()} - {shape.file_bytes}
-    if others:
-        raise ConfigError(
-            [f"index files in {root} have {max(others):,} bytes: name the broker's conf file with --conf-file"]
-        )
-    return config
 
 
 @job_command(

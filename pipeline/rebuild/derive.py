@@ -20,6 +20,8 @@ from pipeline.decode.records import Records, rows_of
 from pipeline.decode.slices import slices
 from pipeline.directory import Split, reading
 from pipeline.errors import BrokenRecordError
+from rocketstore.consume_queue.units import UNIT
+from rocketstore.index.chains import KEY
 from rocketstore.index.keys import TopicHashes, hashes_in
 from rocketstore.message.checks import check_topic
 from rocketstore.message.delay import DelayLevels, parse_level
@@ -28,10 +30,6 @@ from rocketstore.message.properties import find_property
 from rocketstore.message.property_texts import PADDING, PropertyTexts
 from rocketstore.types import SCHEDULE_TOPIC
 
-UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
-"""A consume queue's unit as it is stored."""
-KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
-"""A key on its way to the index."""
 RECORDS_AT_ONCE: Final = 16_384
 """Enough that numpy's overhead is none, few enough that what is worked on stays in the cache."""
 PROPERTY_BYTES_AT_ONCE: Final = 4 * MIB

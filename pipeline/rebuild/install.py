@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 
 from dledger.store.format import parse_segment_name
-from pipeline.rebuild.derive import UNIT
-from rocketstore.consume_queue.units import FILLER
+from rocketstore.consume_queue.units import FILLER, UNIT
 
 STAGING: Final = ".rebuild-"
 """How the names of directories begin in which a rebuild is under way."""

@@ -9,18 +9,12 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from struct import Struct
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.decode.layout import Ints
+from rocketstore.index.chains import ENTRIES, HEADER, chained, seconds_since
 from rocketstore.index.file import IndexHeader, IndexShape
-
-ENTRIES: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-HEADER: Final = Struct(">qqqqii")
-_SECONDS_MAX: Final = (1 << 31) - 1
 
 
 class IndexWriter:
@@ -119,24 +113,6 @@ class _File:
         _write(self._fd, HEADER.pack(*self._header) + self._slots.astype(">i4").tobytes(), 0)
         os.fsync(self._fd)
         os.close(self._fd)
-
-
-def chained(slots: NDArray[np.int32], places: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Put entries into their slots; gives for each the number of the one before it in its slot, 0 for none."""
-    previous = slots[places]
-    order = np.argsort(places, kind="stable")
-    ordered = places[order]
-    again = np.flatnonzero(ordered[1:] == ordered[:-1])
-    previous[order[again + 1]] = numbers[order[again]]
-    slots[places] = numbers  # of several numbers for one slot the last stays
-    return previous
-
-
-def seconds_since(store_ms: Ints, begin_ms: int) -> Ints:
-    """What an entry keeps of its record's time."""
-    if begin_ms <= 0:
-        return np.zeros(len(store_ms), np.int64)
-    return np.clip((store_ms - begin_ms) // 1000, 0, _SECONDS_MAX)
 
 
 def _write(fd: int, data: bytes, at: int) -> None:

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from pipeline.decode.records import Records
 from pipeline.errors import PipelineError
-from pipeline.rebuild.derive import KEY, Details, as_units, keys_of, runs, unit_columns
+from pipeline.rebuild.derive import Details, as_units, keys_of, runs, unit_columns
 from pipeline.rebuild.key_index import IndexWriter
 from pipeline.rebuild.parts import INDEX, INDEX_DIR, QUEUES, QUEUES_DIR
 from pipeline.rebuild.queues import QueueWriter
+from rocketstore.index.chains import KEY
 from rocketstore.index.file import IndexShape
 from rocketstore.index.keys import TopicHashes
 from rocketstore.message.delay import DelayLevels

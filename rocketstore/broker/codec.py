@@ -12,7 +12,7 @@ from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError
 from dledger.types import ProducerBatch
 from rocketstore.message.ids import offset_message_id
-from rocketstore.message.message import PROPERTY_DELAY, HostAddress, Message
+from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_TRANSACTION, SYS_FLAG_PREPARED, HostAddress, Message
 from rocketstore.message.producer_names import check_producer_name
 from rocketstore.message.properties import decode_properties
 from rocketstore.pb import broker_pb2 as pb
@@ -23,6 +23,7 @@ SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
 """So that no count of messages makes a number overflow."""
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
+_TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01".encode()
 _W = TypeVar("_W", bound=Wire)
 
 
@@ -30,7 +31,7 @@ class Send(NamedTuple):
     """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
 
     ``producer`` numbers the messages: then all of them are stored or none.
-    Where access control is on: ``denied`` topics and the refusals of their messages, and the sender's ``quota``.
+    ``quota`` is the sender's. Where access control is on: ``denied`` topics and the refusals of their messages.
     """
 
     request_id: int
@@ -51,15 +52,20 @@ def parse(kind: type[_W], data: bytes) -> _W:
         raise InvalidRequestError(f"these bytes are no {kind.DESCRIPTOR.name}: {error}") from error
 
 
-def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int) -> Send:
+def decode_send(
+    data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int, quota: Quota | None = None
+) -> Send:
     """A send request. On the hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
     wire = parse(pb.SendRequest, data)
     messages: list[Message] = []
     add = messages.append
     for one in wire.messages:
         text = one.property_string
-        if not text or _DELAY in text:  # what a delay level does to a message needs its properties one by one
+        sys_flag = one.sys_flag
+        if not text or _DELAY in text or _TRANSACTION in text:  # what these do needs the properties one by one
             properties, text = (decode_properties(text) if text else dict(one.properties.items())), b""
+            if properties.get(PROPERTY_TRANSACTION, "").lower() == "true":  # as RocketMQ's broker reads it
+                sys_flag |= SYS_FLAG_PREPARED
         else:
             properties = {}
         message = Message(
@@ -68,7 +74,7 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
             one.queue_id,
             properties,
             one.flag,
-            one.sys_flag,
+            sys_flag,
             one.born_timestamp_ms or now_ms,
             born_host,
             store_host,
@@ -76,7 +82,9 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
         )
         message.property_string = text
         add(message)
-    return Send(wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire))
+    return Send(
+        wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire), quota=quota
+    )
 
 
 def _producer(wire: pb.SendRequest) -> ProducerBatch | None:

@@ -14,14 +14,16 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from dledger.errors import DiskError, InvalidRequestError
+from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
-from rocketstore.consume_queue.queue import ConsumeQueue, Surroundings
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Surroundings
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
+from rocketstore.mapped.descriptors import DescriptorCache
 from rocketstore.message.checks import check_topic
 from rocketstore.message.columns import RecordColumns, UnitColumns
 from rocketstore.types import QueueKey, RecordHead
@@ -42,13 +44,15 @@ class ConsumeQueueTable:
         surroundings: Surroundings | None = None,
     ) -> None:
         self.directory = directory
-        self._surroundings = surroundings
         self.file_bytes = -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
         self._fs = fs or RealFileSystem()
         self._lock = threading.Lock()
         self._topic_directories = threading.Lock()
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._refused_topics: set[str] = set()
+        self.descriptors: Final = DescriptorCache(self._fs)
+        """The open files of all queues."""
+        self._surroundings = replace(surroundings or Surroundings(), descriptors=self.descriptors)
 
     # Opening
 
@@ -75,9 +79,9 @@ class ConsumeQueueTable:
                 else:
                     _log.warning("%s is no queue's directory; it is ignored", queue)
 
-    def recover(self) -> QueueRecovery:
-        """Find the end of every queue and cut what is damaged; see ``QueueRecovery``. Raises ``DiskError``."""
-        found = [queue.recover() for queue in self.all()]
+    def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
+        """Find the end of every queue and cut what is not good; see ``ConsumeQueue.recover``. Raises ``DiskError``."""
+        found = [queue.recover(limit, whole=whole) for queue in self.all()]
         repairs = tuple(repair for one in found for repair in one.repairs)
         for repair in repairs:
             _log.warning("%s", repair)
@@ -179,21 +183,17 @@ class ConsumeQueueTable:
     def flush(self, least_pages: int = 0) -> None:
         """Make durable the queues of which that many pages wait (0: whatever waits).
 
-        Raises ``DiskError`` after all others were tried; the queue concerned then takes no more units.
+        Raises after all others were tried: ``DiskError``, then the queue concerned takes no more units, or
+        ``DiskFullError``, if it could not be opened just now.
         """
-        failure: DiskError | None = None
+        failure: DiskError | DiskFullError | None = None
         for queue in self.all():
             try:
                 queue.flush(least_pages)
-            except DiskError as error:
+            except (DiskError, DiskFullError) as error:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    def truncate(self, physical: int) -> None:
-        """Remove the units of records that end after ``physical``, durably. Raises ``DiskError``."""
-        for queue in self.all():
-            queue.truncate(physical)
 
     def correct_min_offsets(self, physical: int) -> None:
         """Let every queue begin with its first message at or after ``physical``. Raises ``DiskError``."""

@@ -19,7 +19,8 @@ FILLER: Final = QueueUnit(0, 0x7FFF_FFFF, 0)
 """A place without a message."""
 _UNIT: Final = struct.Struct(">qiq")
 FILLER_BYTES: Final = _UNIT.pack(*FILLER)
-_UNITS: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+"""A unit as it is stored."""
 _of_head: Final = operator.itemgetter(2, 3, 4)
 
 
@@ -30,7 +31,7 @@ def pack_units(heads: Sequence[RecordHead]) -> bytes:
 
 def pack_columns(columns: UnitColumns) -> bytes:
     """As ``pack_units``."""
-    units = np.empty(len(columns.offsets), _UNITS)
+    units = np.empty(len(columns.offsets), UNIT)
     units["offset"], units["size"], units["tags"] = columns.offsets, columns.sizes, columns.tags_codes
     return units.tobytes()
 
@@ -46,6 +47,6 @@ def parse_units(data: bytes) -> list[QueueUnit]:
 
 def unit_columns(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Offsets and sizes of the whole units in ``data``, and which of them are fillers."""
-    units = np.frombuffer(data, _UNITS, len(data) // UNIT_BYTES)
+    units = np.frombuffer(data, UNIT, len(data) // UNIT_BYTES)
     offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
     return offsets, sizes, (offsets == FILLER.offset) & (sizes == FILLER.size) & (units["tags"] == FILLER.tags_code)

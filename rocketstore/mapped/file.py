@@ -2,7 +2,8 @@
 
 The bytes are ``dledger.store.mmap_file.MappedFile``'s: written with ``pwrite``, read out of a read-only mapping that
 lives as long as someone holds the file, so that reading a file that was just deleted is harmless. There is no
-reference count to release and no file that hangs because somebody still reads it.
+reference count to release and no file that hangs because somebody still reads it. Files that are many have no mapping
+and are open only while they are used (``rocketstore.mapped.descriptors``).
 
 Positions are relative to the file's start and only grow, but for a truncation: flushed <= readable <= wrote <= size.
 With a buffer of the transient pool, appends go to memory first and ``commit`` copies them into the file; readers see
@@ -20,6 +21,7 @@ from typing import Final
 from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import TMP_SUFFIX, FileSystem, create_durably
 from dledger.store.mmap_file import MappedFile
+from rocketstore.mapped.descriptors import CachedFile, DescriptorCache, is_out_of_descriptors
 
 PAGE_BYTES: Final = 4096
 _COMMIT_CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -33,10 +35,26 @@ class StoreFile:
         "store_timestamp", "wrote",
     )  # fmt: skip
 
-    def __init__(self, fs: FileSystem, path: Path, base: int, size: int, *, writable: bool = True) -> None:
-        """Map an existing file of ``size`` bytes that holds nothing yet. Raises ``OSError``."""
-        self._file = MappedFile(fs, path, base, size, writable=writable)
-        self._file.warmed = size  # nobody writes zeros ahead of appends here, so they need no lock
+    def __init__(  # the last two are seldom given
+        self,
+        fs: FileSystem,
+        path: Path,
+        base: int,
+        size: int,
+        *,
+        writable: bool = True,
+        descriptors: DescriptorCache | None = None,
+    ) -> None:
+        """An existing file of ``size`` bytes that holds nothing yet: mapped, or opened by ``descriptors`` when used.
+
+        Raises ``OSError``.
+        """
+        self._file: MappedFile | CachedFile
+        if descriptors is None:
+            self._file = MappedFile(fs, path, base, size, writable=writable)
+            self._file.warmed = size  # nobody writes zeros ahead of appends here, so they need no lock
+        else:
+            self._file = CachedFile(descriptors, path, base, size, writable=writable)
         self._buffer: mmap.mmap | None = None
         self._give_back: Callable[[mmap.mmap], None] | None = None
         self.path = path
@@ -51,6 +69,11 @@ class StoreFile:
         """Whether the queue had no file when this one was created."""
         self.doomed = False
         """Whether deleting it was tried and failed."""
+
+    @property
+    def end(self) -> int:
+        """The absolute offset behind its last byte."""
+        return self.base + self.size
 
     @property
     def readable(self) -> int:
@@ -115,6 +138,8 @@ class StoreFile:
 
     def _failed(self, start: int, error: OSError) -> DiskError | DiskFullError:
         """What to raise after a write from ``start`` on failed; on a full disk what was written in part is wiped."""
+        if is_out_of_descriptors(error):
+            return DiskFullError(f"no file descriptor is left for {self.path}: nothing was appended")
         if error.errno != errno.ENOSPC:
             return DiskError(f"writing {self.path} at offset {start} failed: {error}")
         try:
@@ -175,13 +200,19 @@ class StoreFile:
         """Take ``position`` as written, committed and flushed: what recovery found."""
         self.wrote = self.committed = self.flushed = position
 
-    def cut(self, position: int) -> None:
-        """Zero everything from ``position`` on, durably, so that it cannot come back. Raises ``OSError``."""
+    def cut(self, position: int, *, durable: bool = True) -> None:
+        """Zero everything from ``position`` on, durably (else with the next flush), so that it cannot come back.
+
+        Raises ``OSError``.
+        """
         end = self._file.non_zero_end(position)
         if self.writable:
             self._file.zero(position, end)
-            self._file.sync()
+            if durable:
+                self._file.sync()
         self.set_end(position)
+        if end > position and not durable:
+            self.flushed = -1  # behind every position, so that a flush is due
 
     def sync(self) -> None:
         """Make the file durable without a word about positions. Raises ``OSError``."""
@@ -193,10 +224,16 @@ class StoreFile:
 
     def warm(self) -> None:
         """Write zeros over the whole new file, so that appends find their pages in memory. Raises ``OSError``."""
-        self._file.warmed = 0
-        while self._file.warm(0, self.size):
-            pass
-        self._file.warmed = self.size
+        if isinstance(self._file, MappedFile):
+            self._file.warmed = 0
+            while self._file.warm(0, self.size):
+                pass
+            self._file.warmed = self.size
+
+    def let_go(self) -> None:
+        """The file leaves its queue: it need not be kept open. Who reads it now reads on."""
+        if isinstance(self._file, CachedFile):
+            self._file.close()
 
 
 def _due(done: int, reached: int, size: int, least_pages: int) -> bool:
@@ -213,14 +250,16 @@ def create_file(fs: FileSystem, path: Path, base: int, size: int) -> StoreFile:
     return StoreFile(fs, path, base, size)
 
 
-def create_sparse_file(fs: FileSystem, path: Path, base: int, size: int) -> StoreFile:
+def create_sparse_file(
+    fs: FileSystem, path: Path, base: int, size: int, descriptors: DescriptorCache | None = None
+) -> StoreFile:
     """Create a file that takes disk space only as it is written, and sync nothing. Raises ``OSError``.
 
     For what is derived and many: ten thousand consume queues must not take sixty gigabytes, nor a sync each.
     """
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
-        fd = fs.create(temporary)
+        fd = fs.create(temporary) if descriptors is None else descriptors.with_room(lambda: fs.create(temporary))
         try:
             fs.write(fd, b"\0", size - 1)
         finally:
@@ -229,4 +268,4 @@ def create_sparse_file(fs: FileSystem, path: Path, base: int, size: int) -> Stor
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    return StoreFile(fs, path, base, size)
+    return StoreFile(fs, path, base, size, descriptors=descriptors)

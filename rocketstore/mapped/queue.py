@@ -28,6 +28,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Found, FoundFile, Placement, list_segments
+from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile, create_sparse_file
 
 DELETED_MAX: Final = 10
@@ -49,8 +50,15 @@ class MappedFileQueue:
     """Files of ``file_bytes`` each. Offsets are absolute; a file's name is the offset of its first byte."""
 
     def __init__(
-        self, fs: FileSystem, placement: Placement, file_bytes: int, *, allocation: FileMaker | None = None
+        self,
+        fs: FileSystem,
+        placement: Placement,
+        file_bytes: int,
+        *,
+        allocation: FileMaker | None = None,
+        descriptors: DescriptorCache | None = None,
     ) -> None:
+        """``allocation`` makes the files ahead; with ``descriptors`` they are open only while they are used."""
         self.file_bytes = file_bytes
         self.placement = placement
         self.flushed_where = 0
@@ -63,6 +71,7 @@ class MappedFileQueue:
         """Why nothing can be written any more; empty while all is well."""
         self._fs = fs
         self._allocation = allocation
+        self._descriptors = descriptors
         self._delete_lock = threading.Lock()
         self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -181,7 +190,9 @@ class MappedFileQueue:
 
     def _open(self, found: FoundFile) -> StoreFile:
         writable = found.path.parent not in self.placement.read_only
-        return StoreFile(self._fs, found.path, found.base, self.file_bytes, writable=writable)
+        return StoreFile(
+            self._fs, found.path, found.base, self.file_bytes, writable=writable, descriptors=self._descriptors
+        )
 
     def set_end(self, offset: int) -> None:
         """Take everything before ``offset`` as there and durable; no file may begin after it. For recovery."""
@@ -189,31 +200,35 @@ class MappedFileQueue:
             file.set_end(min(max(offset - file.base, 0), file.size))
         self.flushed_where = self.committed_where = offset
 
-    def truncate(self, offset: int, *, keep_first: bool = False) -> None:
-        """Remove everything from ``offset`` on, durably: later files deleted, the rest of its file zeroed.
+    def truncate(self, offset: int, *, keep_first: bool = False, durable: bool = True) -> None:
+        """Remove everything from ``offset`` on: later files deleted, the rest of its file zeroed.
 
-        ``keep_first``: not the first file, which then stays to say where the queue begins. Raises ``DiskError``; then
-        the queue takes no more writes.
+        ``keep_first``: not the first file, which then stays to say where the queue begins. Not ``durable``: only the
+        next flush makes it so. Raises ``DiskError``; then the queue takes no more writes.
         """
         self._check_usable()
         files_min = 1 if keep_first else 0
         with self._flush_lock, self._delete_lock:
             try:
                 while len(self._files) > files_min and self._files[-1].base >= offset:
-                    self._remove(self._files[-1])
+                    self._remove(self._files[-1], durable=durable)
                 if self._files and self._files[-1].base + self._files[-1].wrote > offset:
-                    self._files[-1].cut(offset - self._files[-1].base)
+                    self._files[-1].cut(offset - self._files[-1].base, durable=durable)
             except OSError as error:
                 raise self.poisoned("truncating", error) from error
             self.flushed_where = min(self.flushed_where, offset)
             self.committed_where = min(self.committed_where, offset)
 
-    def _remove(self, file: StoreFile) -> None:
+    def _remove(self, file: StoreFile, *, durable: bool = True) -> None:
         """Delete a file at either end, durably before the next: a crash must not leave a gap. Raises ``OSError``."""
         file.detach_buffer()
+        file.let_go()  # first: whoever opens it from now on and does not find it knows why
         if file.writable:
             self._fs.unlink(file.path)
-            self._fs.sync_dir(file.path.parent)
+            if durable:
+                self._fs.sync_dir(file.path.parent)
+            else:
+                self._unsynced_dirs.add(file.path.parent)
         with self._shape_lock:
             self._files = tuple(one for one in self._files if one is not file)
 
@@ -263,13 +278,15 @@ class MappedFileQueue:
         size, path = self.file_bytes, self._path_for(base)
         try:
             if self._allocation is None:
-                file = create_sparse_file(self._fs, path, base, size)
+                file = create_sparse_file(self._fs, path, base, size, self._descriptors)
                 self._unsynced_dirs.add(path.parent)
             else:
                 file = self._allocation.create(path, self._path_for(base + size), base, size)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise DiskFullError(f"no space left to create {path}") from error
+            if is_out_of_descriptors(error):
+                raise DiskFullError(f"no file descriptor is left to create {path}") from error
             raise DiskError(f"creating {path} failed: {error}") from error
         return file
 
@@ -318,7 +335,8 @@ class MappedFileQueue:
         """Make one file durable, the one that ``flushed_where`` lies in; True if nothing moved.
 
         A file is flushed when it is full, when ``least_pages`` pages wait, or, with 0, when any byte does. Raises
-        ``DiskError`` if it fails: nothing is known to be durable then, and the queue takes no more writes.
+        ``DiskError`` if it fails: nothing is known to be durable then, and the queue takes no more writes;
+        ``DiskFullError`` if the file could not be opened for it: try again.
         """
         with self._flush_lock:
             self._check_usable()
@@ -326,22 +344,35 @@ class MappedFileQueue:
             if files and self.flushed_where < files[0].base:
                 self.flushed_where = files[0].base  # what lay before was deleted
             file = self.find(self.flushed_where)
-            if file is None or not file.flush_due(least_pages):
-                return True
-            timestamp, wrote, before = file.store_timestamp, file.wrote, self.flushed_where
-            began_s = time.monotonic()
+            if file is not None and not file.flush_due(least_pages):
+                file = None
+            timestamp, wrote = (0, 0) if file is None else (file.store_timestamp, file.wrote)
+            before, began_s = self.flushed_where, time.monotonic()
             try:
-                file.flush()
-                while self._unsynced_dirs:
-                    directory = self._unsynced_dirs.pop()
-                    self._fs.sync_dir(directory)
+                if file is not None:
+                    file.flush()
+                if file is not None or not least_pages:
+                    self._sync_dirs()
             except OSError as error:
+                if is_out_of_descriptors(error):
+                    raise DiskFullError(f"no file descriptor is left to flush {self.placement.writable[0]}") from error
                 raise self.poisoned("flushing", error) from error
+            if file is None:
+                return True
             if file.flushed >= wrote:  # else the message with that time is still in a buffer
                 self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed
             self.instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
             return self.flushed_where == before
+
+    def _sync_dirs(self) -> None:
+        while self._unsynced_dirs:
+            directory = self._unsynced_dirs.pop()
+            try:
+                self._fs.sync_dir(directory)
+            except OSError:
+                self._unsynced_dirs.add(directory)
+                raise
 
     def commit(self, least_pages: int) -> bool:
         """Copy one file's buffer into it, that of the file ``committed_where`` lies in; True if nothing moved.
@@ -443,6 +474,7 @@ class MappedFileQueue:
         with self._flush_lock, self._shape_lock:
             for file in self._files:
                 file.detach_buffer()
+                file.let_go()
             self._files, self._reserved = (), None
 
     def _remove_quietly(self, file: StoreFile) -> None:

@@ -59,7 +59,7 @@ def read_snapshot(directory: Path) -> Snapshot | None:
     """The file's content; None, with a line in the log, if there is none that can be used."""
     path = directory / SNAPSHOT_FILE
     try:
-        return _decode(path.read_bytes())
+        return decode_snapshot(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MalformedStateError) as error:
@@ -67,7 +67,8 @@ def read_snapshot(directory: Path) -> Snapshot | None:
         return None
 
 
-def _decode(content: bytes) -> Snapshot:
+def decode_snapshot(content: bytes) -> Snapshot:
+    """What the file says. Raises ``MalformedStateError``, or what Python raises for other malformed values."""
     start = content.index(b'"state":') + len(b'"state":')
     state = content[start:].rstrip()[:-1]
     checksum = json.loads(content)["checksum"]

@@ -16,7 +16,7 @@ from dledger.store import checkpoint as node_checkpoint
 from dledger.store import format as entries
 from dledger.store import hard_state, slots
 from dledger.store.identity import Identity
-from dledger.types import HardState, NodeId, Term
+from dledger.types import HardState, NodeId, Standing, Term
 from rocketstore import checkpoint as store_checkpoint
 from rocketstore.consume_queue import units
 from rocketstore.index import file as index_file
@@ -28,6 +28,7 @@ GOLDEN: Final = ROOT / "tests" / "interop" / "golden"
 
 _TYPES: Final = {"B": "u8", "i": "i32", "q": "i64", "I": "u32", "Q": "u64", "h": "i16", "?": "bool", "s": "bytes"}
 
+_LATER_AT: Final = store_checkpoint._OWN_AT + store_checkpoint._OWN.size + store_checkpoint._CRC.size
 LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Entry": ((0, entries.HEADER),),
     "Blank": ((0, entries.BLANK),),
@@ -49,6 +50,8 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
         (0, store_checkpoint._TIMES),
         (store_checkpoint._OWN_AT, store_checkpoint._OWN),
         (store_checkpoint._OWN_AT + store_checkpoint._OWN.size, store_checkpoint._CRC),
+        (_LATER_AT, store_checkpoint._LATER),
+        (_LATER_AT + store_checkpoint._LATER.size, store_checkpoint._CRC),
     ),
 }
 """Heading to the structs that the code packs it with, and where each begins."""
@@ -65,7 +68,7 @@ def _entry() -> bytes:
 
 
 def _slot() -> bytes:
-    return slots.encode_slot(7, hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), voter=True)))
+    return slots.encode_slot(7, hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.VOTER)))
 
 
 EXAMPLES: Final[dict[str, Callable[[], bytes]]] = {
@@ -73,7 +76,7 @@ EXAMPLES: Final[dict[str, Callable[[], bytes]]] = {
     "Blank": lambda: entries.blank_head(300),
     "Index unit": lambda: entries.encode_piece(1, 0x102, 0x304, entries.Piece(0x506, [b"hello"]), 0).units,
     "Slot": _slot,
-    "hard_state": lambda: hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), voter=True)),
+    "hard_state": lambda: hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.VOTER)),
     "Message": lambda: _golden("plain", "commitlog/00000000000000000000", 0, 115),
     "Consume queue unit": lambda: _golden("plain", "consumequeue/%RETRY%group-1/0/00000000000000000000", 0, 20),
     "Index file header": lambda: _golden("plain", "index/20261121041535747", 0, 40),
@@ -196,7 +199,7 @@ def test_every_file_of_a_directory_is_described(tmp_path: Path) -> None:
 
     config = StoreConfig(base_dir=tmp_path, segment_bytes=1 << 16, index_segment_bytes=1 << 15)
     store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
-    store.hard_state.save(HardState(Term(1), NodeId("n0"), voter=True))
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), standing=Standing.VOTER))
     store.close()
 
     names = {path.name for path in (tmp_path / "dledger-n0").iterdir()}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.core.member_state import Candidate, Follower
+from dledger.core.member_state import Candidate, Follower, Leader
 from dledger.core.messages import (
     HeartbeatRequest,
     PushAppend,
@@ -23,7 +23,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import ResponseCode
-from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, Magic, NodeId, Role, Term
+from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, Outcome, made_log
 from tests.support.solo import Solo, Source, load_runs
 
@@ -37,7 +37,7 @@ def entry(term: int, index: int) -> EntryId:
 
 def in_role(role: Role) -> Solo:
     """A member of that role in term 1."""
-    solo = Solo(hard_state=HardState(Term(0 if role is not Role.FOLLOWER else 1), voter=True))
+    solo = Solo(hard_state=HardState(Term(0 if role is not Role.FOLLOWER else 1), standing=Standing.VOTER))
     if role is Role.CANDIDATE:
         solo.campaign()
     if role is Role.LEADER:
@@ -56,7 +56,7 @@ def check_update_term_from_message(role: Role) -> None:
     arrivals: list[Callable[[Solo], object]] = [
         lambda solo: solo.hear(N1, 2),
         lambda solo: solo.beat(N1, term=2),
-        lambda solo: solo.ask_vote(N1, 2, entry(2, 9), transfer=True),
+        lambda solo: solo.ask_vote(N1, 2, entry(2, 9), transfer=True),  # the leader's word for it: below
         lambda solo: solo.vote(N1, granted=False, term=2),
         lambda solo: solo.push(N1, source.compare(-1)),
         lambda solo: solo.push(N1, source.append(0)),
@@ -64,6 +64,8 @@ def check_update_term_from_message(role: Role) -> None:
     ]
     for arrive in arrivals:
         solo = in_role(role)
+        if isinstance(solo.state.role, Follower | Leader):
+            solo.state.role.transfer_target = N1
 
         arrive(solo)
 
@@ -115,7 +117,7 @@ def test_reject_stale_term_message(role: Role) -> None:
 @pytest.mark.parametrize("term", [0, 4])
 def test_start_as_follower(term: int) -> None:
     """§5.2: when servers start up, they begin as followers (also those that led before)."""
-    solo = Solo(hard_state=HardState(Term(term), N0 if term else None, voter=True))
+    solo = Solo(hard_state=HardState(Term(term), N0 if term else None, standing=Standing.VOTER))
 
     assert isinstance(solo.state.role, Follower)
     assert solo.state.term == term
@@ -144,11 +146,11 @@ def check_non_leader_starts_election(role: Role) -> None:
 
     assert isinstance(solo.state.role, Candidate)
     assert solo.state.term == 1  # asking disturbs nobody (pre-vote)
-    assert asked == [(peer, VoteRequest(Term(2), solo.log.last, pre_vote=True, fresh=True)) for peer in (N1, N2)]
+    assert asked == [(peer, VoteRequest(Term(2), solo.log.last, pre_vote=True)) for peer in (N1, N2)]
     solo.vote(N1, pre_vote=True)
     assert solo.state.term == 2
     assert solo.state.hard_state.vote == N0
-    assert solo.take() == [(peer, VoteRequest(Term(2), solo.log.last, fresh=True)) for peer in (N1, N2)]
+    assert solo.take() == [(peer, VoteRequest(Term(2), solo.log.last)) for peer in (N1, N2)]
 
 
 def test_follower_start_election() -> None:
@@ -200,11 +202,11 @@ def test_leader_election_in_one_round_rpc(size: int, granting: int, refusing: in
 )
 def test_follower_vote(vote: NodeId | None, asks: NodeId, granted: bool) -> None:
     """§5.2: each server votes for at most one candidate in a given term, first come first served."""
-    solo = Solo(hard_state=HardState(Term(1), vote, voter=True))
+    solo = Solo(hard_state=HardState(Term(1), vote, standing=Standing.VOTER))
 
     response = solo.ask_vote(asks, 1)
 
-    assert response == VoteResponse(Term(1), granted, False, response.result, fresh=True)
+    assert response == VoteResponse(Term(1), granted, False, response.result, boot_id=1)
     assert solo.state.hard_state.vote == (asks if granted else vote)
 
 
@@ -356,7 +358,7 @@ def test_leader_acknowledge_commit(size: int, acknowledging: int, committed: boo
 @pytest.mark.parametrize("terms", [(), (2,), (1, 2), (1,)])
 def test_leader_commit_preceding_entries(terms: tuple[int, ...]) -> None:
     """§5.3: committing an entry commits all preceding ones, those of earlier leaders too."""
-    solo = Solo(terms=terms, hard_state=HardState(Term(2), voter=True))
+    solo = Solo(terms=terms, hard_state=HardState(Term(2), standing=Standing.VOTER))
     solo.lead()
     append(solo, b"some data")
     solo.flush()

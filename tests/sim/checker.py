@@ -135,7 +135,9 @@ class Checker:
         match message:
             case VoteRequest(term=term, pre_vote=pre_vote):
                 ready = (
-                    hard.term >= term - 1 if pre_vote else hard.term > term or hard == HardState(term, node.name, True)
+                    hard.term >= term - 1
+                    if pre_vote
+                    else hard.term > term or (hard.term, hard.vote) == (term, node.name)
                 )
             case VoteResponse(term=term, granted=granted, pre_vote=pre_vote):
                 voted = hard.term > term or (hard.term == term and hard.vote == target)

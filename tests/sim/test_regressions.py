@@ -8,7 +8,7 @@ from dledger.config import Member, ServerConfig
 from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, PushCompare, PushInstall, PushKind, PushResponse
 from dledger.core.node import Node
 from dledger.errors import ResponseCode
-from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Position, Role, Term
+from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Position, Role, Standing, Term
 from tests.sim.sim_log import SimLog
 
 
@@ -25,9 +25,9 @@ def test_restart_with_a_log_ahead_of_the_hard_state_adopts_its_term() -> None:
     log.append_as_leader(Term(5), [b"one"])
     log.flush()
 
-    state = node_of(3, log, HardState(Term(4), NodeId("n2"), voter=True)).state
+    state = node_of(3, log, HardState(Term(4), NodeId("n2"), standing=Standing.VOTER)).state
 
-    assert state.hard_state == HardState(Term(5), None, voter=True)
+    assert state.hard_state == HardState(Term(5), None, standing=Standing.VOTER)
     assert state.hard_state_version == 1, "the driver must save it before anything leaves"
 
 
@@ -35,7 +35,7 @@ def test_single_member_with_a_full_disk_campaigns_at_election_pace() -> None:
     """A single member whose disk is full must not start a new term, and sync it, at every wake-up (seed 187)."""
     log = SimLog(1 << 20)
     log.disk_full = True
-    node = node_of(1, log, HardState(voter=True), now_ms=10)
+    node = node_of(1, log, HardState(standing=Standing.VOTER), now_ms=10)
 
     due_ms = node.elector.step(10)
     for _ in range(100):
@@ -51,7 +51,7 @@ def test_single_member_with_a_full_disk_campaigns_at_election_pace() -> None:
 
 def test_heartbeat_of_an_earlier_term_confirms_no_read() -> None:
     """A late heartbeat of the leader's former process must not count for a round of its present one (seed 272)."""
-    node = node_of(3, SimLog(1 << 20), HardState(Term(15), voter=True))
+    node = node_of(3, SimLog(1 << 20), HardState(Term(15), standing=Standing.VOTER))
     node.answer(NodeId("n1"), HeartbeatRequest(Term(15), read_sequence=3), 0)
 
     late = node.answer(NodeId("n1"), HeartbeatRequest(Term(14), read_sequence=65), 1)
@@ -67,7 +67,7 @@ def test_install_of_what_is_committed_here_changes_nothing() -> None:
     log.set_committed(LogIndex(15))
     chain_crc = log.chain_crc_at(LogIndex(4))
     log.drop_before(LogIndex(10))
-    node = node_of(3, log, HardState(Term(2), voter=True))
+    node = node_of(3, log, HardState(Term(2), standing=Standing.VOTER))
     push = PushInstall(Term(2), 1, EntryId(Term(1), LogIndex(4)), chain_crc, Position(0))
 
     node.receive(NodeId("n1"), push, 0)
@@ -83,7 +83,7 @@ def test_refusal_without_watermark_does_not_rewind_the_dispatcher() -> None:
     """A late answer to an earlier term, or of a full queue, tells nothing about the follower's log (seed 60)."""
     log = SimLog(1 << 20)
     log.append_as_leader(Term(1), [b"one", b"two", b"three"])
-    node = node_of(3, log, HardState(Term(1), voter=True))
+    node = node_of(3, log, HardState(Term(1), standing=Standing.VOTER))
     node.state.become_candidate(0, pre_vote=False)
     node.state.become_leader(log.append_as_leader(Term(2), [b""]).first_index, 0)
     dispatcher = node.dispatchers[NodeId("n1")]

@@ -15,7 +15,7 @@ import pytest
 
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import FileHardState, create_hard_state
-from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Term
+from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.store.crash_fs import RecordingFs, crash_states
 from tests.store.support import FakeClock, UnsyncedFs, abandon, fill, open_store, small_config
 
@@ -255,7 +255,8 @@ def test_a_vote_survives_a_crash_at_any_call(tmp_path: Path) -> None:
     base.mkdir()
     create_hard_state(fs, base, HardState())
     saved = FileHardState(fs, base)
-    states = [HardState(), *(HardState(Term(t), NodeId(f"n{t}"), voter=t > 1) for t in (1, 2, 3))]
+    standings = {1: Standing.BLANK, 2: Standing.VOTER, 3: Standing.DOUBTFUL}
+    states = [HardState(), *(HardState(Term(t), NodeId(f"n{t}"), standings[t]) for t in (1, 2, 3))]
     done = [len(fs.changes)]
     for state in states[1:]:
         saved.save(state)

@@ -18,7 +18,7 @@ from dledger.store import reader
 from dledger.store.file_store import FileStore
 from dledger.store.fs import DiskUsage, RealFileSystem
 from dledger.store.hard_state import FileHardState, create_hard_state
-from dledger.types import HardState, LogIndex, NodeId, Term
+from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.store.support import UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
 
@@ -218,16 +218,16 @@ def test_a_failed_vote_is_never_spoken(tmp_path: Path) -> None:
     fs = FailingFs()
     create_hard_state(fs, tmp_path, HardState())
     saved = FileHardState(fs, tmp_path)
-    saved.save(HardState(Term(1), NodeId("n1"), voter=True))
+    saved.save(HardState(Term(1), NodeId("n1"), standing=Standing.VOTER))
     fs.fails = lambda call, path: IO_ERROR if call == "sync" and path.endswith("hard_state") else None
 
     with pytest.raises(DiskError):
-        saved.save(HardState(Term(2), None, voter=True))
+        saved.save(HardState(Term(2), None, standing=Standing.VOTER))
     fs.fails = lambda _call, _path: None
     with pytest.raises(DiskError):
-        saved.save(HardState(Term(2), None, voter=True))
+        saved.save(HardState(Term(2), None, standing=Standing.VOTER))
 
-    assert saved.load() == HardState(Term(1), NodeId("n1"), voter=True)
+    assert saved.load() == HardState(Term(1), NodeId("n1"), standing=Standing.VOTER)
     saved.close()
 
 
@@ -238,7 +238,7 @@ def test_a_full_disk_does_not_stop_votes(tmp_path: Path) -> None:
     saved = FileHardState(fs, tmp_path)
     fs.fails = lambda _call, path: NO_SPACE if "currterm" in path else None
 
-    saved.save(HardState(Term(1), NodeId("n1"), voter=True))
+    saved.save(HardState(Term(1), NodeId("n1"), standing=Standing.VOTER))
 
     saved.close()
     again = FileHardState(UnsyncedFs(), tmp_path)

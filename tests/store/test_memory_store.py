@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.store.memory_store import MemoryHardState, MemoryStore
-from dledger.types import HardState, LogIndex, NodeId, Term
+from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import bodies_of, fill
 
 
@@ -54,5 +54,5 @@ def test_hard_state_remembers() -> None:
     """The last state saved is loaded."""
     saved = MemoryHardState()
     assert saved.load() == HardState()
-    saved.save(HardState(Term(3), NodeId("n1"), voter=True))
+    saved.save(HardState(Term(3), NodeId("n1"), standing=Standing.VOTER))
     assert saved.load().term == 3

@@ -12,9 +12,10 @@ from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, IdentityError
 from dledger.store import format as records
 from dledger.store.file_store import FileStore
+from dledger.store.hard_state import decode_hard_state, encode_hard_state
 from dledger.store.inspect import problems
 from dledger.store.repair import set_aside_damaged
-from dledger.types import HardState, LogIndex, NodeId, Term
+from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import FakeClock, UnsyncedFs, abandon, bodies_of, copy_log, fill, open_store, small_config
 
 
@@ -291,7 +292,7 @@ def test_lost_evidence_is_refused(config: StoreConfig, name: str, damage: str) -
 def test_one_rotten_slot_loses_neither_vote_nor_marks(config: StoreConfig) -> None:
     """Each slot alone tells the truth about the vote; the checkpoint has older slots."""
     store = open_store(config)
-    store.hard_state.save(HardState(Term(4), NodeId("n1"), voter=True))
+    store.hard_state.save(HardState(Term(4), NodeId("n1"), standing=Standing.VOTER))
     bodies = fill(store, 10)
     store.close()
     for number in range(2):
@@ -299,7 +300,7 @@ def test_one_rotten_slot_loses_neither_vote_nor_marks(config: StoreConfig) -> No
         original = path.read_bytes()
         _patch(path, number * 4096 + 22, b"\xff\xff")
         store = open_store(config)
-        assert store.hard_state.load() == HardState(Term(4), NodeId("n1"), voter=True)
+        assert store.hard_state.load() == HardState(Term(4), NodeId("n1"), standing=Standing.VOTER)
         assert bodies_of(store) == bodies
         store.close()
         path.write_bytes(original)
@@ -349,7 +350,7 @@ def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp
     fill(leader, 50)
     store = open_store(config)
     copy_log(leader, store)
-    store.hard_state.save(HardState(Term(3), NodeId("n2"), voter=True))
+    store.hard_state.save(HardState(Term(3), NodeId("n2"), standing=Standing.VOTER))
     with pytest.raises(DirectoryLockedError):
         set_aside_damaged(config, "n0")
     store.close()
@@ -361,7 +362,7 @@ def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp
     assert aside.name == "damaged-1"
     assert (aside / "data" / _data(config).name).read_bytes() == damaged
     store = open_store(config)
-    assert store.hard_state.load() == HardState(Term(3), NodeId("n2"), voter=False)
+    assert store.hard_state.load() == HardState(Term(3), NodeId("n2"), standing=Standing.BLANK)
     assert store.last.index == -1
     copy_log(leader, store)
     assert bodies_of(store) == bodies_of(leader)
@@ -417,3 +418,43 @@ def test_segments_are_spread_over_data_directories(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(ConfigError):
         open_store(small_config(tmp_path / "base", data_dirs=paths, read_only_data_dirs=paths))
+
+
+def test_a_member_without_standing_is_no_voter_to_earlier_versions() -> None:
+    """The byte they read is 0 without standing; what a voter or a new member saves is what they saved themselves."""
+    vote, doubt = NodeId("n1"), "the disk was set back"
+    plain = HardState(Term(7), vote, Standing.VOTER)
+    doubtful, founder = plain.doubted(doubt), HardState(Term(7), vote, Standing.FOUNDER)
+
+    saved = [encode_hard_state(one) for one in (plain, founder, doubtful, HardState(Term(7)))]
+
+    assert [one[8] for one in saved] == [1, 1, 0, 0]
+    assert len(saved[0]) == 11 + len(vote)
+    assert [decode_hard_state(one) for one in saved] == [plain, founder, doubtful, HardState(Term(7))]
+
+
+def test_a_long_doubt_is_cut_where_its_slot_ends() -> None:
+    """A reason of any length and alphabet can be saved."""
+    state = HardState(Term(7), NodeId("n" * 100), Standing.DOUBTFUL, "\u00e4" * 2000)
+
+    again = decode_hard_state(encode_hard_state(state))
+
+    assert again.standing is Standing.DOUBTFUL
+    assert state.doubt.startswith(again.doubt)
+    assert len(again.doubt) > 150
+
+
+def test_a_doubt_found_at_the_start_is_durable(config: StoreConfig) -> None:
+    """The member keeps the reason why it has no standing over restarts; one that had none keeps what it was."""
+    store = open_store(config)
+    store.hard_state.doubt("is blank anyway")
+    blank = store.hard_state.load()
+    store.hard_state.save(HardState(Term(3), None, Standing.VOTER))
+    store.hard_state.doubt("the log was cut")
+    store.close()
+
+    store = open_store(config)
+
+    assert blank == HardState()
+    assert store.hard_state.load() == HardState(Term(3), None, Standing.DOUBTFUL, "the log was cut")
+    store.close()

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from dledger.config import MIB, ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.invariants import Seen, check
-from dledger.core.member_state import Leader
+from dledger.core.member_state import Follower, Leader
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -27,11 +27,12 @@ from dledger.core.node import Node
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.types import AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Term
+from dledger.types import AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
 from tests.support.disk_log import DiskLog
 
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 STEPS_AT_ONE_INSTANT_MAX = 3000
+_STANDING = {True: Standing.VOTER, False: Standing.BLANK}
 Result = TypeVar("Result")
 
 
@@ -154,12 +155,12 @@ class Cluster:
         self.committed: dict[LogIndex, tuple[Term, bytes]] = {}
         self.ids = tuple(NodeId(f"n{number}") for number in range(size))
         self.hosts = {
-            one: Host(one, DiskLog(), HardState(voter=voters), FixedTimeouts(100 * number))
+            one: Host(one, DiskLog(), HardState(standing=_STANDING[voters]), FixedTimeouts(100 * number))
             for number, one in enumerate(self.ids)
         }
         for one, log in (logs or {}).items():
             self[one].log = log
-            self[one].saved = HardState(max(log.last.term, Term(0)), voter=voters)
+            self[one].saved = HardState(max(log.last.term, Term(0)), standing=_STANDING[voters])
         if start:
             for one in self.ids:
                 self.start(one)
@@ -445,6 +446,7 @@ class Cluster:
         state.become_candidate(self.now_ms, pre_vote=False)
         request = VoteRequest(state.term, state.log.last, transfer=True)
         self._collect(self[node_id])
+        self._announce(node_id)
         for voter in voters:
             self.deliver(Sent(node_id, voter, request))
         self.settle()
@@ -454,8 +456,15 @@ class Cluster:
         """Make a follower campaign at once, as its leader's hand-over would."""
         state = self[node_id].node.state
         assert state.leader_id is not None
+        self._announce(node_id)
         self.deliver(Sent(state.leader_id, node_id, TakeLeadership(state.term)))
         self.settle()
+
+    def _announce(self, target: NodeId) -> None:
+        """All have the leader's word that it hands over to ``target``."""
+        for host in self.hosts.values():
+            if host.up and isinstance(role := host.node.state.role, Leader | Follower):
+                role.transfer_target = target
 
 
 def _matches(sent: Sent, kinds: tuple[type, ...], sender: NodeId | None, target: NodeId | None) -> bool:

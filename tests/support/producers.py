@@ -10,21 +10,14 @@ from dledger.core.producer_payload import (
     decode_payload,
     encode_snapshot,
 )
-from dledger.types import (
-    AppendedBatch,
-    HardState,
-    LogIndex,
-    Magic,
-    ProducerBatch,
-    Term,
-)
+from dledger.types import AppendedBatch, HardState, LogIndex, Magic, ProducerBatch, Standing, Term
 from tests.support.cluster import Outcome
 from tests.support.solo import Solo
 
 
 def leading(**changes: Any) -> Solo:  # noqa: ANN401  # settings by name
     """A member that leads a group of itself."""
-    solo = Solo(1, hard_state=HardState(Term(0), voter=True), **changes)
+    solo = Solo(1, hard_state=HardState(Term(0), standing=Standing.VOTER), **changes)
     solo.lead()
     return solo
 
@@ -52,7 +45,7 @@ def settled(solo: Solo, outcome: Outcome[AppendedBatch]) -> Outcome[AppendedBatc
 
 def successor(solo: Solo, **changes: Any) -> Solo:  # noqa: ANN401  # settings by name
     """Another member with the same log, which is elected."""
-    other = Solo(1, log=solo.log, hard_state=HardState(solo.state.term, voter=True), **changes)
+    other = Solo(1, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER), **changes)
     other.lead()
     return other
 

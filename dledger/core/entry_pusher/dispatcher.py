@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
+from typing import Final
 
-from dledger.config import ReplicationConfig
+from dledger.config import MIB, ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.messages import (
     LoadRun,
@@ -28,9 +29,12 @@ from dledger.core.messages import (
     PushTruncate,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import ResponseCode
+from dledger.errors import CorruptLogError, ResponseCode
 from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
+
+RECENT_BYTES: Final = 32 * MIB
+"""What lies further behind the end is read from the disk, as far as anybody can tell."""
 
 
 class DispatcherState(StrEnum):
@@ -64,6 +68,8 @@ class EntryDispatcher:
         self._boot_epoch = 0
         """The first attempt that only the follower's present process can have seen."""
         self._in_flight: deque[_InFlight] = deque()
+        self._live_from = LogIndex(0)
+        """The first entry that was written while this attempt was streaming: its pages are in memory."""
         self._answer_due_ms: int | None = None
         """While a COMPARE, TRUNCATE or INSTALL is under way: when to give it up."""
         self._pause_until_ms = 0
@@ -79,10 +85,29 @@ class EntryDispatcher:
         """Pushes sent and not answered."""
         return len(self._in_flight)
 
+    @property
+    def epoch(self) -> int:
+        """The number of the present attempt; what was sent in an earlier one decides nothing any more."""
+        return self._epoch
+
     # -- sending -------------------------------------------------------------------------------------------------
 
     def step(self, now_ms: int) -> int | None:
-        """Send what may be sent; gives the time at which an answer is overdue or a commit index should go out."""
+        """Send what may be sent; gives the time at which an answer is overdue or a commit index should go out.
+
+        What this log itself says is proven first: damage here is told, and nothing is sent that depends on it.
+        """
+        try:
+            return self._step(now_ms)
+        except CorruptLogError as damage:
+            return self._wait_for_repair(damage, now_ms)
+
+    def _wait_for_repair(self, damage: CorruptLogError, now_ms: int) -> int:
+        self._state.outbox.damage.append(damage)
+        self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+        return self._pause_until_ms
+
+    def _step(self, now_ms: int) -> int | None:
         state = self._state
         if not isinstance(state.role, Leader):
             self.state = DispatcherState.IDLE
@@ -161,7 +186,8 @@ class EntryDispatcher:
         last = log.last.index
         while self.next_index <= last and len(self._in_flight) < window:
             run_last = log.slice_run(self.next_index, self._config.push_bytes_max)
-            self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last))
+            cold = self.next_index < self._live_from or (run_last < last and self._is_far_behind())
+            self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last, cold))
             self._commit_sent = self._state.commit_index
             self._commit_answer_due_ms = None
             self._in_flight.append(_InFlight(run_last, now_ms + self._config.push_timeout_ms))
@@ -171,6 +197,11 @@ class EntryDispatcher:
         if commit_due is None or append_due is None:
             return append_due if commit_due is None else commit_due
         return min(commit_due, append_due)
+
+    def _is_far_behind(self) -> bool:
+        """Whether the next run was written so long ago that its pages may have left memory."""
+        log = self._state.log
+        return log.positions(self.next_index, self.next_index)[0] < log.end_position - RECENT_BYTES
 
     def _push_commit(self, now_ms: int) -> int | None:
         """Tell an idle follower the commit index, after giving the next append a chance to carry it."""
@@ -217,16 +248,21 @@ class EntryDispatcher:
         leader.contact_ms[self.peer] = now_ms
         if not self._is_same_process(leader, response):
             return
+        if response.kind is PushKind.COMPARE and response.epoch == self._epoch:  # asked after all that it said before
+            self._doubt_if_less(leader, response, leader.match[self.peer])
         if response.flushed_index > state.log.last.index:
             self._ignore_longer_history(response, now_ms)
             return
         self._raise_watermark(leader, response)
         if response.epoch != self._epoch:
             return
-        if response.code is ResponseCode.SUCCESS:
-            self._on_success(response)
-        else:
-            self._on_refusal(leader, response, now_ms)
+        try:
+            if response.code is ResponseCode.SUCCESS:
+                self._on_success(response)
+            else:
+                self._on_refusal(leader, response, now_ms)
+        except CorruptLogError as damage:
+            self._wait_for_repair(damage, now_ms)
         commit_planned = self._commit_due_ms is not None or self._commit_sent >= state.commit_index
         idle = self.next_index > state.log.last.index and commit_planned
         if self.state is not DispatcherState.APPEND or not idle:
@@ -239,10 +275,13 @@ class EntryDispatcher:
         from before the change was noticed and are ignored.
         """
         if self._boot_id is None:
-            self._boot_id = response.boot_id
+            self._boot_id = leader.boot_ids[self.peer] = response.boot_id
+            self._doubt_if_less(leader, response, NO_INDEX)
         elif self._boot_id != response.boot_id:
-            leader.match[self.peer] = NO_INDEX
-            self._boot_id = response.boot_id
+            said, leader.match[self.peer] = leader.match[self.peer], NO_INDEX
+            leader.counts[self.peer] = False
+            self._boot_id = leader.boot_ids[self.peer] = response.boot_id
+            self._doubt_if_less(leader, response, said)
             self._restart()
             self._boot_epoch = self._epoch
             return False
@@ -255,14 +294,35 @@ class EntryDispatcher:
         2. The others elect a leader without them. The follower reports its commit index, which is beyond that log.
         3. Were that fatal here, one member's message would stop the leader, and after it every other one.
 
-        So it is compared again after a pause, until it meets the entry that differs and stops at its own check ("two
-        histories of committed entries").
+        So it is compared again after a pause; it refuses whatever contradicts what it holds as committed.
         """
         if response.epoch == self._epoch:
             self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
+    def _doubt_if_less(self, leader: Leader, response: PushResponse, said: LogIndex) -> None:
+        """A process that holds less of this log than its peer ``said``, or is known to have held forgot something.
+
+        It does not know, so it is told (by heartbeats), and until it has heard that it counts for nothing.
+        """
+        log = self._state.log
+        remembered = self._state.remembered.get(self.peer, NO_ENTRY)
+        if log.begin.index <= remembered.index <= log.last.index and log.term_at(remembered.index) == remembered.term:
+            said = max(said, remembered.index)
+        if response.standing.counts and response.end_index < said:
+            self._doubt(leader, response.boot_id)
+
+    def _doubt(self, leader: Leader, boot_id: int) -> None:
+        leader.doubted[self.peer] = boot_id
+        leader.counts[self.peer] = False
+        leader.match[self.peer] = NO_INDEX
+
     def _raise_watermark(self, leader: Leader, response: PushResponse) -> None:
         flushed = response.flushed_index
+        if leader.doubted.get(self.peer, 0) != response.boot_id:
+            leader.doubted.pop(self.peer, None)
+            if response.standing.counts and not leader.counts[self.peer]:
+                leader.counts[self.peer] = True
+                self._state.outbox.wake |= Wake.QUORUM_ACK
         if flushed > leader.match[self.peer]:
             leader.match[self.peer] = flushed
             self._state.outbox.wake |= Wake.QUORUM_ACK
@@ -308,6 +368,7 @@ class EntryDispatcher:
     def _enter_append(self) -> None:
         self._epoch += 1
         self.state = DispatcherState.APPEND
+        self._live_from = LogIndex(self._state.log.last.index + 1)
         self._answer_due_ms = None
         self._in_flight.clear()
 
@@ -325,6 +386,8 @@ class EntryDispatcher:
             case ResponseCode.EXPIRED_TERM:
                 pass  # a late answer to an earlier term's push, whose epoch happens to be the same
             case _:
+                if response.code is ResponseCode.DISK_FULL:  # heartbeats say when that is over
+                    leader.disk_full[self.peer] = True
                 held = max(response.verified_index, leader.match[self.peer])
                 if held != NO_INDEX:  # a full queue, say, tells nothing about the log
                     self.next_index = LogIndex(min(self.next_index, held + 1))

@@ -3,6 +3,10 @@
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
 term or of an earlier attempt must not touch the log (reliability trap 19). Nothing at or below the commit index is ever
 removed. What is durable is acknowledged, nothing else; the flusher's ``on_flushed`` lets the answers go.
+
+A push that contradicts what is held here is no reason to stop, nor to drop anything: whoever meets a difference proves
+its own record first. If that is damaged, it is told (``Outbox.damage``) and the push refused; if it is sound, the push
+is refused (``OTHER_HISTORY``), and this log stays as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from dledger.core.messages import (
     ReceivedPush,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import DiskFullError, MisplacedRunError, ResponseCode, invariant
+from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, ResponseCode
 from dledger.records import record
 from dledger.types import (
     NO_ENTRY,
@@ -47,6 +51,10 @@ class _Deferred:
     kind: PushKind
 
 
+class _OtherHistoryError(Exception):
+    """Raised when a push contradicts an entry that is proven here."""
+
+
 class EntryHandler:
     """Takes pushes (``on_push``, transport threads), executes them (``step``, its thread), answers after flushes."""
 
@@ -59,8 +67,6 @@ class EntryHandler:
         self._deferred: deque[_Deferred] = deque()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
-        self._leader_commit = NO_INDEX
-        """What the leader of this session has committed, which may be more than is held here."""
         self.verified_index: LogIndex = state.commit_index
         """The last entry known to be equal to the present leader's."""
 
@@ -76,6 +82,7 @@ class EntryHandler:
 
     def step(self, now_ms: int) -> int | None:
         """Execute the next queued push; due again at once while more wait."""
+        self.take_standing_if_due()
         if not self._queue:
             return None
         sender, push = self._queue.popleft()
@@ -94,6 +101,15 @@ class EntryHandler:
         if push.epoch < self._leader_epoch:
             return  # an attempt that the leader itself has given up
         self._leader_epoch = push.epoch
+        try:
+            self._apply(push)
+        except _OtherHistoryError:
+            self._answer(push.epoch, _kind_of(push), ResponseCode.OTHER_HISTORY)
+        except CorruptLogError as damage:
+            state.outbox.damage.append(damage)
+            self._answer(push.epoch, _kind_of(push), ResponseCode.DISK_ERROR)
+
+    def _apply(self, push: ReceivedPush) -> None:
         match push:
             case PushCompare():
                 self._compare(push)
@@ -116,7 +132,6 @@ class EntryHandler:
         self._deferred.clear()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
-        self._leader_commit = NO_INDEX
         self.verified_index = self._state.commit_index
 
     def _compare(self, push: PushCompare) -> None:
@@ -144,8 +159,9 @@ class EntryHandler:
             self._answer(push.epoch, PushKind.TRUNCATE, ResponseCode.INCONSISTENT_STATE)
             return
         if first <= log.last.index and log.term_at(first) != push.conflict.term:
+            if first <= self.verified_index:
+                raise _OtherHistoryError
             self._require_uncommitted(first)
-            invariant(first > self.verified_index, "a verified entry conflicts", index=first)
             log.truncate(first)
         elif first <= log.last.index:
             self._require_same_chain(first, push.chain_crc)
@@ -214,31 +230,35 @@ class EntryHandler:
 
     def _commit(self, leader_commit: LogIndex) -> None:
         """Commit what the leader committed, as far as it is verified here (reliability trap 18)."""
-        self._leader_commit = max(self._leader_commit, leader_commit)
         self._state.advance_commit(LogIndex(min(leader_commit, self.verified_index)))
-        self._become_voter_if_caught_up()
+        self.take_standing_if_due()
 
-    def _become_voter_if_caught_up(self) -> None:
-        """A member with a new disk may vote once it durably holds what a leader elected without it has committed.
+    def take_standing_if_due(self) -> None:
+        """Take standing once all that the leader asked for is verified and durable here.
 
-        That is the leader's commit index, not this member's own: between the two may lie entries that an earlier life
-        of this member acknowledged, and with its vote a member that lacks them could be elected.
+        Between what is committed here and that may lie entries that an earlier life of this member acknowledged, and
+        with its vote a member that lacks them could be elected.
         """
         state = self._state
-        leader_commit = self._leader_commit
-        if state.hard_state.voter or leader_commit < max(0, state.log.begin.index):
+        readmission = state.readmission
+        if readmission is None or state.leader_id is None:
             return
-        durable = min(state.log.flushed.index, self.verified_index)
-        if durable >= leader_commit and state.log.term_at(leader_commit) == state.term:
-            state.allow_voting()
+        durable = min(state.log.flushed.index, self.verified_index) if self._is_in_session() else NO_INDEX
+        if durable < readmission.index:
+            return
+        state.readmission = None
+        state.take_standing(state.readmission_standing)
+        if self._is_in_session():  # from now on what was said counts: say it again
+            self._answer(self._leader_epoch, PushKind.APPEND, ResponseCode.SUCCESS)
 
     def _require_uncommitted(self, index: LogIndex) -> None:
-        commit = self._state.commit_index
-        invariant(index > commit, "two histories of committed entries", index=index, commit=commit)
+        """An entry that conflicts is proven by now (``term_at``); what is committed here cannot be another leader's."""
+        if index <= self._state.commit_index:
+            raise _OtherHistoryError
 
     def _require_same_chain(self, index: LogIndex, chain_crc: int) -> None:
-        own = self._state.log.chain_crc_at(index)
-        invariant(own == chain_crc, "replicas differ below an equal entry", index=index, own=own, leader=chain_crc)
+        if self._state.log.chain_crc_at(index) != chain_crc:
+            raise _OtherHistoryError
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -249,8 +269,7 @@ class EntryHandler:
             deferred = self._deferred.popleft()
             self._answer(deferred.epoch, deferred.kind, ResponseCode.SUCCESS)
         self._acknowledge()
-        if not self._state.hard_state.voter and self._is_in_session():
-            self._become_voter_if_caught_up()
+        self.take_standing_if_due()
 
     def _acknowledge(self) -> None:
         """One answer for all appends that have become durable since the last one (or need not be)."""
@@ -313,6 +332,7 @@ class EntryHandler:
             end_index=state.log.last.index,
             conflict=conflict,
             boot_id=state.boot_id,
+            standing=state.hard_state.standing,
         )
         state.outbox.messages.append((target, response))
 

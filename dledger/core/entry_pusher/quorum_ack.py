@@ -17,8 +17,10 @@ from dledger.core.outbox import Wake, hint
 from dledger.core.ports import PreparedAppend
 from dledger.core.producer_payload import encode_registration
 from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Plan, Producer, ProducerTable
+from dledger.core.progress import full_members
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
+    CorruptLogError,
     DiskFullError,
     DLedgerError,
     EntryTooLargeError,
@@ -204,22 +206,23 @@ class QuorumAckChecker:
         self.duplicates += plan.stored
         if plan.producer is not None:
             producers.touch(plan.producer, now_ms)
+        return tuple(map(self._locate, plan.duplicates))
+
+    def _locate(self, run: StoredRun) -> StoredRun:
         log = self._state.log
-        return tuple(
-            replace(
-                run,
-                term=log.term_at(run.first_index),
-                positions=log.positions(run.first_index, LogIndex(run.first_index + run.count - 1)),
-            )
-            if run.first_index > max(log.begin.index, 0)
-            else run
-            for run in plan.duplicates
-        )
+        if run.first_index <= max(log.begin.index, 0):
+            return run
+        last_index = LogIndex(run.first_index + run.count - 1)
+        try:
+            return replace(run, term=log.term_at(run.first_index), positions=log.positions(run.first_index, last_index))
+        except CorruptLogError as damage:
+            self._state.outbox.damage.append(damage)
+            return run
 
     def write_snapshot(self, now_ms: int) -> None:
         """As leader, write down all that is known of producers; not if the disk is full, when nothing else is."""
         state, leader = self._state, self._state.role
-        if not isinstance(leader, Leader) or state.log.disk_full:
+        if not isinstance(leader, Leader) or state.log.disk_full or full_members(state, leader):
             return
         payload = leader.producers.snapshot(self._noops.room, now_ms)
         try:
@@ -240,6 +243,11 @@ class QuorumAckChecker:
             )
         if leader.transferring:
             return LeaderTransferringError("leadership is being handed over; repeat shortly")
+        if full := full_members(self._state, leader):
+            return DiskFullError(
+                f"no room is left on the disks of {', '.join(full)}, and without them there is no quorum: nothing was "
+                "appended"
+            )
         config = self._config
         if self.pending_entries and (
             self.pending_entries + count > config.pending_entries_max
@@ -252,7 +260,11 @@ class QuorumAckChecker:
         return None
 
     def _not_leader(self) -> NotLeaderError:
-        return NotLeaderError("this node does not lead; append to the leader", leader=hint(self._state.leader_id))
+        state = self._state
+        why = "this node does not lead; append to the leader"
+        if state.leader_id is None and state.log.disk_full:
+            why = "this node knows no leader, and cannot lead itself: its disk is full; make room on the members' disks"
+        return NotLeaderError(why, leader=hint(state.leader_id))
 
     # -- answering them ------------------------------------------------------------------------------------------
 
@@ -286,9 +298,10 @@ class QuorumAckChecker:
         leader = state.role
         if not isinstance(leader, Leader):
             return
-        watermarks = sorted([state.durable_index, *leader.match.values()], reverse=True)
+        counted = [index if leader.counts[peer] else NO_INDEX for peer, index in leader.match.items()]
+        watermarks = sorted([state.durable_index, *counted], reverse=True)
         held = watermarks[state.quorum - 1]
-        if held > state.commit_index and state.log.term_at(held) == state.term:
+        if held > state.commit_index and held >= leader.noop_index:  # an entry of its own term
             state.advance_commit(held)
             state.outbox.wake |= Wake.DISPATCHERS
             if leader.reads_waiting:

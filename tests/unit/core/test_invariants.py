@@ -9,7 +9,7 @@ import pytest
 
 from dledger.core.invariants import Seen, check
 from dledger.errors import InvariantError
-from dledger.types import FlushMark, HardState, LogIndex, Term
+from dledger.types import FlushMark, HardState, LogIndex, Standing, Term
 from tests.support.cluster import N1
 from tests.support.solo import Solo
 
@@ -96,7 +96,7 @@ def _match_beyond_end(solo: Solo) -> None:
 
 
 def _not_a_voter(solo: Solo) -> None:
-    solo.state._hard_state = replace(solo.state.hard_state, voter=False)
+    solo.state._hard_state = replace(solo.state.hard_state, standing=Standing.BLANK)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def _not_a_voter(solo: Solo) -> None:
     [
         (_wrong_noop, "no-op is of its term"),
         (_match_beyond_end, "match <= end"),
-        (_not_a_voter, "only voters campaign and lead"),
+        (_not_a_voter, "a leader has standing"),
     ],
 )
 def test_a_contradicting_leader_is_noticed(damage: Callable[[Solo], None], message: str) -> None:
@@ -117,5 +117,5 @@ def test_a_contradicting_leader_is_noticed(damage: Callable[[Solo], None], messa
 
 
 def test_a_non_voting_follower_is_sound() -> None:
-    """Only candidates and leaders must be voters."""
+    """Only leaders must have standing."""
     assert check(Solo(hard_state=HardState()).node) == Seen(Term(0), LogIndex(-1))

@@ -9,8 +9,9 @@ import pytest
 from dledger.config import FlushMode
 from dledger.core.member_state import Candidate, Follower, Leader
 from dledger.core.outbox import RoleChange, Wake
+from dledger.core.standing import Ballot
 from dledger.errors import InvariantError
-from dledger.types import NO_INDEX, HardState, LogIndex, Role, Term
+from dledger.types import NO_INDEX, HardState, LogIndex, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2
 from tests.support.solo import Solo
 
@@ -41,16 +42,10 @@ def test_a_restart_starts_from_the_checkpoint_or_the_begin() -> None:
 
 def test_the_term_of_the_log_is_adopted_at_the_start() -> None:
     """A crash may leave entries of a term that the hard state does not know yet."""
-    state = Solo(terms=(1, 4), hard_state=HardState(Term(3), N1, voter=True)).state
+    state = Solo(terms=(1, 4), hard_state=HardState(Term(3), N1, standing=Standing.VOTER)).state
 
-    assert state.hard_state == HardState(Term(4), None, voter=True)
+    assert state.hard_state == HardState(Term(4), None, standing=Standing.VOTER)
     assert state.hard_state_version == 1
-
-
-def test_log_is_empty_only_before_the_first_entry() -> None:
-    """A log whose entries all expired is not a new one."""
-    assert Solo().state.log_is_empty
-    assert not Solo(terms=(1,)).state.log_is_empty
 
 
 def test_durable_index_depends_on_the_flush_mode() -> None:
@@ -82,33 +77,33 @@ def test_leaders_hear_themselves_and_candidates_nobody() -> None:
 
 def test_a_term_never_goes_back() -> None:
     """§5.1: terms only grow."""
-    state = Solo(hard_state=HardState(Term(3), voter=True)).state
+    state = Solo(hard_state=HardState(Term(3), standing=Standing.VOTER)).state
 
     with pytest.raises(InvariantError, match="term never goes back"):
         state.become_follower(Term(2), None, 0)
     with pytest.raises(InvariantError, match="term never goes back"):
-        state.save_hard_state(HardState(Term(2), voter=True))
+        state.save_hard_state(HardState(Term(2), standing=Standing.VOTER))
 
 
 def test_a_vote_is_given_once_per_term() -> None:
     """§5.2: the vote of a term never changes; a new term has a new one."""
-    state = Solo(hard_state=HardState(Term(3), N1, voter=True)).state
+    state = Solo(hard_state=HardState(Term(3), N1, standing=Standing.VOTER)).state
 
     with pytest.raises(InvariantError, match="one vote per term"):
-        state.save_hard_state(HardState(Term(3), N2, voter=True))
-    state.save_hard_state(HardState(Term(3), N1, voter=True))
-    state.save_hard_state(HardState(Term(4), N2, voter=True))
+        state.save_hard_state(HardState(Term(3), N2, standing=Standing.VOTER))
+    state.save_hard_state(HardState(Term(3), N1, standing=Standing.VOTER))
+    state.save_hard_state(HardState(Term(4), N2, standing=Standing.VOTER))
 
     assert state.hard_state_version == 2
 
 
 def test_a_new_term_forgets_vote_and_leader() -> None:
     """What belongs to a term ends with it."""
-    solo = Solo(hard_state=HardState(Term(3), N1, voter=True))
+    solo = Solo(hard_state=HardState(Term(3), N1, standing=Standing.VOTER))
 
     solo.state.become_follower(Term(4), None, 0)
 
-    assert solo.state.hard_state == HardState(Term(4), None, voter=True)
+    assert solo.state.hard_state == HardState(Term(4), None, standing=Standing.VOTER)
     assert solo.state.role == Follower(None, 500, None)
 
 
@@ -118,14 +113,19 @@ def test_a_pre_vote_keeps_the_term() -> None:
 
     state.become_candidate(7, pre_vote=True)
 
-    assert state.role == Candidate(pre_vote=True, election_due_ms=507, granted={N0: True})
+    assert state.role == Candidate(
+        pre_vote=True, election_due_ms=507, ballots={N0: Ballot(Standing.VOTER, 1, used=False)}
+    )
     assert state.hard_state_version == 0
 
 
-def test_only_voters_campaign() -> None:
-    """A new disk never asks for votes in its own name."""
-    with pytest.raises(InvariantError, match="only a voter"):
-        Solo(hard_state=HardState()).state.become_candidate(0, pre_vote=True)
+def test_only_a_member_with_standing_leads() -> None:
+    """One without it must take it first: with what it counts itself, it would commit."""
+    state = Solo(hard_state=HardState()).state
+    state.become_candidate(0, pre_vote=False)
+
+    with pytest.raises(InvariantError, match="a leader has standing"):
+        state.become_leader(LogIndex(0), 0)
 
 
 def test_only_a_candidate_that_voted_for_itself_leads() -> None:
@@ -153,12 +153,15 @@ def test_a_leaders_record_starts_empty() -> None:
         contact_ms={N1: 1000, N2: 1000},
         disk_full={N1: False, N2: False},
         producers=solo.leader_role.producers,
+        counts={N1: False, N2: False},
+        supports={N1: True, N2: True},
+        boot_ids={},
     )
 
 
 def test_follow_refuses_an_older_term_and_refreshes_in_the_present_one() -> None:
     """A message of the present leader postpones the election."""
-    solo = Solo(hard_state=HardState(Term(2), voter=True))
+    solo = Solo(hard_state=HardState(Term(2), standing=Standing.VOTER))
 
     assert not solo.state.follow(N1, Term(1), 0)
     assert solo.state.follow(N1, Term(2), 10)
@@ -203,13 +206,13 @@ def test_commit_moves_forward_within_the_log() -> None:
         solo.state.advance_commit(LogIndex(2))
 
 
-def test_allow_voting_is_saved_once() -> None:
-    """A voter stays one; the vote of the present term goes to its leader, if one is known."""
+def test_standing_is_saved_once() -> None:
+    """Who has it keeps it; the vote of the present term goes to its leader, if one is known."""
     state = Solo(hard_state=HardState(Term(1))).state
     state.follow(N1, Term(1), 0)
 
-    state.allow_voting()
-    state.allow_voting()
+    state.take_standing(Standing.VOTER)
+    state.take_standing(Standing.VOTER)
 
-    assert state.hard_state == HardState(Term(1), N1, voter=True)
+    assert state.hard_state == HardState(Term(1), N1, standing=Standing.VOTER)
     assert state.hard_state_version == 1

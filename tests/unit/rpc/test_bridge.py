@@ -6,7 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from dledger.rpc.bridge import EventHub, LoopBridge
+import pytest
+
+from dledger.errors import InvariantError
+from dledger.rpc.bridge import EventHub, LoopBridge, LoopThread
 from dledger.rpc.ports import CommitEvent
 from dledger.types import LogIndex
 from tests.support.fake_node import FakeNode
@@ -41,3 +44,39 @@ def test_a_commit_event_that_is_overtaken_does_not_take_the_commit_index_back() 
         return hub.committed_index
 
     assert asyncio.run(overtake()) == 12
+
+
+def test_a_callback_that_fails_does_not_hold_up_those_behind_it() -> None:
+    """What else was posted belongs to others, who wait for it: pushes, answers, appends."""
+
+    async def post() -> list[str]:
+        bridge, ran, failures = LoopBridge(), [], []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
+
+        def fail() -> None:
+            raise ValueError("a bug")
+
+        poster = threading.Thread(target=lambda: [bridge.post(fail), bridge.post(lambda: ran.append("second"))])  # type: ignore[func-returns-value]
+        poster.start()
+        poster.join()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [*ran, *map(str, failures)]
+
+    assert sorted(asyncio.run(post())) == ["a bug", "second"]
+
+
+def test_a_loop_that_ends_by_itself_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread serves others: a node without it must not look alive."""
+    failures: list[BaseException] = []
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    thread = LoopThread("a-loop", failures.append)
+
+    async def break_down() -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(thread, "_run", break_down)
+    with pytest.raises(InvariantError):
+        thread.start()
+
+    assert [str(failure) for failure in failures] == ["a bug"]

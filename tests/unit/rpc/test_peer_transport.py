@@ -20,9 +20,11 @@ from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
 from dledger.rpc import codec, options, peer_listener, push_frames, push_server
+from dledger.rpc.control_link import HEARTBEATS_MAX, OTHERS_MAX
 from dledger.rpc.peer_listener import PeerListener
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.push_frames import Frame, FrameType
+from dledger.rpc.push_link import PushLink
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.ports import free_ports
 from tests.support.receiver import RecordingReceiver
@@ -312,6 +314,56 @@ def test_a_full_queue_breaks_the_stream(config: ServerConfig) -> None:
         transport.close()
 
 
+def test_a_push_link_survives_a_machine_without_threads_to_spare(
+    config: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure to connect that nobody thought of is not the last attempt: the peer would never hear of us again.
+
+    Looking up a peer's name needs a thread, which cannot be had at the limit of a process or container.
+    """
+    pushed, receiver = RecordingReceiver(), RecordingReceiver()
+    other = replace(config, node_id=N0)
+    failures: list[PushLink] = []
+    connect = PushLink._connect
+
+    async def fail_twice(link: PushLink) -> None:
+        if len(failures) < 2:
+            failures.append(link)
+            raise RuntimeError("can't start new thread")
+        await connect(link)
+
+    monkeypatch.setattr(PushLink, "_connect", fail_twice)
+    with closing(GrpcTransport(config)) as target, closing(GrpcTransport(other)) as transport:
+        target.start(pushed)
+        transport.start(receiver)
+
+        def push_and_look() -> bool:
+            transport.send(envelope(PushCommit(Term(1), 0, LogIndex(1))))
+            return bool(pushed.received)
+
+        wait_until(push_and_look, "a push")
+
+    assert len(failures) == 2
+    assert len(receiver.lost) == 2  # the dispatcher hears of each
+
+
+def test_a_push_link_that_fails_for_good_is_reported(config: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug must not leave a leader without a way to a peer: whoever can stop the node is told."""
+    failures: list[BaseException] = []
+
+    async def broken(_link: PushLink) -> None:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(PushLink, "_connect", broken)
+    with closing(GrpcTransport(config, report=failures.append)) as transport:
+        transport.start(RecordingReceiver())
+        transport.send(envelope(PushCommit(Term(1), 0, LogIndex(1)), sender=N1, target=N0))
+
+        wait_until(lambda: bool(failures), "the report")
+
+    assert str(failures[0]) == "a bug"
+
+
 def test_control_calls_to_a_silent_peer_are_bounded(config: ServerConfig) -> None:
     """Votes and heartbeats that nobody answers do not pile up."""
     with socket.socket() as silent:
@@ -323,8 +375,61 @@ def test_control_calls_to_a_silent_peer_are_bounded(config: ServerConfig) -> Non
         for _ in range(100):
             transport.send(envelope(VoteRequest(Term(1), NO_ENTRY), sender=N1, target=N0))
 
-        assert transport.dropped(N0) >= 100 - 32
+        assert transport.dropped(N0) >= 100 - OTHERS_MAX - 1
         transport.close()
+
+
+def test_heartbeats_that_nobody_answers_keep_nothing_else_from_arriving(
+    config: ServerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A follower that waits for its own lock, under many read rounds: votes arrive, then the newest heartbeat.
+
+    It refuses none: what leaves is less than what is taken, so that nobody is told that two members do not talk.
+    """
+    slow = RecordingReceiver()
+    with closing(GrpcTransport(config)) as target, closing(GrpcTransport(replace(config, node_id=N0))) as transport:
+        target.start(slow)
+        transport.start(RecordingReceiver())
+        transport.send(envelope(HeartbeatRequest(Term(1), 1)))
+        wait_until(lambda: len(slow.requested) == 1, "the first heartbeat")
+        slow.release.clear()
+
+        for number in range(2, 200):
+            transport.send(envelope(HeartbeatRequest(Term(1), number)))
+        transport.send(envelope(VoteRequest(Term(2), NO_ENTRY)))
+        wait_until(lambda: envelope(VoteRequest(Term(2), NO_ENTRY)) in slow.requested, "the vote")
+        under_way = len(slow.requested)
+        slow.release.set()
+
+        wait_until(lambda: envelope(HeartbeatRequest(Term(1), 199)) in slow.requested, "the newest heartbeat")
+    assert under_way <= 1 + HEARTBEATS_MAX + 1
+    assert "does not talk" not in caplog.text
+
+
+def test_calls_that_were_given_up_meanwhile_shut_out_nobody(
+    config: ServerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a pause of seconds a member finds all that it was asked meanwhile: none of it is refused for the rest."""
+    slow = RecordingReceiver()
+    with closing(GrpcTransport(config)) as target, closing(GrpcTransport(replace(config, node_id=N0))) as transport:
+        target.start(slow)
+        transport.start(RecordingReceiver())
+        with grpc.insecure_channel(config.self_member.address, options.peer_channel_options()) as channel:
+            vote = channel.unary_unary(
+                options.method(options.RAFT_SERVICE, "Vote"), request_serializer=None, response_deserializer=None
+            )
+            slow.release.clear()
+            given_up = [
+                vote.future(codec.encode(envelope(VoteRequest(Term(1), NO_ENTRY))), timeout=0.05) for _ in range(60)
+            ]
+            wait_until(lambda: all(call.done() for call in given_up), "their deadline")
+            slow.release.set()
+            codes = {call.code() for call in given_up}
+            transport.send(envelope(HeartbeatRequest(Term(1), 7)))
+            wait_until(lambda: envelope(HeartbeatRequest(Term(1), 7)) in slow.requested, "the heartbeat")
+
+    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    assert "does not talk" not in caplog.text
 
 
 def test_transport_is_started_once_and_sends_only_messages_of_the_wire(config: ServerConfig) -> None:

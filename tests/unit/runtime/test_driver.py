@@ -5,20 +5,31 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dledger.clock import SystemClock
 from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
-from dledger.core.messages import Message, PushAppend, PushCompare, VoteRequest, VoteResponse
+from dledger.core.messages import (
+    HeartbeatRequest,
+    LoadRun,
+    Message,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    VoteRequest,
+    VoteResponse,
+)
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
-from dledger.errors import DiskError, DLedgerError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
 from dledger.runtime.driver import NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.store.memory_store import MemoryStore
-from dledger.types import AppendedBatch, FlushMark, HardState, NodeId, Role, Term
+from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.waiting import wait_until
 
 SOLO = "n0-127.0.0.1:20911"
@@ -31,7 +42,7 @@ class _HardStates:
     def __init__(self, events: list[object]) -> None:
         self.events = events
         self.fail = False
-        self.saved = HardState(voter=True)
+        self.saved = HardState(standing=Standing.VOTER)
 
     def load(self) -> HardState:
         return self.saved
@@ -67,7 +78,7 @@ class _Bench:
         self.node = Node(
             self.config,
             log=self.log,
-            hard_state=hard_state or HardState(voter=True),
+            hard_state=hard_state or HardState(standing=Standing.VOTER),
             random=random.Random(1),
             boot_id=1,
             now_ms=clock.monotonic_ms(),
@@ -90,20 +101,20 @@ def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:
     )
 
     saved, sent = bench.events
-    assert saved == HardState(Term(1), NodeId("n0"), voter=True)
+    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
     assert isinstance(sent, tuple)
 
 
 def test_a_vote_is_durable_before_its_answer_is_given() -> None:
     """A vote in a term that is known already changes nothing but the vote; it is saved all the same (trap 1)."""
-    bench = _Bench(hard_state=HardState(Term(1), voter=True))
+    bench = _Bench(hard_state=HardState(Term(1), standing=Standing.VOTER))
     request = VoteRequest(Term(1), bench.log.last)
 
     answer = bench.driver.call(lambda now: bench.node.answer(NodeId("n1"), request, now))
 
     assert isinstance(answer, VoteResponse)
     assert answer.granted
-    assert bench.events == [HardState(Term(1), NodeId("n1"), voter=True)]
+    assert bench.events == [HardState(Term(1), NodeId("n1"), standing=Standing.VOTER)]
 
 
 def test_a_term_taken_from_the_log_at_start_is_saved_before_anything_leaves() -> None:
@@ -112,7 +123,7 @@ def test_a_term_taken_from_the_log_at_start_is_saved_before_anything_leaves() ->
 
     bench.driver.call(lambda _now: None)
 
-    assert bench.events == [HardState(Term(7), voter=True)]
+    assert bench.events == [HardState(Term(7), standing=Standing.VOTER)]
 
 
 def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
@@ -139,7 +150,7 @@ def test_a_role_is_published_once_its_term_is_durable() -> None:
     bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
 
     saved, change = bench.events
-    assert saved == HardState(Term(1), NodeId("n0"), voter=True)
+    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
     assert isinstance(change, RoleChange)
     assert change.role is Role.CANDIDATE
 
@@ -201,7 +212,7 @@ def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
     second.join(5)
 
     assert sent_before_save == []
-    assert bench.events == [HardState(Term(1), NodeId("n0"), voter=True), (NodeId("n1"), compare)]
+    assert bench.events == [HardState(Term(1), NodeId("n0"), standing=Standing.VOTER), (NodeId("n1"), compare)]
 
 
 def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> None:
@@ -337,15 +348,13 @@ def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() ->
     plain_read = bench.log.read_run
     deposed = replace(node.state.hard_state, term=Term(9), vote=None)
 
-    def read_while_deposed(first: object, last: object) -> object:
-        run = plain_read(first, last)  # type: ignore[arg-type]  # passed through
+    def read_while_deposed(first: object, last: object, *, verified: bool) -> object:
+        run = plain_read(first, last, verified=verified)  # type: ignore[arg-type]  # passed through
         node.state.save_hard_state(deposed)
         return run
 
     bench.driver.call(lambda now: node.dispatchers[NodeId("n1")].step(now))
     term = node.state.term
-    from dledger.core.messages import LoadRun
-
     load = LoadRun(term, 1, bench.log.committed_index, bench.log.last.index, bench.log.last.index)
     bench.driver.call(lambda _now: node.state.outbox.messages.append((NodeId("n1"), load)))
     sent = [event for event in bench.events if isinstance(event, tuple) and isinstance(event[1], PushAppend)]
@@ -356,6 +365,113 @@ def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() ->
 
     sent = [event for event in bench.events if isinstance(event, tuple) and isinstance(event[1], PushAppend)]
     assert len(sent) == 1
+
+
+def test_damage_of_the_own_log_stops_the_node_unless_somebody_repairs_it() -> None:
+    """Neither a part that meets it nor a run that cannot be read may go on as if nothing were wrong."""
+    bench, repaired = _Bench(), _Bench()
+    damage = CorruptLogError(Path("data"), 7, "bodyCrc of entry 0 does not match its body", "Repair it", 0)
+    told: list[CorruptLogError] = []
+    repaired.driver.on_damage = told.append
+    for one in (bench, repaired):
+        load = _lead(one)
+
+        def damaged(first: LogIndex, last: LogIndex, *, verified: bool) -> EntryRun:
+            raise damage
+
+        one.log.read_run = damaged  # type: ignore[assignment, method-assign]  # the disk
+        with suppress(NodeFailedError):
+            one.driver.call(
+                lambda _now, node=one.node, load=load: node.state.outbox.messages.append(  # type: ignore[misc]
+                    (NodeId("n1"), replace(load, cold=False))
+                )
+            )
+        one.node.state.outbox.damage.append(damage)
+        with suppress(NodeFailedError):
+            one.driver.call(lambda _now: None)
+
+    assert bench.supervisor.fatal is damage
+    assert repaired.supervisor.fatal is None
+    assert told == [damage, damage]
+
+
+def _lead(bench: _Bench) -> LoadRun:
+    """Make the bench's node lead and give the order to read its first entry, as for a follower that comes back."""
+    node = bench.node
+
+    def lead(now: int) -> None:
+        node.state.become_candidate(now, pre_vote=False)
+        batch = bench.log.append_as_leader(node.state.term, [b"old"])
+        node.state.become_leader(batch.first_index, now)
+
+    bench.driver.call(lead)
+    first = bench.log.last.index
+    epoch = bench.node.dispatchers[NodeId("n1")].epoch
+    return LoadRun(node.state.term, epoch, bench.log.committed_index, first, first, cold=True)
+
+
+def _say(bench: _Bench, target: str, *messages: Message) -> None:
+    def say(_now: int) -> None:
+        bench.node.state.outbox.messages += [(NodeId(target), message) for message in messages]
+
+    bench.driver.call(say)
+
+
+def test_a_disk_that_hangs_for_one_follower_holds_up_nobody_else() -> None:
+    """What a returning follower lacks is read on its own dispatcher's thread: not the event loop's, nor the elector's.
+
+    Whoever brings events goes on: the other follower gets its pushes, and the one that is read for its heartbeats.
+    """
+    bench = _Bench()
+    load = _lead(bench)
+    plain_read, reading, go_on, readers = bench.log.read_run, threading.Event(), threading.Event(), []
+
+    def hang(first: LogIndex, last: LogIndex, *, verified: bool) -> EntryRun:
+        readers.append(threading.current_thread().name)
+        reading.set()
+        assert go_on.wait(10)
+        return plain_read(first, last, verified=verified)
+
+    bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
+    reader = next(part.worker for part, dispatcher in bench.driver._dispatchers if dispatcher.peer == "n1")
+    reader.start()
+    try:
+        commit, compare = PushCommit(load.term, load.epoch, LogIndex(-1)), PushCompare(load.term, 9, bench.log.last, 0)
+        heartbeat = HeartbeatRequest(load.term)
+        _say(bench, "n1", load, commit)
+        assert reading.wait(10)
+        bench.events.clear()
+
+        _say(bench, "n2", compare)
+        _say(bench, "n1", heartbeat)
+        meanwhile = list(bench.events)
+        go_on.set()
+        wait_until(lambda: len(bench.events) == 4, "the rest to be sent")
+    finally:
+        go_on.set()
+        bench.driver.stop()
+
+    assert meanwhile == [(NodeId("n2"), compare), (NodeId("n1"), heartbeat)]
+    assert readers == ["dledger-dispatcher-n1-n0"]
+    assert isinstance(bench.events[2], tuple)
+    assert isinstance(bench.events[2][1], PushAppend)
+    assert bench.events[3] == (NodeId("n1"), commit)
+
+
+def test_what_waits_for_a_disk_that_hangs_is_bounded() -> None:
+    """More than a window of pushes is not kept: the dispatcher hears that some are lost, and compares again."""
+    bench = _Bench()
+    load = _lead(bench)
+    _say(bench, "n1", load)  # its reader has not been started: the disk hangs
+
+    for _ in range(1000):
+        _say(bench, "n1", PushCommit(load.term, load.epoch, LogIndex(-1)))
+    before = bench.node.dispatchers[NodeId("n1")].epoch
+    waiting = len(bench.driver._push_lanes[NodeId("n1")].queue)
+    bench.driver._read_for(NodeId("n1"))  # it answers after all
+
+    assert waiting <= 2 * bench.config.replication.inflight_pushes_max + 16
+    assert bench.node.dispatchers[NodeId("n1")].epoch > before
 
 
 def test_calls_after_stop_and_after_a_failure_are_refused() -> None:

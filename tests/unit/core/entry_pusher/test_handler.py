@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,14 @@ from dledger.core.messages import (
     PushCommit,
     PushInstall,
     PushKind,
+    PushResponse,
     PushTruncate,
+    Readmission,
     ReceivedPush,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import InvariantError, ResponseCode
-from dledger.types import GENESIS, EntryId, HardState, LogIndex, Position, Term
+from dledger.errors import CorruptLogError, ResponseCode
+from dledger.types import GENESIS, EntryId, HardState, LogIndex, Position, Standing, Term
 from tests.support.cluster import N1, N2
 from tests.support.solo import Solo, Source
 
@@ -222,14 +225,40 @@ def test_an_install_that_no_leader_can_mean_is_refused(term: int, index: int, po
     assert solo.log.last.index == 0
 
 
-def test_replicas_that_differ_below_an_equal_entry_are_fatal() -> None:
-    """Trap 36: equal index and term with another chain CRC means divergence or damage."""
+def test_a_push_that_contradicts_a_sound_record_is_refused_and_changes_nothing() -> None:
+    """Trap 36: equal index and term with another chain CRC. This record is proven, so the fault is the other's."""
     solo = Solo(terms=(1, 2))
     other = Source(2, 2)
     other.log.append_as_leader(Term(2), [b"another history"])
 
-    with pytest.raises(InvariantError, match="replicas differ"):
-        solo.push(N1, other.compare(1))
+    answers = [*solo.push(N1, other.compare(1)), *solo.push(N1, other.append(0))]
+
+    assert [answer.code for answer in answers] == [ResponseCode.OTHER_HISTORY] * 2
+    assert solo.log.last == EntryId(Term(2), LogIndex(1))
+
+
+@pytest.mark.parametrize("kind", [PushKind.COMPARE, PushKind.TRUNCATE, PushKind.APPEND])
+def test_damage_of_the_own_record_is_told_and_no_push_is_judged_by_it(kind: PushKind) -> None:
+    """Whoever meets a difference proves its own record first: if that is damaged, neither side's log is at stake."""
+    solo = Solo(terms=(1, 1, 2))
+    source = Source(2, 1, 1, 2)
+    push: ReceivedPush
+    match kind:
+        case PushKind.COMPARE:
+            push = source.compare(1)
+        case PushKind.TRUNCATE:
+            solo.push(N1, source.compare(0))
+            push = PushTruncate(Term(2), source.epoch, EntryId(Term(2), LogIndex(1)), 0)
+        case _:
+            push = checked(source, source.append(1, 1))
+    damage = CorruptLogError(Path("data"), 7, "chainCrc of entry 1 does not continue entry 0", "Repair it", 1)
+    solo.log.damage[LogIndex(1)] = damage
+
+    (answer,) = solo.push(N1, push)
+
+    assert (answer.kind, answer.code) == (kind, ResponseCode.DISK_ERROR)
+    assert solo.damage == [damage]
+    assert solo.log.last.index == 2
 
 
 def test_a_full_disk_is_answered() -> None:
@@ -330,16 +359,32 @@ def test_a_full_queue_refuses_every_kind(kind: PushKind) -> None:
     assert getattr(answer, "verified_index", None) == -1
 
 
-def test_a_non_voter_becomes_one_only_through_its_session() -> None:
-    """A flush while no leader is known proves nothing."""
+def test_standing_is_taken_only_in_the_session_of_the_leader_that_gave_it() -> None:
+    """What is flushed while no leader is known, or verified by another one, proves nothing."""
     solo = Solo(hard_state=HardState())
     source = Source(1, 1)
     solo.push(N1, source.compare(-1))
     solo.push(N1, source.append(0, commit=0), flush=False)
+    solo.hear(N1, 1, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
     solo.state.become_follower(Term(1), None, 0)
     solo.flush()
-    assert not solo.state.hard_state.voter
+    assert not solo.state.has_standing
 
     solo.push(N1, PushCommit(Term(1), source.epoch, LogIndex(0)))
 
-    assert solo.state.hard_state.voter
+    assert solo.state.has_standing
+
+
+def test_what_was_said_without_standing_is_said_again_with_it() -> None:
+    """An append may wait for nobody but this member: its earlier answer did not count."""
+    solo = Solo(hard_state=HardState())
+    source = Source(1, 1)
+    solo.push(N1, source.compare(-1))
+    (before,) = solo.push(N1, source.append(0, commit=-1))
+
+    solo.hear(N1, 1, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
+
+    (again,) = solo.sent(PushResponse)
+    assert isinstance(again, PushResponse)
+    assert (before.standing, before.flushed_index) == (Standing.BLANK, 0)
+    assert (again.standing, again.flushed_index) == (Standing.FOUNDER, 0)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.rebuild.compare import Bounds, Tally, compare_index, compare_queues, read_deleted
-from pipeline.rebuild.derive import KEY, UNIT
 from pipeline.rebuild.install import exchange, keep_expired_queues, remove_left_overs
 from pipeline.rebuild.key_index import IndexWriter
 from pipeline.rebuild.queues import QueueWriter
+from rocketstore.compare import Bounds, Tally, compare_index, compare_queues, read_deleted
+from rocketstore.consume_queue.units import UNIT
+from rocketstore.index.chains import KEY
 from rocketstore.index.file import IndexShape
 
 FILE_BYTES = 200

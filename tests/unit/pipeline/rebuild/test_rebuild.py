@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BrokenRecordError, PipelineError
-from pipeline.rebuild.derive import UNIT
 from pipeline.rebuild.queues import QueueWriter
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.consume_queue.units import UNIT
 from tests.unit.pipeline.rebuild.stores import index_files, put_all, queue_files, rebuild_here
 from tests.unit.rocketstore.bench import UnsyncedFs, running, small_config
 from tests.unit.rocketstore.heads import head

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.rebuild.derive import KEY, UNIT
 from pipeline.rebuild.parts import INDEX, QUEUES
 from pipeline.rebuild.rows import COLUMNS, KEYS_FILE, FileShapes, Row, Written, write_rows
+from rocketstore.consume_queue.units import UNIT
+from rocketstore.index.chains import KEY
 from rocketstore.index.file import IndexShape
 
 SHAPES = FileShapes(200, IndexShape(10, 20), keys_only=False)

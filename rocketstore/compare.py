@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dledger.store.format import parse_segment_name
-from pipeline.decode.layout import Mask
-from pipeline.rebuild.derive import KEY, UNIT
-from pipeline.rebuild.key_index import ENTRIES, HEADER, chained, seconds_since
-from rocketstore.consume_queue.units import FILLER, UNIT_BYTES
+from rocketstore.consume_queue.units import FILLER, UNIT, UNIT_BYTES
+from rocketstore.index.chains import ENTRIES, HEADER, KEY, chained, seconds_since
 from rocketstore.index.file import HEADER_BYTES, IndexHeader, IndexShape
 
+Mask = NDArray[np.bool_]
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}")
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _RAW_UNIT: Final = np.dtype(f"V{UNIT_BYTES}")

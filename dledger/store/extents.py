@@ -1,0 +1,46 @@
+"""Where a sparse file ends that was written to in places.
+
+Read with ``pread``: of a bad sector a mapping makes SIGBUS, the end of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+_CHUNK: Final = bytes(512 * 1024)
+
+
+def non_zero_end(fd: int, offset: int, size: int) -> int:
+    """The end of the last byte other than 0 in ``[offset, size)``; ``offset`` if there is none. Raises ``OSError``.
+
+    Skips holes and blocks never written, and looks from the end on, so it costs the zeros that were written there.
+    """
+    for start, end in reversed(_extents(fd, offset, size)):
+        found = _last_non_zero(fd, start, end)
+        if found:
+            return found
+    return offset
+
+
+def _extents(fd: int, offset: int, size: int) -> list[tuple[int, int]]:
+    """Where from ``offset`` on something was written, in order."""
+    extents = []
+    while offset < size:
+        try:
+            start = max(offset, os.lseek(fd, offset, os.SEEK_DATA))
+        except OSError:  # ENXIO: no data from here on
+            break
+        offset = os.lseek(fd, start, os.SEEK_HOLE)
+        extents.append((start, min(offset, size)))
+    return extents
+
+
+def _last_non_zero(fd: int, start: int, end: int) -> int:
+    while end > start:
+        low = max(start, end - len(_CHUNK))
+        chunk = os.pread(fd, end - low, low)
+        if chunk != _CHUNK[: end - low]:
+            return low + len(chunk.rstrip(b"\0"))
+        end = low
+    return 0

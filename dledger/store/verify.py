@@ -1,0 +1,318 @@
+"""Verifying a stopped node's directory as a whole: log, index, checkpoint, term and vote, identity; and two of them.
+
+Reads only and takes no lock. ``inspect`` goes through the records and index units; here its findings are held against
+the evidence beside the log. What an unclean stop may leave behind the durable mark is no damage: the next start cuts
+it.
+
+Directories of one group are compared by their chains: an entry's ``chainCrc`` vouches for every entry before it, so two
+logs that both check out are equal up to an entry if they agree there, and if they differ, they differ from the first
+sample on at which they do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dledger.config import INDEX_UNIT_BYTES
+from dledger.errors import CorruptLogError
+from dledger.store.checkpoint import Checkpoint, Mark, mark_of, read_checkpoint
+from dledger.store.format import Header, Unit, parse_segment_name, segment_name
+from dledger.store.hard_state import read_hard_state
+from dledger.store.identity import Identity, read_identity
+from dledger.store.inspect import (
+    DataItem,
+    ProblemItem,
+    RecordItem,
+    UnitItem,
+    inspect_data,
+    inspect_index,
+    segment_paths,
+)
+from dledger.types import GENESIS
+
+SAMPLE_ENTRIES: Final = 4096
+"""One chain CRC of so many entries is kept for comparing."""
+PROBLEMS_MAX: Final = 1000
+"""More are counted, not listed."""
+_IDENTITY_FILE: Final = "identity"
+_CHECKPOINT_FILE: Final = "checkpoint"
+
+
+@dataclass(slots=True)
+class VerifiedNode:
+    """What was found in one directory. Entries are those that check out; ``last_index`` is -1 if there are none."""
+
+    directory: Path
+    data_dirs: tuple[Path, ...]
+    identity: Identity | None = None
+    checkpoint: Checkpoint | None = None
+    entries: int = 0
+    first_index: int = -1
+    last_index: int = -1
+    end: int = 0
+    """Where the last entry ends; ``committed_end``: the last committed one."""
+    committed_end: int = 0
+    torn: ProblemItem | None = None
+    """What an unclean stop left behind the durable mark."""
+    problems: list[ProblemItem] = field(default_factory=list)
+    problem_count: int = 0
+    samples: dict[int, int] = field(default_factory=dict)
+    """Chain CRCs by index: of every ``SAMPLE_ENTRIES``-th entry, and of the last committed one."""
+
+    @property
+    def committed(self) -> int:
+        """The last entry known to be committed, and there."""
+        return min(self.checkpoint.committed if self.checkpoint else -1, self.last_index)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.identity.node_id if self.identity else self.directory.name
+
+    def add(self, path: Path, offset: int, reason: str) -> None:
+        """Note a problem."""
+        self.problem_count += 1
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(ProblemItem(path, offset, reason))
+
+    def blame(self, error: CorruptLogError) -> None:
+        """Note what was raised."""
+        self.add(error.path, error.offset, error.reason)
+
+
+def is_node_directory(path: Path) -> bool:
+    """Whether it looks like a node's own directory, damaged or not."""
+    return any((path / name).exists() for name in ("data", "hard_state", _IDENTITY_FILE))
+
+
+def verify_node(directory: Path, data_dirs: tuple[Path, ...] = ()) -> VerifiedNode:
+    """Look at everything in a node's directory; ``data_dirs`` if its segments are elsewhere."""
+    found = VerifiedNode(directory, data_dirs or (directory / "data",))
+    _check_small_files(found)
+    data = _segments(found, found.data_dirs)
+    index = _segments(found, (directory / "index",))
+    if found.identity is not None:
+        _check_sizes(found, data, found.identity.segment_bytes)
+        _check_sizes(found, index, found.identity.index_segment_bytes)
+        _check_gaps(found, data, found.identity.segment_bytes)
+    _check_records(found, data, index)
+    return found
+
+
+def _check_small_files(found: VerifiedNode) -> None:
+    directory = found.directory
+    try:
+        found.identity = read_identity(directory)
+        if found.identity is None:
+            found.add(directory / _IDENTITY_FILE, 0, "the identity is missing")
+    except CorruptLogError as error:
+        found.blame(error)
+    try:
+        read_hard_state(directory)
+    except CorruptLogError as error:
+        found.blame(error)
+    try:
+        found.checkpoint = read_checkpoint(directory / _CHECKPOINT_FILE)
+    except CorruptLogError as error:
+        found.blame(error)
+
+
+def _segments(found: VerifiedNode, directories: tuple[Path, ...]) -> list[Path]:
+    paths: list[Path] = []
+    for directory in directories:
+        if directory.is_dir():
+            paths += segment_paths(directory)
+        else:
+            found.add(directory, 0, "the directory is missing")
+    return sorted(paths, key=lambda path: path.name)
+
+
+def _check_sizes(found: VerifiedNode, paths: list[Path], size: int) -> None:
+    for path in paths:
+        actual = path.stat().st_size
+        if actual != size:
+            found.add(path, min(actual, size), f"the segment has {actual} bytes instead of {size}")
+
+
+def _check_gaps(found: VerifiedNode, paths: list[Path], size: int) -> None:
+    """Every segment from the log's begin to its durable end must be there."""
+    checkpoint = found.checkpoint
+    if checkpoint is None:
+        return
+    bases = {parse_segment_name(path.name) for path in paths}
+    begin, end = checkpoint.begin.position, checkpoint.flushed.position
+    for base in range(begin - begin % size, end, size):
+        if base not in bases and begin < end:
+            found.add(found.data_dirs[0] / segment_name(base), 0, "the segment is missing")
+
+
+def _check_records(found: VerifiedNode, data: list[Path], index: list[Path]) -> None:
+    begin = found.checkpoint.begin if found.checkpoint else GENESIS
+    mark = found.checkpoint.flushed if found.checkpoint else mark_of(GENESIS)
+    at_mark: Mark | None = mark_of(begin) if mark.index == begin.index else None
+    units = _Units(index)
+    committed = found.checkpoint.committed if found.checkpoint else -1
+    for item in inspect_data([path for path in data if path.stat().st_size], begin):
+        if isinstance(item, ProblemItem):
+            _place_problem(found, item, mark.position)
+        elif isinstance(item, RecordItem):
+            header = item.header
+            _count(found, header, committed)
+            units.compare(found, item)
+            if header.index == mark.index:
+                at_mark = Mark(header.index, header.position + header.size, header.chain_crc)
+    units.finish(found)
+    if found.checkpoint is None:
+        return
+    path = found.directory / _CHECKPOINT_FILE
+    if at_mark is None:
+        found.add(path, 0, f"entries up to {mark.index} were flushed, but entry {mark.index} is not there")
+    elif at_mark != mark:
+        found.add(path, 0, f"entry {mark.index} is not the one that was flushed (end or chainCrc differ)")
+    if committed > max(found.last_index, begin.index):
+        found.add(path, 0, f"entries up to {committed} were committed, but the last one is {found.last_index}")
+
+
+def _count(found: VerifiedNode, header: Header, committed: int) -> None:
+    found.entries += 1
+    if found.first_index < 0:
+        found.first_index = header.index
+    found.last_index, found.end = header.index, header.position + header.size
+    if header.index <= committed:
+        found.committed_end = found.end
+    if header.index % SAMPLE_ENTRIES == 0 or header.index == committed:
+        found.samples[header.index] = header.chain_crc
+
+
+def _place_problem(found: VerifiedNode, item: ProblemItem, durable_end: int) -> None:
+    position = (parse_segment_name(item.path.name) or 0) + item.offset
+    unclean = found.checkpoint is not None and not found.checkpoint.clean_stop
+    if unclean and position >= durable_end:
+        found.torn = found.torn or item
+    else:
+        found.add(item.path, item.offset, item.reason)
+
+
+class _Units:
+    """The index's units in order, held against the records as those come."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._items = inspect_index(paths)
+        self._next: UnitItem | None = None
+        self._problems: list[ProblemItem] = []
+        self._wrong = 0
+        self._advance()
+
+    def compare(self, found: VerifiedNode, record: RecordItem) -> None:
+        """Note the first record of each row of them that the index does not know, or knows otherwise."""
+        header = record.header
+        while self._next is not None and self._next.unit.index < header.index:
+            self._advance()
+        unit = self._next.unit if self._next is not None else None
+        if unit == Unit(header.magic, header.position, header.size, header.index, header.term):
+            self._wrong = 0
+            return
+        self._wrong += 1
+        if self._wrong == 1 and not self._may_be_missing(found, header):
+            found.add(record.path, record.offset, f"the index does not agree about entry {header.index}")
+
+    @staticmethod
+    def _may_be_missing(found: VerifiedNode, header: Header) -> bool:
+        """After an unclean stop, units behind the last durable one may be."""
+        checkpoint = found.checkpoint
+        return checkpoint is not None and not checkpoint.clean_stop and header.index > checkpoint.indexed
+
+    def finish(self, found: VerifiedNode) -> None:
+        """Go to the end, for the index's own problems."""
+        while self._next is not None:
+            self._advance()
+        indexed = found.checkpoint.indexed if found.checkpoint else -1
+        unclean = found.checkpoint is not None and not found.checkpoint.clean_stop
+        for item in self._problems:
+            index = ((parse_segment_name(item.path.name) or 0) + item.offset) // INDEX_UNIT_BYTES
+            if not (unclean and index > indexed):
+                found.add(item.path, item.offset, item.reason)
+
+    def _advance(self) -> None:
+        self._next = None
+        for item in self._items:
+            if isinstance(item, UnitItem):
+                self._next = item
+                return
+            if isinstance(item, ProblemItem):
+                self._problems.append(item)
+
+
+# --- several directories ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Two directories that hold different committed histories; ``index`` is the first entry that differs."""
+
+    one: str
+    other: str
+    index: int
+    place: ProblemItem
+    """Where that entry is in the first of them."""
+
+    def sentence(self) -> str:
+        """For people."""
+        return f"{self.one} and {self.other} hold different committed entries from {self.index} on"
+
+
+def compare_nodes(nodes: Sequence[VerifiedNode]) -> Iterator[Divergence | str]:
+    """What differs between any two of them; a text where two cannot be compared."""
+    for one, other in itertools.combinations(nodes, 2):
+        if _group_of(one) != _group_of(other):
+            yield f"{one.directory} and {other.directory} are not of the same group: they are not compared"
+            continue
+        until = min(one.committed, other.committed)
+        common = sorted(index for index in one.samples.keys() & other.samples.keys() if index <= until)
+        equal = list(itertools.takewhile(lambda index: one.samples[index] == other.samples[index], common))  # noqa: B023
+        low = equal[-1] if equal else -1
+        high = common[len(equal)] if len(equal) < len(common) else until
+        found = _first_difference(one, other, low, high)
+        if found is not None:
+            yield found
+
+
+def _group_of(node: VerifiedNode) -> tuple[str, str] | None:
+    return (node.identity.cluster_id, node.identity.group) if node.identity else None
+
+
+def _first_difference(one: VerifiedNode, other: VerifiedNode, low: int, high: int) -> Divergence | None:
+    """The first entry in ``(low, high]`` whose chain CRCs differ."""
+    theirs = {item.header.index: item.header.chain_crc for item in _records(other, low, high)}
+    for item in _records(one, low, high):
+        if theirs.get(item.header.index, item.header.chain_crc) != item.header.chain_crc:
+            place = ProblemItem(item.path, item.offset, "the entries differ from here on")
+            return Divergence(str(one.directory), str(other.directory), item.header.index, place)
+    return None
+
+
+def _records(node: VerifiedNode, low: int, high: int) -> Iterator[RecordItem]:
+    begin = node.checkpoint.begin if node.checkpoint else GENESIS
+    data = sorted((path for one in node.data_dirs for path in segment_paths(one)), key=lambda path: path.name)
+    data = _from_segment_of(data, low)
+    items: Iterator[DataItem] = inspect_data(data, begin)
+    for item in items:
+        if isinstance(item, RecordItem):
+            if item.header.index > high:
+                return
+            if item.header.index > low:
+                yield item
+
+
+def _from_segment_of(data: list[Path], index: int) -> list[Path]:
+    """The segments from the one on that may hold ``index``, by the first record of each."""
+    start = 0
+    for number, path in enumerate(data):
+        first = next(inspect_data([path]), None)
+        if isinstance(first, RecordItem) and first.header.index <= index:
+            start = number
+    return data[start:]

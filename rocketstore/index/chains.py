@@ -1,0 +1,33 @@
+"""Entries of index files as whole arrays: how each is linked to the one before it in its slot."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+ENTRIES: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+HEADER: Final = Struct(">qqqqii")
+KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
+"""A key on its way to the index."""
+_SECONDS_MAX: Final = (1 << 31) - 1
+
+
+def chained(slots: NDArray[np.int32], places: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Put entries into their slots; gives for each the number of the one before it in its slot, 0 for none."""
+    previous = slots[places]
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    again = np.flatnonzero(ordered[1:] == ordered[:-1])
+    previous[order[again + 1]] = numbers[order[again]]
+    slots[places] = numbers  # of several numbers for one slot the last stays
+    return previous
+
+
+def seconds_since(store_ms: NDArray[np.int64], begin_ms: int) -> NDArray[np.int64]:
+    """What an entry keeps of its record's time."""
+    if begin_ms <= 0:
+        return np.zeros(len(store_ms), np.int64)
+    return np.clip((store_ms - begin_ms) // 1000, 0, _SECONDS_MAX)

@@ -1,0 +1,198 @@
+"""Everything in a node's directory is held against everything else; two directories are compared by their chains."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dledger.store.file_store import FileStore
+from dledger.store.hard_state import create_hard_state
+from dledger.store.verify import SAMPLE_ENTRIES, Divergence, VerifiedNode, compare_nodes, verify_node
+from dledger.types import GENESIS, HardState, LogIndex, Term
+from tests.store.support import UnsyncedFs, abandon, fill, open_store, small_config
+
+
+def made(base: Path, *, count: int = 60, clean: bool = True) -> Path:
+    """A node's directory: several segments, everything but the last entries committed."""
+    store = open_store(small_config(base))
+    fill(store, count)
+    store.flush()
+    store.set_committed(LogIndex(count - 5))
+    store.sync_checkpoint()
+    if clean:
+        store.close()
+    else:
+        abandon(store)
+    return base / "dledger-n0"
+
+
+def told(found: VerifiedNode) -> list[tuple[str, int, str]]:
+    """Problems, short."""
+    return [(one.path.name, one.offset, one.reason) for one in found.problems]
+
+
+def flip(path: Path, offset: int) -> None:
+    """Turn a bit."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A sound node that was stopped."""
+    return made(tmp_path)
+
+
+def segments(directory: Path, kind: str = "data") -> list[Path]:
+    """Its files, oldest first."""
+    return sorted((directory / kind).iterdir())
+
+
+def test_a_sound_directory_has_no_problem_and_tells_what_is_in_it(directory: Path) -> None:
+    """Entries, where they end, what is committed."""
+    found = verify_node(directory)
+
+    assert told(found) == []
+    assert (found.entries, found.first_index, found.last_index, found.committed) == (60, 0, 59, 55)
+    assert found.identity is not None
+    assert found.identity.node_id == "n0"
+
+
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_damage_in_the_first_a_middle_and_the_last_segment_is_named(directory: Path, number: int) -> None:
+    """File and offset of the record that does not check out."""
+    path = [one for one in segments(directory) if any(one.read_bytes()[:8])][number]
+    flip(path, 60)
+
+    assert (path.name, 0) in [(name, offset) for name, offset, _ in told(verify_node(directory))]
+
+
+def test_what_is_missing_or_of_a_wrong_length_is_named(directory: Path) -> None:
+    """Segments, and the directory of the index."""
+    second, third = segments(directory)[1:3]
+    second.unlink()
+    third.write_bytes(third.read_bytes()[:1000])
+    shutil.rmtree(directory / "index")
+
+    found = told(verify_node(directory))
+
+    assert (second.name, 0, "the segment is missing") in found
+    assert (third.name, 1000, "the segment has 1000 bytes instead of 4096") in found
+    assert ("index", 0, "the directory is missing") in found
+
+
+def test_a_wrong_index_unit_is_named(directory: Path) -> None:
+    """By the index's own rules, or because the record says otherwise."""
+    flip(segments(directory, "index")[1], 64 + 15)
+
+    assert any("entry 12" in reason for _, _, reason in told(verify_node(directory)))
+
+
+@pytest.mark.parametrize("name", ["identity", "hard_state", "checkpoint"])
+def test_a_damaged_small_file_is_named(directory: Path, name: str) -> None:
+    """All copies in it."""
+    (directory / name).write_bytes(b"\xff" * 20000)
+
+    assert next(one for one, _, _ in told(verify_node(directory))) == name
+
+
+def test_a_log_that_ends_below_the_durable_mark_or_holds_another_entry_there_is_told(directory: Path) -> None:
+    """The checkpoint is evidence: an older copy of a segment is not the log that was flushed."""
+    last = [one for one in segments(directory) if any(one.read_bytes()[:8])][-1]
+    last.write_bytes(bytes(4096))
+
+    found = told(verify_node(directory))
+
+    assert any(name == "checkpoint" and "entry 59 is not there" in reason for name, _, reason in found)
+
+
+def test_what_an_unclean_stop_leaves_behind_the_durable_mark_is_no_damage(tmp_path: Path) -> None:
+    """The next start cuts it; it is told as a torn end."""
+    directory = made(tmp_path, clean=False)
+    sound = verify_node(directory)
+    assert told(sound) == []
+    last = [one for one in segments(directory) if any(one.read_bytes()[:8])][-1]
+    with last.open("r+b") as file:
+        file.seek(sound.end % 4096)
+        file.write(b"\x00\x00\x00\x01torn")
+
+    found = verify_node(directory)
+
+    assert told(found) == []
+    assert found.torn is not None
+    assert (found.torn.path, found.torn.offset) == (last, sound.end % 4096)
+
+
+def copy(directory: Path, target: Path) -> Path:
+    """Another member's: the same log."""
+    shutil.copytree(directory, target)
+    return target
+
+
+def test_equal_directories_are_equal_and_one_may_be_behind(directory: Path, tmp_path: Path) -> None:
+    """Only what both hold and know to be committed counts."""
+    behind = made(tmp_path / "b", count=30)
+    nodes = [verify_node(one) for one in (directory, copy(directory, tmp_path / "copy"), behind)]
+
+    assert list(compare_nodes(nodes)) == []
+
+
+def test_the_first_entry_that_differs_is_named_although_both_check_out(tmp_path: Path) -> None:
+    """Another history, sound in itself: only the comparison shows it."""
+    logs: list[Path] = []
+    for name, odd in (("a", b"same"), ("b", b"else")):
+        store = open_store(small_config(tmp_path / name, segment_bytes=1 << 20, index_segment_bytes=1 << 20))
+        total = SAMPLE_ENTRIES + 100
+        for start in range(0, total, 100):
+            bodies = [b"%d" % number for number in range(start, start + 100)]
+            if start == 4000:
+                bodies[50] = odd
+            store.append_as_leader(Term(1), bodies)
+        store.flush()
+        store.set_committed(store.last.index)
+        store.close()
+        logs.append(tmp_path / name / "dledger-n0")
+    one, other = (verify_node(path) for path in logs)
+    assert told(one) == told(other) == []
+
+    (found,) = compare_nodes([one, other])
+
+    assert isinstance(found, Divergence)
+    assert found.index == 4050
+
+
+def test_directories_of_two_groups_are_not_compared(directory: Path, tmp_path: Path) -> None:
+    """That they differ says nothing."""
+    store = FileStore.open(
+        small_config(tmp_path / "x"), cluster_id="other", group="g", node_id="n0", clock=_Clock(), fs=UnsyncedFs()
+    )
+    fill(store, 10)
+    store.close()
+
+    (said,) = compare_nodes([verify_node(directory), verify_node(tmp_path / "x" / "dledger-n0")])
+
+    assert isinstance(said, str)
+    assert "not of the same group" in said
+
+
+class _Clock:
+    def monotonic_ms(self) -> int:
+        return 0
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+def test_a_log_that_begins_later_is_whole(directory: Path) -> None:
+    """A directory that was emptied and begins at a boundary has nothing missing before it."""
+    store = open_store(small_config(directory.parent))
+    store.set_committed(store.last.index)
+    begin = store.begin
+    assert begin == GENESIS
+    store.close()
+    create_hard_state(UnsyncedFs(), directory, HardState())
+
+    assert told(verify_node(directory)) == []

@@ -1,0 +1,158 @@
+"""``dledger verify``: nodes and brokers on disk, sound ones and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster.cli import main
+from rocketstore.config import MessageStoreConfig
+from tests.unit.pipeline.rebuild.stores import put_all
+from tests.unit.rocketstore.bench import running, small_config
+from tests.unit.rocketstore.test_message_store_replicated import master
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "replicated"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MessageStoreConfig:
+    """A broker's directory with messages of every kind, cleanly stopped, and its conf file beside it."""
+    config = small_config(
+        tmp_path_factory.mktemp("store") / "root", enable_dledger_commit_log=request.param, max_index_num=120
+    )
+    with master(config) if config.enable_dledger_commit_log else running(config) as store:
+        put_all(store, 300)
+    (config.store_path_root_dir.parent / "broker.conf").write_text(
+        f"mappedFileSizeConsumeQueue={config.mapped_file_size_consume_queue}\n"
+        f"mappedFileSizeCommitLog={config.mapped_file_size_commit_log}\n"
+        f"maxHashSlotNum={config.max_hash_slot_num}\nmaxIndexNum={config.max_index_num}\n"
+    )
+    return config
+
+
+@pytest.fixture
+def root(stored: MessageStoreConfig, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    shutil.copytree(stored.store_path_root_dir.parent, tmp_path / "copy")
+    return tmp_path / "copy" / "root"
+
+
+Verify = Callable[..., Result]
+
+
+@pytest.fixture
+def verify() -> Verify:
+    """Run ``dledger verify`` with a broker's conf file."""
+
+    def run(*directories: Path, more: tuple[str, ...] = ()) -> Result:
+        conf = directories[0].parent / "broker.conf"
+        return CliRunner().invoke(main, ["verify", *map(str, directories), "-c", str(conf), *more])
+
+    return run
+
+
+def document(verify: Verify, *directories: Path) -> dict[str, Any]:
+    """What ``--json`` says."""
+    found: dict[str, Any] = json.loads(verify(*directories, more=("--json",)).output)
+    return found
+
+
+def flip(path: Path, offset: int) -> None:
+    """Turn a bit."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_sound_broker_checks_out(root: Path, verify: Verify) -> None:
+    """Log, queues, key index, checkpoint, state; exit code 0."""
+    shown = verify(root)
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.splitlines()[-1] == "everything checks out"
+    found = document(verify, root)
+    assert found["ok"] is True
+    assert found["brokers"][0]["messages"] >= 300
+    assert found["brokers"][0]["keys"] > 100
+
+
+def test_a_turned_bit_in_a_queue_is_named_with_file_and_offset(root: Path, verify: Verify) -> None:
+    """A tags code that hides a message from filters; an offset that leads nowhere."""
+    path = max(root.glob("consumequeue/[!S]*/*/*"), key=lambda one: sum(map(bool, one.read_bytes())))
+    flip(path, 20 * 3 + 15)
+
+    found = document(verify, root)
+
+    assert found["ok"] is False
+    assert [(one["file"], one["offset"]) for one in found["problems"]] == [(str(path), 60)]
+    assert verify(root).exit_code == 1
+
+
+def test_a_missing_queue_and_a_turned_bit_in_the_key_index_are_named(root: Path, verify: Verify) -> None:
+    """Whatever a query or a pull would silently not find."""
+    queue = min(root.glob("consumequeue/[!S]*/*"))
+    shutil.rmtree(queue)
+    index = min((root / "index").iterdir())
+    flip(index, index.stat().st_size - 20 * 110 + 11)
+
+    files = {one["file"] for one in document(verify, root)["problems"]}
+
+    assert str(index) in files
+    assert any(one.startswith(str(queue)) for one in files)
+
+
+def test_damage_in_the_log_is_named_and_what_is_before_it_is_compared(root: Path, verify: Verify) -> None:
+    """A record in the middle: of the node's log, or of the plain one."""
+    data = sorted(root.glob("dledger-n0/data/*") if (root / "dledger-n0").exists() else root.glob("commitlog/*"))
+    flip(data[1], 5)
+
+    problems = document(verify, root)["problems"]
+
+    assert problems[0]["file"] == str(data[1])
+    assert problems[0]["offset"] == 0
+
+
+def test_damaged_small_files_are_named(root: Path, verify: Verify) -> None:
+    """Checkpoint, the list of deleted queues, the snapshot of the broker's state."""
+    flip(root / "checkpoint", 70)
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "deletedQueues.json").write_text("{")
+    (root / "config" / "brokerState.json").write_text('{"checksum":1,"state":{}}\n')
+
+    files = {Path(one["file"]).name for one in document(verify, root)["problems"]}
+
+    assert {"checkpoint", "deletedQueues.json", "brokerState.json"} <= files
+
+
+def test_without_what_is_derived_only_the_log_is_read(root: Path, verify: Verify) -> None:
+    """``--log-only``: no conf file is needed."""
+    shutil.rmtree(root / "consumequeue")
+
+    assert verify(root, more=("--log-only",)).exit_code == 0
+
+
+def test_two_nodes_of_a_group_are_compared(stored: MessageStoreConfig, root: Path, verify: Verify) -> None:
+    """Their logs are equal, or the first entry that differs is named."""
+    if not stored.enable_dledger_commit_log:
+        pytest.skip("of nodes")
+
+    shown = verify(root / "dledger-n0", stored.store_path_root_dir / "dledger-n0")
+
+    assert shown.exit_code == 2  # the conf file is beside the root
+    shown = CliRunner().invoke(
+        main, ["verify", str(root / "dledger-n0"), str(stored.store_path_root_dir / "dledger-n0")]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.splitlines()[-1] == "everything checks out, and the logs are equal"
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    """With what is looked for."""
+    shown = CliRunner().invoke(main, ["verify", str(tmp_path)])
+
+    assert shown.exit_code == 2
+    assert "holds neither a node" in shown.output
