@@ -118,7 +118,7 @@ def scan_log(
     mark_agrees = state.follow.index != mark.index or state.mark == mark
     for first, scan in walk(files, state, mark.index, unchecked=settings.unchecked):
         count += scan.count
-        if wrong_from is None and not _units_agree(files, first, scan):
+        if wrong_from is None and files.first_wrong_unit(first, scan.units) is not None:
             wrong_from = first
         if state.follow.index == mark.index:
             mark_agrees = state.mark == mark
@@ -172,20 +172,6 @@ def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: b
     if header_chain_crc(header, seed) == header.chain_crc or (unchecked and header.chain_crc == header.body_crc == 0):
         return header
     return None
-
-
-def _units_agree(files: LogFiles, first: int, scan: Scan) -> bool:
-    done, position = 0, first * INDEX_UNIT_BYTES
-    while done < len(scan.units):
-        file = files.index.find(position)
-        if file is None:
-            return False
-        part = scan.units[done : done + file.base + file.size - position]
-        if file.read(position - file.base, len(part)) != part:
-            return False
-        done += len(part)
-        position += len(part)
-    return True
 
 
 def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage], bool]:
