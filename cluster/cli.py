@@ -6,50 +6,69 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a writ
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from typing import Final
 
 import click
 
-from cluster.commands.access import access
-from cluster.commands.certs import certs
-from cluster.commands.console import console
-from cluster.commands.drill import drill
-from cluster.commands.group import status, transfer_leader
-from cluster.commands.health import health
-from cluster.commands.inspection import inspect
-from cluster.commands.log import append, get, tail
-from cluster.commands.mq_broker import broker, cluster
-from cluster.commands.mq_consumer import consumer
-from cluster.commands.mq_message import message
-from cluster.commands.mq_topic import topic
-from cluster.commands.pipeline import pipeline
-from cluster.commands.serve import serve
-from cluster.commands.tools import bench, demo
-from cluster.commands.verify import verify
 from cluster.reporting import ErrorReportingGroup
+
+MODULES: Final = {
+    "access": "access",
+    "append": "log",
+    "bench": "tools",
+    "broker": "mq_broker",
+    "certs": "certs",
+    "cluster": "mq_broker",
+    "console": "console",
+    "consumer": "mq_consumer",
+    "demo": "tools",
+    "drill": "drill",
+    "get": "log",
+    "health": "health",
+    "inspect": "inspection",
+    "message": "mq_message",
+    "pipeline": "pipeline",
+    "serve": "serve",
+    "status": "group",
+    "tail": "log",
+    "topic": "mq_topic",
+    "transfer-leader": "group",
+    "verify": "verify",
+}
+"""The module of ``cluster.commands`` that has each command."""
+
+
+class _Commands(ErrorReportingGroup):
+    """Loads a command when it is asked for: all of them take longer to load than most take to run."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        module = MODULES.get(name)
+        if module is None:
+            return None
+        command = getattr(import_module(f"cluster.commands.{module}"), name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
 
 
 @click.group(
-    cls=ErrorReportingGroup,
+    cls=_Commands,
     writing=frozenset({"append", "transfer-leader"}),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with: dledger demo",
 )
 @click.version_option(package_name="dledger", message="%(prog)s %(version)s")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """A Raft-replicated commit log: an ordered, durable log on several nodes that survives losing some of them.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
     """
     # gRPC's C core otherwise tells people about every connection that a stopped node closes.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
-
-_LOG = (serve, append, get, tail, status, health, transfer_leader, inspect, verify, console, bench, demo, drill)
-_BROKER = (broker, cluster, topic, message, consumer)
-_SECURITY = (access, certs)
-_DATA = (pipeline,)
-for _command in (*_LOG, *_BROKER, *_SECURITY, *_DATA):
-    main.add_command(_command)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE" if context.invoked_subcommand == "health" else "ERROR")
 
 
 if __name__ == "__main__":

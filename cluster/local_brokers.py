@@ -148,4 +148,4 @@ class LocalBrokers(LocalGroup):
         """The command line of a broker, after writing its conf file."""
         file = self.conf_file(node)
         file.write_text("".join(f"{name}={text}\n" for name, text in self.conf_lines(node).items()))
-        return self._ending_with_us([sys.executable, "-m", "cluster.cli", "broker", "-c", str(file)])
+        return self._ending_with_us([sys.executable, "-m", "cluster.entry", "broker", "-c", str(file)])

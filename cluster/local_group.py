@@ -261,7 +261,7 @@ class LocalGroup:
     def command(self, node: NodeId) -> list[str]:
         """The command line of a node."""
         here = self.nodes[node]
-        words = [sys.executable, "-m", "cluster.cli", "serve", "-g", self.name, "-i", node]
+        words = [sys.executable, "-m", "cluster.entry", "serve", "-g", self.name, "-i", node]
         words += ["-p", self.members_of(node)]
         words += ["-s", str(self.directory), "--client-port", str(here.client_port)]
         for name, text in {**self._settings, **self._metrics_lines(node), **self.tls_settings(node)}.items():

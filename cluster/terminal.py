@@ -6,19 +6,18 @@ import base64
 import json
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 from dledger.conditions import Condition
 
@@ -68,6 +67,9 @@ def condition_text(condition: Condition) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None) -> Table:
     """A rich table; ``styles`` maps a cell's text to the style of its row."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table(header_style="bold underline", box=None, pad_edge=False)  # frames cost the columns that 80 do not have
     for number, column in enumerate(columns):
         figures = rows and all(row[number].lstrip("-").replace(",", "").isdigit() or row[number] == "" for row in rows)
@@ -90,6 +92,8 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None) -> None:
     """A rich table on a terminal, a padded one elsewhere."""
     if on_terminal():
+        from rich.console import Console
+
         Console().print(table(columns, rows, styles))
     else:
         click.echo(plain_table(columns, rows))
@@ -115,10 +119,13 @@ def lines(stream: BinaryIO) -> Iterator[bytes]:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def count_lines(file: Path) -> int:
-    """How many lines a file has."""
-    with file.open("rb") as stream:
-        return sum(1 for _ in stream)
+def count_lines(stream: BinaryIO) -> int | None:
+    """How many lines a file has, which is then read from its begin; None for a pipe, which can be read only once."""
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return None
+    count = sum(1 for _ in stream)
+    stream.seek(0)
+    return count
 
 
 @contextmanager
@@ -127,6 +134,9 @@ def progress(title: str, total: int | None) -> Iterator[Advance]:
     if not sys.stderr.isatty():
         yield _no_advance
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -35,9 +35,10 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.noops import Wrap
-from dledger.core.outbox import RoleChange
+from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
 from dledger.core.producers import needed_from
+from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
@@ -164,6 +165,7 @@ class DLedgerServer:
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
+        self._roles.listen(self._note_lost_leadership)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report)
         name = config.node_id
@@ -316,7 +318,17 @@ class DLedgerServer:
             conditions.clear(ConditionKind.NO_STANDING)
         else:
             conditions.set(ConditionKind.NO_STANDING, "its vote does not count until it has caught up with a leader")
+        if full := self._driver.look(_full_members):
+            why = f"it refuses appends: no room is left on the disks of {', '.join(full)}, too few members have some"
+            conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
+        else:
+            conditions.clear(ConditionKind.STUCK_LEADER, "disks")
         conditions.now()
+
+    def _note_lost_leadership(self, change: RoleChange) -> None:
+        if change.reason is RoleReason.NO_PROGRESS:
+            why = "it led, a quorum answered, and nothing that waited was committed: it leaves it to the others to lead"
+            self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
 
     def _retire(self, now_ms: int, room: Room) -> tuple[Path, ...]:
         """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
@@ -565,6 +577,8 @@ class DLedgerServer:
         return "" if self._transport is None else self._transport.client_addresses.get(node_id, "")
 
 
+_STUCK_TOLD_MS = 60_000
+"""How long status and metrics tell that a leader made no progress."""
 _WARM_INTERVAL_MS = 20
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
@@ -583,6 +597,11 @@ def _protected_index(node: Node, now_ms: int) -> LogIndex:
     limit = now_ms - state.election.election_timeout_ms_max
     alive = (peer for peer, contact in leader.contact_ms.items() if contact > limit)
     return cleaner.protected(state.commit_index, [leader.match[peer] for peer in alive])
+
+
+def _full_members(node: Node) -> tuple[NodeId, ...]:
+    role = node.state.role
+    return full_members(node.state, role) if isinstance(role, Leader) else ()
 
 
 def _producers(node: Node) -> int:

@@ -9,9 +9,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from cluster import terminal
 from cluster.connection import Target, group_options
@@ -20,6 +17,8 @@ from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from dledger.client import DLedgerClient
 
 _COLUMNS = ("node", "role", "term", "begin", "end", "committed", "flushed", "lag", "clients", "notes")
@@ -65,6 +64,9 @@ def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
         while True:
             _show(ask_members(client), as_json)
             never.wait(interval)
+    from rich.console import Console
+    from rich.live import Live
+
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
             answers = ask_members(client)
@@ -83,6 +85,8 @@ def _show(answers: Mapping[NodeId, NodeStatus | DLedgerError], as_json: bool) ->
         nodes = [_node_json(node_id, answer) for node_id, answer in sorted(answers.items())]
         terminal.print_json({"leader": leader.node_id if leader else None, "nodes": nodes})
     elif terminal.on_terminal():
+        from rich.console import Console
+
         Console().print(_rendered(status_rows(answers), condition_lines(answers)))
     else:
         click.echo(terminal.plain_table(_COLUMNS, status_rows(answers)))
@@ -103,6 +107,9 @@ def condition_lines(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list
 
 def _rendered(rows: Sequence[Sequence[str]], conditions: Sequence[str]) -> RenderableType:
     """For people: notes and conditions below the table, where a line is long enough for them."""
+    from rich.console import Group
+    from rich.text import Text
+
     notes = [Text(f"{row[0]}: {row[-1]}", style="bold yellow") for row in rows if row[-1]]
     wrong = [Text(line, style="bold red") for line in conditions]
     return Group(terminal.table(_COLUMNS[:-1], [row[:-1] for row in rows], _STYLES), *notes, *wrong)

@@ -1,7 +1,4 @@
-"""``dledger health``: one question by gRPC's health protocol, for containers and process managers.
-
-It is asked every few seconds, so it starts fast: ``cluster.entry`` gets here without loading the other commands.
-"""
+"""``dledger health``: one question by gRPC's health protocol, for containers and process managers."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def append(
     with closing(target.connect()) as client:
         if file is not None:
             with file.open("rb") as stream:
-                _append_stream(client, terminal.lines(stream), as_json, terminal.count_lines(file))
+                total = terminal.count_lines(stream)
+                _append_stream(client, terminal.lines(stream), as_json, total)
         elif texts == ("-",):
             _append_stream(client, terminal.lines(sys.stdin.buffer), as_json, None)
         else:

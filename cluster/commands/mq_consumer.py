@@ -81,7 +81,8 @@ Examples:
   dledger consumer reset-offset -g billing -t orders --to 30m              half an hour back
   dledger consumer reset-offset -g billing -t orders --queue 3 --offset 1200
 
-Stop the group's consumers first: those that run go on where they are, and commit that.""",
+Consumers that run go on from there with their next commit, within 5 seconds by default. Other clients than this
+project's may not: stop them first.""",
 )
 @click.option("-g", "--group", required=True)
 @click.option("-t", "--topic", required=True)

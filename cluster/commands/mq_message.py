@@ -115,7 +115,8 @@ def send(  # noqa: PLR0913  # one parameter per option
     with closing(target.producer()) as producer:
         if file is not None:
             with file.open("rb") as stream:
-                _send_stream(producer, letter, terminal.lines(stream), as_json, terminal.count_lines(file))
+                total = terminal.count_lines(stream)
+                _send_stream(producer, letter, terminal.lines(stream), as_json, total)
         elif texts == ("-",):
             _send_stream(producer, letter, terminal.lines(sys.stdin.buffer), as_json, None)
         else:
@@ -216,7 +217,8 @@ Examples:
   dledger message consume -t orders --from 30m --tags "new || paid" --max 10 --json
 
 Without --group nothing is remembered. With one, what was printed is committed at the end, and the next time goes on
-behind it; --from counts only for a group that has no offset yet. Without a terminal only the bodies are printed."""
+behind it; --from counts only for a group that has no offset yet. Two consumers of one group do not share its queues:
+each gets every message, unless --queue gives each its own. Without a terminal only the bodies are printed."""
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers how far it is.")

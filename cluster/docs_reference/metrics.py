@@ -57,6 +57,7 @@ _REASONS: Final = {
     RoleReason.LEADER_HEARD: "a leader of its term or of a later one spoke",
     RoleReason.HIGHER_TERM: "somebody spoke of a later term",
     RoleReason.QUORUM_LOST: "it led, and a quorum has not answered for an election timeout",
+    RoleReason.NO_PROGRESS: "it led, and committed nothing of what waited for several election timeouts",
     RoleReason.DISK_FULL: "it has no room for a new leader's first entry",
     RoleReason.UNREADABLE_PRODUCERS: "a later version wrote what it knows of producers, and this one cannot read it",
     RoleReason.NO_VOTE_YET: "its disk is new, and it must catch up before it votes",

@@ -26,6 +26,7 @@ from dledger.core.noops import Noops
 from dledger.core.outbox import RoleReason, Wake, hint
 from dledger.core.producer_payload import UnreadableProducersError
 from dledger.core.producers import rebuild
+from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
     DiskFullError,
@@ -69,6 +70,7 @@ class LeaderElector:
         self._config = config
         self.unreadable_producers: str | None = None
         """Why this member cannot lead: its log tells about producers what this program does not understand."""
+        self._progress = ProgressWatch(state)
         self._heartbeat_due_ms = 0
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
@@ -122,6 +124,9 @@ class LeaderElector:
         if not self._quorum_is_in_contact(leader, now_ms):
             state.become_follower(state.term, None, now_ms, RoleReason.QUORUM_LOST)
             return self._role_due_ms()
+        if state.quorum > 1 and self._progress.is_stuck(leader, now_ms):
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
+            return self._role_due_ms()
         if now_ms >= self._heartbeat_due_ms or self._reads.wants_round:
             self._heartbeat(now_ms)
         if now_ms >= self._preference_due_ms:
@@ -145,6 +150,9 @@ class LeaderElector:
     def _seek_leadership(self, now_ms: int) -> None:
         """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
         state = self._state
+        if now_ms < self._progress.pause_until_ms:
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
+            return
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
@@ -436,6 +444,7 @@ class LeaderElector:
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
         able = state.hard_state.voter and not state.log.disk_full and self.unreadable_producers is None
+        able = able and now_ms >= self._progress.pause_until_ms
         if message.term == state.term and follows and able:
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
 

@@ -49,6 +49,8 @@ class RoleReason(StrEnum):
     """Somebody spoke of a later term."""
     QUORUM_LOST = "quorum_lost"
     """It led, and a quorum has not answered for an election timeout."""
+    NO_PROGRESS = "no_progress"
+    """It led, and nothing was committed for several election time-outs although something waited."""
     DISK_FULL = "disk_full"
     """It has no room for a new leader's first entry."""
     UNREADABLE_PRODUCERS = "unreadable_producers"

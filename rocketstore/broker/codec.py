@@ -12,7 +12,7 @@ from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError
 from dledger.types import ProducerBatch
 from rocketstore.message.ids import offset_message_id
-from rocketstore.message.message import PROPERTY_DELAY, HostAddress, Message
+from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_TRANSACTION, SYS_FLAG_PREPARED, HostAddress, Message
 from rocketstore.message.producer_names import check_producer_name
 from rocketstore.message.properties import decode_properties
 from rocketstore.pb import broker_pb2 as pb
@@ -23,6 +23,7 @@ SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
 """So that no count of messages makes a number overflow."""
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
+_TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01".encode()
 _W = TypeVar("_W", bound=Wire)
 
 
@@ -58,8 +59,11 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
     add = messages.append
     for one in wire.messages:
         text = one.property_string
-        if not text or _DELAY in text:  # what a delay level does to a message needs its properties one by one
+        sys_flag = one.sys_flag
+        if not text or _DELAY in text or _TRANSACTION in text:  # what these do needs the properties one by one
             properties, text = (decode_properties(text) if text else dict(one.properties.items())), b""
+            if properties.get(PROPERTY_TRANSACTION, "").lower() == "true":  # as RocketMQ's broker reads it
+                sys_flag |= SYS_FLAG_PREPARED
         else:
             properties = {}
         message = Message(
@@ -68,7 +72,7 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
             one.queue_id,
             properties,
             one.flag,
-            one.sys_flag,
+            sys_flag,
             one.born_timestamp_ms or now_ms,
             born_host,
             store_host,

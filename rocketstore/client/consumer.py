@@ -99,6 +99,7 @@ class _Queue:
     delivered: int  # the first offset that was not handed out
     finished: int  # the first offset that may not be committed yet, because its message is still being worked on
     committed: int | None = None
+    offered: int | None = None  # what the last commit said: it may be stored though no answer came
     rewind: bool = False  # the next commit may go back
     rest: deque[ReceivedMessage] = field(default_factory=deque)
     rest_next: int = 0  # where the queue goes on behind the rest
@@ -108,9 +109,12 @@ class Consumer:
     """Pulls ahead in the background; ``poll`` or iteration hands messages out, in order within each queue.
 
     Delivery is at least once: a message is committed only after the next ``poll`` (or ``commit``, or ``close``) shows
-    that it is done. Committed offsets never go back, except after ``seek``. Reads go to the master, and to any living
-    broker while there is none. Without a ``group`` (an empty one) nothing is committed. One thread polls;
-    ``commit``, ``seek`` and ``close`` may be called by others.
+    that it is done. Committed offsets never go back, except after ``seek``. Before each commit, and every
+    ``auto_commit_s``, it looks whether somebody else has moved the group's offsets, goes on from there and logs it:
+    they were reset, or a second consumer reads the same queues. Consumers of one group do not share queues by
+    themselves: give each its own (``queues``, ``instance``), or each gets every message. Reads go to the
+    master, and to any living broker while there is none. Without a ``group`` (an empty one) nothing is committed. One
+    thread polls; ``commit``, ``seek`` and ``close`` may be called by others.
     """
 
     def __init__(
@@ -279,9 +283,7 @@ class Consumer:
             queue = self._queues.get(queue_id)
             if queue is None:
                 raise NotFoundError(f"queue {queue_id} of {self.topic} is not assigned: {sorted(self._queues)} are")
-            queue.fetcher.seek(offset)
-            queue.rest.clear()
-            queue.delivered = queue.finished = offset
+            self._go_to(queue, offset)
             queue.rewind = True
 
     def seek_to(self, start: Start) -> None:
@@ -293,26 +295,67 @@ class Consumer:
             self.seek(queue_id, self._offset_at(queue_id, start))
 
     def _commit(self, *, finished_only: bool) -> None:
-        if not self.group:
+        if not self.group or not (finished_only or self._to_commit(finished_only=False)):
             return
-        with self._lock:
-            places = {
-                queue_id: (queue.finished if finished_only else queue.delivered, queue.rewind)
-                for queue_id, queue in self._queues.items()
-                if queue.rewind or queue.committed != (queue.finished if finished_only else queue.delivered)
-            }
+        self._adopt_changes()
+        places = self._to_commit(finished_only=finished_only)
         for reset in (False, True):
             chosen = {queue_id: offset for queue_id, (offset, rewind) in places.items() if rewind is reset}
             if not chosen:
                 continue
             offsets = [pb.ConsumerOffset(topic=self.topic, queue_id=one, offset=chosen[one]) for one in chosen]
             request = pb.CommitOffsetsRequest(group=self.group, offsets=offsets, reset=reset)
+            with self._lock:
+                for queue_id, offset in chosen.items():
+                    self._queues[queue_id].offered = offset
             self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
             with self._lock:
                 for queue_id, offset in chosen.items():
                     queue = self._queues[queue_id]
                     queue.committed = offset
                     queue.rewind = queue.rewind and not reset
+
+    def _to_commit(self, *, finished_only: bool) -> dict[int, tuple[int, bool]]:
+        """Per queue the offset to commit, and whether the commit may go back."""
+        with self._lock:
+            return {
+                queue_id: (queue.finished if finished_only else queue.delivered, queue.rewind)
+                for queue_id, queue in self._queues.items()
+                if queue.rewind or queue.committed != (queue.finished if finished_only else queue.delivered)
+            }
+
+    def _adopt_changes(self) -> None:
+        """Go on where somebody else has put the group since the last commit: a commit of ours would undo a reset.
+
+        An offset that moved forward, but not beyond what was handed out here, changes nothing.
+        """
+        stored = self._fetch_offsets()
+        moved = []
+        with self._lock:
+            for queue_id, queue in self._queues.items():
+                offset = stored.get(queue_id)
+                if offset is None or offset in (queue.committed, queue.offered) or queue.rewind:
+                    continue
+                moved.append(f"queue {queue_id} from {queue.committed} to {offset}")
+                if offset > queue.delivered or offset < (
+                    queue.finished if queue.committed is None else queue.committed
+                ):
+                    self._go_to(queue, offset)
+                queue.committed = offset
+        if moved:
+            _log.warning(
+                "group %s: its offsets in %s were moved by somebody else (%s): they were reset, or another consumer of "
+                "the group reads the same queues; going on from there",
+                self.group,
+                self.topic,
+                ", ".join(moved),
+            )
+
+    @staticmethod
+    def _go_to(queue: _Queue, offset: int) -> None:
+        queue.fetcher.seek(offset)
+        queue.rest.clear()
+        queue.delivered = queue.finished = offset
 
     # --- start and end ----------------------------------------------------------------------------------------------
 

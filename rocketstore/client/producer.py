@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ from rocketstore.pb import broker_pb2 as pb
 ANY_QUEUE: Final = -1
 BODY_BYTES_MAX: Final = 4 * MIB
 TOPIC_CHARS_MAX: Final = 127
+_TURNS: Final = 1 << 16
 _make: Final = tuple.__new__
 """Makes named tuples without their constructors' detour: two per message."""
 _UNIQUE_KEY_IS: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
@@ -67,7 +69,8 @@ class Producer:
     ) -> None:
         self._connection = BrokerConnection(addresses, timeout_s=timeout_s, security=security)
         self._topics = TopicCache(self._connection)
-        self._turn = itertools.count()
+        # Not from queue 0: many short-lived producers would fill it, and leave the others empty.
+        self._turn = itertools.count(random.randrange(_TURNS))
         self._body_bytes_max = body_bytes_max
         self._on_failure = on_failure
         if producer_name:
@@ -229,6 +232,11 @@ class Producer:
         if len(message.body) > self._body_bytes_max:
             raise MessageRefusedError(f"the body has {len(message.body)} bytes, more than {self._body_bytes_max}")
         if queue_id is None:
+            if message.queue_id:
+                raise MessageRefusedError(
+                    f"the message names queue {message.queue_id}: give the queue to the call instead, "
+                    f"send(message, queue_id={message.queue_id}), or leave it out"
+                )
             queue_id = self._choose(topic, key)
         try:
             if properties:

@@ -14,6 +14,8 @@ PROPERTY_WAIT: Final = "WAIT"
 PROPERTY_DELAY: Final = "DELAY"
 PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
 PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
+PROPERTY_TRANSACTION: Final = "TRAN_MSG"
+"""Of a half message; only who can finish a transaction may store one."""
 
 SYS_FLAG_COMPRESSED: Final = 0x1
 SYS_FLAG_TRANSACTION: Final = 0xC
@@ -45,6 +47,7 @@ class Message:
     topic: str
     body: bytes
     queue_id: int = 0
+    """Where it is stored. A producer is told its queue when it sends (``send(message, queue_id=3)``)."""
     properties: dict[str, str] = field(default_factory=dict)
     flag: int = 0
     sys_flag: int = 0

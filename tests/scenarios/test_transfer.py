@@ -293,6 +293,7 @@ def test_a_leader_with_a_full_disk_stays_when_all_others_are_full() -> None:
     assert cluster.term(N0) == 1
     for one in cluster.ids:
         cluster[one].log.disk_full = False
+    cluster.advance(200)  # heartbeats tell
 
     assert cluster.append(N0, b"a").value
 

@@ -80,6 +80,8 @@ class FakeBrokers:
         self.queues: dict[tuple[str, int], FakeQueue] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.commits: list[pb.CommitOffsetsRequest] = []
+        self.answers_to_commits = True
+        """Whether a commit of offsets, which is stored, is answered."""
         self.log_offset = 0
         self.producers: dict[str, list[pb.SendResult]] = {}
         """By name what each number was answered."""
@@ -433,6 +435,8 @@ class FakeBroker:
             place = (request.group, one.topic, one.queue_id)
             present = -1 if request.reset else self.group.offsets.get(place, -1)
             self.group.offsets[place] = max(one.offset, present)
+        if not self.group.answers_to_commits:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer")
         return pb.CommitOffsetsResponse()
 
     def _commit_position(

@@ -1,35 +1,113 @@
-"""Where the ``dledger`` command begins."""
+"""The first instructions of the ``dledger`` command."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
+from cluster.cli import main
+from cluster.commands.log import append
+from cluster.terminal import count_lines, lines
 
-@pytest.mark.parametrize(("pid", "handler"), [("1", "cluster.entry"), ("os.getpid()", None)])
-def test_the_first_process_of_a_container_ends_on_a_signal(pid: str, handler: str | None) -> None:
-    """It has no default reaction (pid_namespaces(7)); every other process keeps the default until a server runs."""
-    script = f"""
-import atexit, os, signal, sys
-os.getpid = lambda pid={pid}: pid
-sys.argv = ["dledger", "--version"]
-atexit.register(lambda: print(getattr(signal.getsignal(signal.SIGTERM), "__module__", None)))
-from cluster.entry import main
-main()
-"""
+ENTRY = [sys.executable, "-m", "cluster.entry"]
+
+
+def ended_by_signal_while_loading(word: str, number: signal.Signals) -> int:
+    """The exit code of ``dledger WORD`` when a signal comes while the command is being imported."""
+    script = (
+        "import os, sys, importlib.abc\n"
+        "class AtImport(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'cluster.cli':\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "            sys.exit('the signal did nothing')\n"
+        f"sys.argv = ['dledger', {word!r}]\n"
+        "from cluster.entry import main\n"
+        "sys.meta_path.insert(0, AtImport())\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    return done.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("word", ["serve", "broker"])
+def test_a_server_stopped_before_it_has_begun_stopped_gracefully(word: str, number: signal.Signals) -> None:
+    """Exit code 0, as after any stop: nothing was opened yet."""
+    assert ended_by_signal_while_loading(word, number) == 0
+
+
+def test_ctrl_c_while_a_command_is_loaded_shows_no_traceback() -> None:
+    """The process ends by the signal, as shells expect."""
+    assert ended_by_signal_while_loading("status", signal.SIGINT) == -signal.SIGINT
+
+
+def test_a_full_device_for_output_is_an_error_without_a_traceback() -> None:
+    """Exit code 1, and the reason."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*ENTRY, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_standard_stream_is_as_good_as_dev_null(closed: str) -> None:
+    """And no socket or file takes its number, to be written into by what prints."""
+    done = subprocess.run(
+        ["bash", "-c", f'exec {closed}; exec "$@"', "bash", *ENTRY, "--version"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_lines_of_a_pipe_are_read_once() -> None:
+    """What is counted beforehand is gone for whoever sends it."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        os.write(writing, b"one\ntwo\n")
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with os.fdopen(reading, "rb") as stream:
+        total = count_lines(stream)
+        found = list(lines(stream))
+    writer.join()
+
+    assert total is None
+    assert found == [b"one", b"two"]
+
+
+def test_lines_of_a_file_are_counted_and_then_read_from_the_begin(tmp_path: Path) -> None:
+    """A progress bar has a total."""
+    (tmp_path / "lines").write_bytes(b"one\ntwo")
+    with (tmp_path / "lines").open("rb") as stream:
+        assert count_lines(stream) == 2
+        assert list(lines(stream)) == [b"one", b"two"]
+
+
+def test_asking_for_one_command_loads_no_other() -> None:
+    """Loading all of them takes longer than most take to run."""
+    script = (
+        "import sys; from cluster.cli import main\n"
+        "try: main(['append', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'rich', 'numpy', 'cluster.commands.serve'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
 
-    assert done.stdout.startswith("dledger ")
-    assert done.stdout.splitlines()[-1] == (handler or "signal")
-
-
-def test_the_command_line_itself_loads_no_client_server_or_spark() -> None:
-    """Every command and every node begins with it, and starts in half the time for what it leaves to others."""
-    heavy = {"numpy", "grpc", "pyspark", "pyarrow", "dledger.client", "dledger.server", "rocketstore.client"}
-    script = f"import sys, cluster.cli; print(sorted({heavy} & set(sys.modules)))"
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-
-    assert done.stdout == "[]\n"
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert main.get_command(None, "append") is append  # type: ignore[arg-type]  # needs no context

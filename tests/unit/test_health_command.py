@@ -127,7 +127,7 @@ def test_asking_loads_no_other_command() -> None:
     with fake_group(1) as group:
         script = (
             "import atexit, sys; from cluster.entry import main;"
-            "atexit.register(lambda: print(sorted({'rich', 'numpy', 'cluster.cli'} & set(sys.modules))));"
+            "atexit.register(lambda: print(sorted({'rich', 'numpy', 'cluster.commands.serve'} & set(sys.modules))));"
             f"sys.argv = ['dledger', 'health', {group.addresses[0]!r}]; main()"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

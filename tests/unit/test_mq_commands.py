@@ -62,8 +62,8 @@ def lines_of(shown: Result) -> list[list[str]]:
 def groups() -> list[tuple[str, str]]:
     return [
         (name, sub)
-        for name, command in sorted(cli.main.commands.items())
-        if isinstance(command, click.Group)
+        for name in sorted(cli.MODULES)
+        if isinstance(command := cli.main.get_command(click.Context(cli.main), name), click.Group)
         for sub in sorted(command.commands)
     ]
 

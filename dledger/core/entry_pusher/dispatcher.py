@@ -343,6 +343,8 @@ class EntryDispatcher:
             case ResponseCode.EXPIRED_TERM:
                 pass  # a late answer to an earlier term's push, whose epoch happens to be the same
             case _:
+                if response.code is ResponseCode.DISK_FULL:  # heartbeats say when that is over
+                    leader.disk_full[self.peer] = True
                 held = max(response.verified_index, leader.match[self.peer])
                 if held != NO_INDEX:  # a full queue, say, tells nothing about the log
                     self.next_index = LogIndex(min(self.next_index, held + 1))

@@ -17,6 +17,7 @@ from dledger.core.outbox import Wake, hint
 from dledger.core.ports import PreparedAppend
 from dledger.core.producer_payload import encode_registration
 from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Plan, Producer, ProducerTable
+from dledger.core.progress import full_members
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
     DiskFullError,
@@ -219,7 +220,7 @@ class QuorumAckChecker:
     def write_snapshot(self, now_ms: int) -> None:
         """As leader, write down all that is known of producers; not if the disk is full, when nothing else is."""
         state, leader = self._state, self._state.role
-        if not isinstance(leader, Leader) or state.log.disk_full:
+        if not isinstance(leader, Leader) or state.log.disk_full or full_members(state, leader):
             return
         payload = leader.producers.snapshot(self._noops.room, now_ms)
         try:
@@ -240,6 +241,11 @@ class QuorumAckChecker:
             )
         if leader.transferring:
             return LeaderTransferringError("leadership is being handed over; repeat shortly")
+        if full := full_members(self._state, leader):
+            return DiskFullError(
+                f"no room is left on the disks of {', '.join(full)}, and without them there is no quorum: nothing was "
+                "appended"
+            )
         config = self._config
         if self.pending_entries and (
             self.pending_entries + count > config.pending_entries_max
@@ -252,7 +258,11 @@ class QuorumAckChecker:
         return None
 
     def _not_leader(self) -> NotLeaderError:
-        return NotLeaderError("this node does not lead; append to the leader", leader=hint(self._state.leader_id))
+        state = self._state
+        why = "this node does not lead; append to the leader"
+        if state.leader_id is None and state.log.disk_full:
+            why = "this node knows no leader, and cannot lead itself: its disk is full; make room on the members' disks"
+        return NotLeaderError(why, leader=hint(state.leader_id))
 
     # -- answering them ------------------------------------------------------------------------------------------
 

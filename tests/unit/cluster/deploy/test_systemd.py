@@ -37,7 +37,9 @@ def test_it_runs_a_command_that_there_is(unit: configparser.ConfigParser) -> Non
 
     command: click.Command = main
     while isinstance(command, click.Group):
-        command, words = command.commands[words[0]], words[1:]
+        found = command.get_command(click.Context(command), words[0])
+        assert found is not None
+        command, words = found, words[1:]
     context = command.make_context("dledger", words)
 
     assert str(context.params["config_file"]) == "/etc/dledger/broker.conf"

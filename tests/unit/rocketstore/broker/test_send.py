@@ -85,6 +85,18 @@ def test_a_refused_message_does_not_take_its_neighbours_along(broker: Harness) -
     assert "permission 4" in results[2].reason
 
 
+def test_a_half_message_is_refused_however_it_says_so(broker: Harness) -> None:
+    """RocketMQ's clients say it by a property: stored as an ordinary message it would be delivered at once."""
+    results = broker.send(
+        message(properties={"TRAN_MSG": "true"}),
+        message(property_string=b"KEYS\x01k\x02TRAN_MSG\x01TRUE"),
+        message(property_string=b"TRAN_MSG\x01false"),
+    )
+
+    assert [one.status for one in results] == ["MESSAGE_ILLEGAL", "MESSAGE_ILLEGAL", "PUT_OK"]
+    assert "transactions" in results[0].reason
+
+
 def test_what_the_store_finds_illegal_is_left_out_and_the_rest_stored() -> None:
     """The store refuses all it is given because of one message; its neighbours are stored all the same."""
     with Harness(BrokerConfig(store=MessageStoreConfig(max_message_size=100))) as broker:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from dledger.errors import ConfigError, UnavailableError
+from dledger.errors import ConfigError, DLedgerError, UnavailableError
 from rocketstore.client import Consumer, ConsumerOptions
 from rocketstore.client.errors import (
     BadAnswerError,
@@ -536,3 +536,80 @@ def test_the_lag_is_what_is_still_to_come(brokers: FakeBrokers) -> None:
     with consumer(brokers, queues=[0]) as source:
         drain(source, 4)
         assert source.lag() == {0: 6}
+
+
+# --- somebody else moves the offsets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("place", "expected"), [(0, b"0-0"), (3, b"0-3"), (8, b"0-8")])
+def test_a_running_consumer_goes_on_where_its_group_was_reset_to(
+    brokers: FakeBrokers, caplog: pytest.LogCaptureFixture, place: int, expected: bytes
+) -> None:
+    """Back or forth, with the next commit, which does not undo it; what it had in stock is dropped."""
+    put(brokers, 10)
+    with consumer(brokers, queues=[0], auto_commit_s=0) as source:
+        drain(source, 5)
+        source.commit()
+        brokers.offsets["billing", "orders", 0] = place
+
+        assert drain(source, 1) == [expected]
+        assert committed(brokers)[0] == place
+
+    assert committed(brokers)[0] == place + 1
+    assert f"queue 0 from 5 to {place}" in caplog.text
+
+
+def test_a_reset_reaches_a_consumer_that_is_at_the_end(brokers: FakeBrokers) -> None:
+    """It has nothing to commit, and looks all the same."""
+    put(brokers, 3)
+    with consumer(brokers, queues=[0], auto_commit_s=0) as source:
+        drain(source, 3)
+        source.commit()
+        brokers.offsets["billing", "orders", 0] = 1
+
+        assert drain(source, 2) == [b"0-1", b"0-2"]
+
+
+def test_closing_does_not_undo_a_reset(brokers: FakeBrokers) -> None:
+    """Also with messages in hand."""
+    put(brokers, 10)
+    with consumer(brokers, queues=[0], auto_commit_s=None) as source:
+        drain(source, 5)
+        source.commit()
+        drain(source, 2)
+        brokers.offsets["billing", "orders", 0] = 1
+
+    assert committed(brokers)[0] == 1
+
+
+def test_a_second_consumer_of_the_group_is_noticed(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+    """Both read every queue: whoever is behind goes on where the other one has committed, and says so."""
+    put(brokers, 10)
+    with consumer(brokers, queues=[0], auto_commit_s=0) as behind, consumer(brokers, queues=[0]) as ahead:
+        drain(behind, 1)
+        drain(ahead, 6)
+        ahead.commit()
+
+        assert drain(behind, 1) == [b"0-6"]
+
+    assert "another consumer of the group reads the same queues" in caplog.text
+
+
+def test_an_own_commit_without_an_answer_is_nobody_elses(
+    brokers: FakeBrokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is stored although it failed: nothing is skipped, and nobody is warned."""
+    put(brokers, 10)
+    with consumer(brokers, queues=[0], auto_commit_s=None, timeout_s=0.5) as source:
+        drain(source, 4)
+        brokers.answers_to_commits = False
+        with pytest.raises(DLedgerError):
+            source.commit()
+        brokers.answers_to_commits = True
+        assert committed(brokers)[0] == 4
+
+        drain(source, 1)
+        source.commit()
+
+    assert committed(brokers)[0] == 5
+    assert "somebody else" not in caplog.text

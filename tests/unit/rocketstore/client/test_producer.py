@@ -75,6 +75,23 @@ def test_queues_take_turns(producer: Producer, brokers: FakeBrokers) -> None:
     assert [brokers.queues["orders", number].end for number in range(4)] == [10, 10, 10, 10]
 
 
+def test_producers_do_not_all_begin_with_the_same_queue(brokers: FakeBrokers) -> None:
+    """Many that send one message each, as a command line does, spread it like one that sends many."""
+    for _ in range(40):
+        with Producer(brokers.addresses) as each:
+            each.send(order())
+
+    assert sum(queue.end > 0 for queue in brokers.queues.values()) > 1  # all in one: once in 4^39
+
+
+def test_a_queue_named_by_the_message_alone_is_refused(producer: Producer) -> None:
+    """It would be ignored: a message knows its queue once it is stored."""
+    with pytest.raises(MessageRefusedError, match="queue_id=3"):
+        producer.send(Message("orders", b"x", queue_id=3))
+
+    assert producer.send(Message("orders", b"x", queue_id=3), queue_id=3).queue_id == 3
+
+
 def test_a_key_always_has_the_same_queue(producer: Producer) -> None:
     """RocketMQ's hash: the remainder of Java's hash code without its sign."""
     receipts = [producer.send(order(), key="polygenelubricants") for _ in range(3)]

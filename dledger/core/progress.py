@@ -1,0 +1,66 @@
+"""Whether a leader gets on: heartbeats alone do not tell, since they share nothing with pushes, flushes and disks.
+
+A leader that a quorum answers, and that commits nothing for several election time-outs although something waits, steps
+down: whatever holds it up may be its own (a lost way to its followers, a disk that hangs), and another member may do
+better. It leaves the others time to win before it tries again, each time longer.
+
+It stays where nobody could do better: when too few members have room on their disks. Then it refuses appends.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dledger.core.member_state import Leader, MemberState
+from dledger.types import NO_TERM, LogIndex, NodeId, Term
+
+STALLED_TIMEOUTS: Final = 3
+"""After so many of the longest election time-outs without progress a leader steps down."""
+PATIENCE_DOUBLINGS: Final = 2
+"""How often that time doubles while its leaderships end so: where all disks are slow, one must wait long enough."""
+PAUSE_DOUBLINGS: Final = 6
+"""The same, twice per leadership, for the time for which it does not campaign afterwards."""
+
+
+class ProgressWatch:
+    """One member's leaderships, watched from its elector's step: nothing of it is on the path of an append."""
+
+    def __init__(self, state: MemberState) -> None:
+        self._state = state
+        self._seen: tuple[Term, LogIndex, int] = (NO_TERM, LogIndex(0), 0)
+        self._since_ms = 0
+        self._failures = 0
+        self.pause_until_ms = 0
+        """Until then this member leaves it to the others to lead."""
+
+    def is_stuck(self, leader: Leader, now_ms: int) -> bool:
+        """Whether the leader should step down; if so, ``pause_until_ms`` was moved.
+
+        Progress is a commit, or that a member which still lacks the entry waited for has durably got more: one that
+        catches up may take hours, and a quorum may depend on it.
+        """
+        state = self._state
+        needed = max(LogIndex(state.commit_index + 1), leader.noop_index)
+        idle = state.commit_index >= state.log.last.index
+        seen = (state.term, state.commit_index, sum(min(held, needed) for held in leader.match.values()))
+        if state.commit_index >= leader.noop_index:
+            self._failures = 0
+        if idle or seen != self._seen or full_members(state, leader):
+            self._seen, self._since_ms = seen, now_ms
+            return False
+        stalled_ms = STALLED_TIMEOUTS * state.election.election_timeout_ms_max
+        if now_ms < self._since_ms + (stalled_ms << min(self._failures, PATIENCE_DOUBLINGS)):
+            return False
+        self.pause_until_ms = now_ms + (stalled_ms << min(2 * self._failures, PAUSE_DOUBLINGS))
+        self._failures += 1
+        return True
+
+
+def full_members(state: MemberState, leader: Leader) -> tuple[NodeId, ...]:
+    """Whose disks are full, if that leaves no quorum with room; else nobody."""
+    if not state.log.disk_full and True not in leader.disk_full.values():
+        return ()
+    full = [peer for peer, is_full in leader.disk_full.items() if is_full]
+    if state.log.disk_full:
+        full.append(state.node_id)
+    return tuple(sorted(full)) if len(state.peers) + 1 - len(full) < state.quorum else ()
