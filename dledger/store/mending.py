@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dledger.config import MIN_BLANK_BYTES
-from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import Follow, Scan, after, blank_head, header_chain_crc, segment_name
 from dledger.store.fs import TMP_SUFFIX, FileSystem, make_dirs_durably
@@ -44,14 +44,6 @@ class SegmentSource(Protocol):
 
     def read(self, position: int, length: int) -> bytes | None:
         """Exactly these committed bytes, of one segment; None if it does not hold all of them. ``DLedgerError``."""
-
-
-class LackingError(DLedgerError):
-    """Raised when a peer does not hold what is missing here."""
-
-
-class WrongBytesError(DLedgerError):
-    """Raised when what a peer sent is not what was here: it does not fit the chain on both sides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import CorruptLogError, DiskError, DiskFullError
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, WrongBytesError
 from dledger.store.file_store import FileStore
-from dledger.store.mending import ASIDE_MAX, LackingError, Repaired, WrongBytesError
+from dledger.store.mending import ASIDE_MAX, Repaired
 from dledger.store.scrub import Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.store.support import SEGMENT_BYTES, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
