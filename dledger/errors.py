@@ -64,6 +64,8 @@ class ResponseCode(IntEnum):
     """Ours, as are all from here on: DLedger has no producers."""
     UNKNOWN_PRODUCER = 602
     TOO_MANY_PRODUCERS = 603
+    OTHER_HISTORY = 604
+    """What the asked member holds as committed is proven, and not what the push says."""
 
     @classmethod
     def _missing_(cls, _value: object) -> ResponseCode:

@@ -344,7 +344,11 @@ class DLedgerServer:
             blocked = needed is not None and needed <= last_index
             return last_index if needed is None else LogIndex(min(last_index, needed - 1))
 
-        retired = log.retire(_protected_index(node, now_ms), room, may_go)
+        try:
+            retired = log.retire(_protected_index(node, now_ms), room, may_go)
+        except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
+            node.state.outbox.damage.append(damage)
+            return ()
         if blocked:
             node.quorum_ack.write_snapshot(now_ms)
         return retired
