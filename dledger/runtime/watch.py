@@ -308,27 +308,18 @@ class LogWatch:
         return self._compare_due_ms
 
     def _judge(self, own: Mapping[LogIndex, int], told: Mapping[NodeId, Mapping[LogIndex, int]]) -> None:
-        differing: dict[NodeId, LogIndex] = {}
+        against: Counter[tuple[LogIndex, int]] = Counter()
         for peer, theirs in told.items():
             common = [index for index in own if index in theirs]
-            differs = [index for index in common if own[index] != theirs[index]]
-            if differs:
-                differing[peer] = min(differs)
-                text = (
-                    f"{peer} holds another history: entry {min(differs)} or one before it differs, and both check out"
-                )
+            differing = [index for index in common if own[index] != theirs[index]]
+            if differing:
+                text = f"{peer} holds another entry {min(differing)}, or another one before it, and both check out"
                 self._conditions.set(ConditionKind.DIVERGED, text, subject=peer)
+                against.update((index, theirs[index]) for index in differing)
             elif common:
                 self._conditions.clear(ConditionKind.DIVERGED, peer)
-        against = Counter(
-            (index, theirs[index])
-            for peer, theirs in told.items()
-            if peer in differing
-            for index in own
-            if index in theirs
-        )
-        for (index, crc), count in against.items():
-            if count >= self._settings.quorum and crc != own[index]:
+        for (index, _), count in against.items():
+            if count >= self._settings.quorum:
                 self.on_diverged(f"{count} members hold another entry {index}, or another one before it")
                 return
 

@@ -147,6 +147,12 @@ class FileStore:
         return tuple(self._opened.layout.data)
 
     @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        """Where segments are, those that are never written to included."""
+        layout = self._opened.layout
+        return (*layout.data, *layout.read_only)
+
+    @property
     def begin(self) -> Boundary:
         return self._state.begin
 
