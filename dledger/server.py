@@ -44,6 +44,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
+from dledger.rpc.connections import Connections
 from dledger.rpc.peer_log import PeerLogClient
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
@@ -315,6 +316,11 @@ class DLedgerServer:
         """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
         return self._clients.handlers
 
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients, from ``start`` on, for that other server's to be watched, too."""
+        return self._clients.connections
+
     # -- background work -----------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> int:
@@ -340,10 +346,17 @@ class DLedgerServer:
             conditions.set(ConditionKind.DISK_FULL, used)
         else:
             conditions.clear(ConditionKind.DISK_FULL)
-        if self._node.state.hard_state.voter:
+        hard_state = self._node.state.hard_state
+        if hard_state.voter:
             conditions.clear(ConditionKind.NO_STANDING)
         else:
-            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until it has caught up with a leader")
+            why = hard_state.doubt or "its disk is new"
+            message = f"its vote does not count until it has caught up with a leader: {why}"
+            conditions.set(ConditionKind.NO_STANDING, message)
+        if problem := self._node.elector.vote_problem:
+            conditions.set(ConditionKind.NO_STANDING, problem, subject="election")
+        else:
+            conditions.clear(ConditionKind.NO_STANDING, "election")
         if full := self._driver.look(_full_members):
             why = f"it refuses appends: no room is left on the disks of {', '.join(full)}, too few members have some"
             conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")

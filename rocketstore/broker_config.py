@@ -64,6 +64,12 @@ class BrokerConfig:
     """Whether RocketMQ makes a consumer group that is not there."""
     default_topic_queue_nums: int = 8
     """Queues of a topic that does not say how many."""
+    queues_max: int = 16_384
+    """Queues that all topics may have together; what sends to unknown topics makes may have nine tenths of them."""
+    groups_max: int = 10_000
+    """Consumer groups that may have offsets."""
+    offsets_max: int = 500_000
+    """Offsets, one per group and queue, that all groups may have together."""
     long_polling_enable: bool = True
     """Whether a pull waits for messages as long as it asks to (``pull_wait_ms_max`` at most)."""
     short_polling_time_mills: int = 1000
@@ -75,7 +81,7 @@ class BrokerConfig:
     pulls_waiting_max: int = 20_000
     """Pulls that may wait for messages."""
     streams_max: int = 1024
-    """Streams (send, pull) that clients may have open on this broker."""
+    """Streams of each kind (send, pull) that clients may have open on this broker."""
     send_pending_messages_max: int = 40_000
     """Messages of all producers that may wait to be stored; beyond it streams are not read, single sends refused."""
     send_pending_bytes_max: int = 48 * MIB
@@ -185,6 +191,9 @@ _POSITIVE: Final = (
     "send_pending_bytes_max",
     "read_threads",
     "metrics_topics_max",
+    "queues_max",
+    "groups_max",
+    "offsets_max",
 )
 _STORE_POSITIVE: Final = (
     "mapped_file_size_commit_log",

@@ -21,12 +21,13 @@ import grpc
 from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, Outcome
+from dledger.rpc.calls import Call
 from rocketstore.broker.codec import ResultEncoder, Send
 from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.checks import check_client_topic, check_message
+from rocketstore.message.checks import KEYS_MAX, check_client_topic, check_keys, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
@@ -40,7 +41,7 @@ FAILURES_MAX: Final = 1024
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 SendDone = Callable[[Sequence[PutResult]], None]
-CreateTopic = Callable[[str], Awaitable[PutResult]]
+CreateTopic = Callable[[str, str], Awaitable[PutResult]]
 StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -89,7 +90,7 @@ class Sender:
                 outcome="not_applied",
                 reason=f"broker busy: {self.messages_pending} messages wait to be stored"
                 if self.is_full or request.quota is None
-                else f"{request.quota.entries} messages of this account wait to be stored",
+                else str(request.quota.full_error()),
             )
             return [busy] * len(request.messages)
         await self.ensure_topics(request)
@@ -99,11 +100,12 @@ class Sender:
 
     async def ensure_topics(self, request: Send) -> None:
         """Create the topics that do not exist yet, if this broker may; a topic that could not be is refused later."""
+        owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
             if self._topics.find(name) is None and name not in request.denied and self._may_create(name):
                 task = self._creating.get(name)
                 if task is None:
-                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name))
+                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner))
                     task.add_done_callback(partial(self._created, name))
                 await asyncio.shield(task)
 
@@ -200,8 +202,13 @@ class Sender:
                 name = message.topic
                 queues = self._writable_queues(name)
             if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
-                continue  # nearly always: everything below costs ten times as much
-            problem = self._place(message)
+                if len(message.property_string) < 2 * KEYS_MAX and not message.properties:
+                    continue  # nearly always: everything below costs ten times as much
+                problem = None
+            else:
+                problem = self._place(message)
+            if problem is None and (too_many := check_keys(message)):
+                problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, too_many)
             if problem is not None:
                 refused[at] = problem
         return refused
@@ -281,14 +288,15 @@ class SendStream:
 
     def __init__(
         self,
-        context: StreamContext,
+        call: Call,
         bridge: LoopBridge,
         sender: Sender,
         decode: Callable[[bytes], Send],
         encoder: ResultEncoder,
         memory: str = "",
     ) -> None:
-        self._context = context
+        self._context = call.context
+        self._connection = call.connection
         self._memory = memory
         self._bridge = bridge
         self._sender = sender
@@ -301,6 +309,7 @@ class SendStream:
         self._messages_pending = 0
         self._bytes_pending = 0
         self._ended = False
+        self._left = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until the client ends the stream or ``stop`` is set, and everything taken is answered.
@@ -327,15 +336,25 @@ class SendStream:
         finally:
             for task in (reader, writer, stopping):
                 task.cancel()
+            self._left = True
+            while self._answers:
+                self._drop_answer()
 
     async def _read_requests(self) -> None:
         while isinstance(data := await self._context.read(), bytes):
             request = self._decode(data)
             await self._sender.ensure_topics(request)
             self._take(request)
-            quota = request.quota
-            while self._is_full or self._sender.is_full or (quota is not None and quota.is_full):
+            await self._wait_room(request.quota)
+
+    async def _wait_room(self, quota: Quota | None) -> None:
+        while True:
+            if quota is not None and quota.is_full:  # also through other streams of the same client
+                await quota.wait_room(self._room)
+            elif self._is_full or self._sender.is_full:
                 await self._sender.wait_room(self._room)
+            else:
+                return
 
     @property
     def _is_full(self) -> bool:
@@ -356,15 +375,22 @@ class SendStream:
         self._sender.submit(request, done)
 
     def _on_done(self, request: Send, results: Sequence[PutResult]) -> None:
+        if self._left:
+            return
+        if request.quota is not None:  # as long as the client has not taken the answer
+            request.quota.take(len(request.messages), 0)
         self._answers.append((request, results))
         self._answer_ready.set()
 
     async def _write_answers(self) -> None:
         while True:
             while self._answers:
-                request, results = self._answers.popleft()
-                await self._context.write(self._encoder.encode(request.request_id, results, packed=request.packed))
+                request, results = self._answers[0]
+                answer = self._encoder.encode(request.request_id, results, packed=request.packed)
+                with self._connection.writing():
+                    await self._context.write(answer)
                 # Only now: a client that reads no answers shall not fill the memory with them.
+                self._drop_answer()
                 self._requests_pending -= 1
                 self._messages_pending -= len(request.messages)
                 self._bytes_pending -= request.size
@@ -373,3 +399,8 @@ class SendStream:
                 return
             self._answer_ready.clear()
             await self._answer_ready.wait()
+
+    def _drop_answer(self) -> None:
+        request, _ = self._answers.popleft()
+        if request.quota is not None:
+            request.quota.give(len(request.messages), 0)
