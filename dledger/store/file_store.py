@@ -63,9 +63,6 @@ from dledger.types import (
     Term,
 )
 
-MARK_INTERVAL_MS = 20
-"""How old the unsynced flushed mark may become while flushes go on; ``sync_checkpoint`` brings it up to date."""
-
 
 class FileStore:
     """A log in a directory. Implements ``dledger.core.ports.Log``, whose docstrings say what each method promises."""
@@ -84,7 +81,6 @@ class FileStore:
         self._remove_lock = threading.Lock()
         self._flush_lock = threading.Lock()
         self._warmed_at = self._state.end
-        self._marked_ms = -MARK_INTERVAL_MS
         self._disk_full = False
         self._ran_out_of_space = False
         self.instruments: Instruments = SILENT
@@ -227,8 +223,7 @@ class FileStore:
         self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
     ) -> AppendedBatch:
         state = self._state
-        records.check_batch(bodies, self._config.entry_bytes_limit)
-        self._check_writable()
+        self.check_append(bodies)
         invariant(term >= state.last.term, "terms never decrease", term=term, last=state.last)
         pieces = records.split_batch(bodies, state.end, self._config.segment_bytes, channel)
         first = index = state.last.index + 1
@@ -254,6 +249,10 @@ class FileStore:
         self._write(writes, b"".join(units), last, Mark(index - 1, end, chain))
         self.instruments.wrote(index - first, end - begin, as_leader=True)
         return AppendedBatch(term, LogIndex(first), last.index, tuple(positions))
+
+    def check_append(self, bodies: Sequence[Body]) -> None:
+        records.check_batch(bodies, self._config.entry_bytes_limit)
+        self._check_writable()
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         state, run = self._state, checked.run
@@ -402,19 +401,13 @@ class FileStore:
             for file in sorted(dirty, key=lambda one: one.base):
                 file.sync()
             self._files.sync_dirs()
+            state.synced()
+            self._checkpoint_file.write(state.checkpoint)  # unsynced: it survives the process
             mark = state.end_flush(sequence)
-            self._note_mark()
         except OSError as error:
             raise state.poisoned("flushing the log", error) from error
         self.instruments.flushed(max(0, state.flushed.position - flushed_to), monotonic() - began_s)
         return mark
-
-    def _note_mark(self) -> None:
-        """Write the mark down, unsynced, for a start after SIGKILL; not after every flush: acks wait here."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._marked_ms >= MARK_INTERVAL_MS:
-            self._marked_ms = now_ms
-            self._checkpoint_file.write(self._state.checkpoint)
 
     def sync_checkpoint(self) -> None:
         """Make the marks durable too: data, then index, then the checkpoint. For a background thread. ``DiskError``."""
