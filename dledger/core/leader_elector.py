@@ -294,7 +294,8 @@ class LeaderElector:
         if granted and not request.pre_vote:
             state.save_hard_state(replace(state.hard_state, vote=sender))
             if isinstance(state.role, Follower):
-                state.role.election_due_ms = state.next_election_due_ms(now_ms)
+                # Never earlier than the time that the elector sleeps until.
+                state.role.election_due_ms = max(state.role.election_due_ms, state.next_election_due_ms(now_ms))
         return VoteResponse(
             term=request.term if granted else state.term,
             granted=granted,

@@ -30,6 +30,9 @@ class Follower:
     last_heard_ms: int | None = None
     transfer_target: str = ""
     """To whom the leader said last that it hands over."""
+    timeout_ms: int = field(default=0, compare=False)
+    """How long it waits for this leader. Drawn once: a draw per heartbeat could set an earlier time than the one that
+    the elector sleeps until."""
 
 
 @dataclass(slots=True)
@@ -205,7 +208,8 @@ class MemberState:
             known = self.leader_id
             invariant(known in (None, leader), "one leader per term", term=term, known=known, claims=leader)
         heard = None if leader is None else now_ms
-        self.role = Follower(leader, self.next_election_due_ms(now_ms), heard)
+        due_ms = self.next_election_due_ms(now_ms)
+        self.role = Follower(leader, due_ms, heard, timeout_ms=due_ms - now_ms)
         self._announce(before, reason)
 
     def become_candidate(
@@ -255,7 +259,7 @@ class MemberState:
         role = self.role
         if term == self.term and isinstance(role, Follower) and role.leader == leader:
             role.last_heard_ms = now_ms
-            role.election_due_ms = self.next_election_due_ms(now_ms)
+            role.election_due_ms = now_ms + role.timeout_ms
         else:
             self.become_follower(term, leader, now_ms, RoleReason.LEADER_HEARD)
         return True

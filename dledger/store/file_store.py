@@ -204,8 +204,7 @@ class FileStore:
         self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
     ) -> AppendedBatch:
         state = self._state
-        records.check_batch(bodies, self._config.entry_bytes_limit)
-        self._check_writable()
+        self.check_append(bodies)
         invariant(term >= state.last.term, "terms never decrease", term=term, last=state.last)
         pieces = records.split_batch(bodies, state.end, self._config.segment_bytes, channel)
         first = index = state.last.index + 1
@@ -231,6 +230,10 @@ class FileStore:
         self._write(writes, b"".join(units), last, Mark(index - 1, end, chain))
         self.instruments.wrote(index - first, end - begin, as_leader=True)
         return AppendedBatch(term, LogIndex(first), last.index, tuple(positions))
+
+    def check_append(self, bodies: Sequence[Body]) -> None:
+        records.check_batch(bodies, self._config.entry_bytes_limit)
+        self._check_writable()
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         state, run = self._state, checked.run
