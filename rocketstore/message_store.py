@@ -130,7 +130,6 @@ class MessageStore:
         checkpoint = self._checkpoint.read()
         self._deleted.load()
         self._queues.load()
-        self._queues.recover()
         known = checkpoint.replay_from != UNKNOWN
         self.log.load(
             clean_stop=clean_stop,

@@ -205,6 +205,11 @@ class BrokerState:
         with self._applier.lock:
             return sorted(self._applier.tables.groups)
 
+    def has_group(self, name: str) -> bool:
+        """Whether there is a subscription group of this name."""
+        with self._applier.lock:
+            return name in self._applier.tables.groups
+
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
         """How far the group has consumed, in one topic or (empty) in all."""
         with self._applier.lock:
