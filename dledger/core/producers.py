@@ -189,7 +189,8 @@ class ProducerTable:
                 return TooManyProducersError(
                     f"{self._of_account[account]} producers of this account are remembered, all active within "
                     f"{EVICTION_IDLE_MS // 60_000} minutes, the most that one account may have "
-                    f"({ACCOUNT_SHARE_PERCENT} % of max_producers, {self._max}), and {name!r} would be one too many: let clients live longer"
+                    f"({ACCOUNT_SHARE_PERCENT} % of max_producers, {self._max}), and {name!r} would be one too many: "
+                    "let clients live longer"
                 )
             dropped = idle.slot
         elif len(self) >= self._max or self._bytes + _size_of(name) > room:
