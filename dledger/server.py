@@ -393,7 +393,10 @@ class DLedgerServer:
             flush_here = self._is_isolated(len(message.run.data))
             message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
         received = message
-        self._driver.call(lambda now_ms: self._node.receive(envelope.sender, received, now_ms), flush_here=flush_here)
+        sender, connection = envelope.sender, envelope.connection
+        self._driver.call(
+            lambda now_ms: self._node.receive(sender, received, now_ms, connection), flush_here=flush_here
+        )
 
     def _is_isolated(self, size: int) -> bool:
         """Whether a push stands alone: then nothing is gained by gathering, handing over costs time."""
