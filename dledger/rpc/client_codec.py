@@ -12,7 +12,7 @@ from typing import Final
 
 from dledger import errors
 from dledger.conditions import Condition
-from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode, told
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
 from dledger.rpc.codec import index, name, parse
@@ -398,7 +398,7 @@ def status_of(error: DLedgerError) -> pb.Status:
     leader_id, leader_address = _hint(error.leader)
     return pb.Status(
         code=error.code,
-        message=str(error),
+        message=told(error),
         outcome_unknown=error.outcome == "unknown",
         leader_id=leader_id,
         leader_address=leader_address,

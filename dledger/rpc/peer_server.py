@@ -26,6 +26,7 @@ from dledger.errors import (
     InvalidRequestError,
     TlsError,
     UnknownMemberError,
+    told,
 )
 from dledger.rpc import codec, options, tls
 from dledger.rpc.bridge import Report, log_failure
@@ -206,4 +207,4 @@ def _abort(context: _Context, error: DLedgerError) -> NoReturn:
             code = grpc.StatusCode.FAILED_PRECONDITION
         case _:
             code = grpc.StatusCode.UNAVAILABLE
-    context.abort(code, str(error))
+    context.abort(code, told(error))

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
 
 from dledger.access.quota import Quota
-from dledger.errors import InvalidRequestError
+from dledger.errors import InvalidRequestError, told
 from dledger.rpc.counted import Counted, check_count, elements, may_exceed
 from dledger.types import ProducerBatch
 from rocketstore.message.ids import offset_message_id
@@ -143,7 +143,7 @@ class ResultEncoder:
         for one in results:
             stored = one.stored
             if stored is None:
-                wire_result = add(status=one.status, outcome=one.outcome, reason=one.reason, leader=one.leader)
+                wire_result = add(status=one.status, outcome=one.outcome, reason=told(one.reason), leader=one.leader)
                 if one.status is _PUT_OK:  # it is not remembered where
                     wire_result.offset = wire_result.queue_id = wire_result.queue_offset = -1
                     wire_result.store_timestamp_ms = -1

@@ -264,8 +264,8 @@ def test_silent_push_connections_shut_nobody_out(peer: Peer) -> None:
 
 def test_room_is_made_by_whoever_takes_most() -> None:
     """One host that opens many connections does not shut out another that has opened one."""
-    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link, _found: link.close())
-    listener.start("127.0.0.1", 0)
+    listener = PeerListener("dledger-peer-listen-test", lambda link, _found: link.close())
+    listener.start("127.0.0.1", 0, "/nobody")
     address = ("127.0.0.1", listener.port)
     with closing(listener), ExitStack() as stack:
         other = stack.enter_context(socket.create_connection(address, timeout=5, source_address=("127.0.0.2", 0)))
