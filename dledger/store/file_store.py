@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -42,9 +43,11 @@ from dledger.store.hard_state import FileHardState
 from dledger.store.identity import Identity
 from dledger.store.log_files import Write
 from dledger.store.log_state import LogState
+from dledger.store.mending import Mender
 from dledger.store.mmap_file import MappedFile
 from dledger.store.opening import Opened, RecoveryReport, open_directory
 from dledger.store.reader import LogReader
+from dledger.store.scrub import Scrub
 from dledger.types import (
     AppendedBatch,
     Body,
@@ -142,6 +145,12 @@ class FileStore:
         return tuple(self._opened.layout.data)
 
     @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        """Where segments are, those that are never written to included."""
+        layout = self._opened.layout
+        return (*layout.data, *layout.read_only)
+
+    @property
     def begin(self) -> Boundary:
         return self._state.begin
 
@@ -189,6 +198,20 @@ class FileStore:
         It must only note it: locks are held. ``CorruptLogError.index`` says which entry it is.
         """
         self._state.on_damage = listener
+
+    def scrub(self) -> Scrub:
+        """A walk that verifies all of the log again and again, for a background thread."""
+
+        def mend(index: int) -> None:
+            with suppress(CorruptLogError, IndexBeforeBeginError):
+                self.term_at(LogIndex(index))  # a look-up writes a wrong unit again
+
+        return Scrub(self._files, self._state, mend, unchecked=self._config.import_unchecked)
+
+    def mender(self) -> Mender:
+        """Repairs of this log with what peers have, for a background thread."""
+        unchecked = self._config.import_unchecked
+        return Mender(self._files, self._state, self._fs, self.directory, self._reader.mark_at, unchecked=unchecked)
 
     def add_append_hook(self, hook: AppendHook) -> None:
         """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
@@ -516,10 +539,14 @@ class FileStore:
                 end = file.base + file.size
                 if end > stop or not file.writable:
                     break
-                last_index = self.last_index_before(end)
+                try:
+                    last_index = self.last_index_before(end)
+                    self.chain_crc_at(last_index)
+                except CorruptLogError:  # told by ``on_damage``; it goes together with the next one, whose end is sound
+                    continue
                 modified_ms = file.path.stat().st_mtime_ns // 1_000_000
                 found.append(cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms))
-        except (CorruptLogError, IndexBeforeBeginError):  # damaged (told by ``on_damage``), or truncated meanwhile
+        except (CorruptLogError, IndexBeforeBeginError):  # its end is damaged, or it was truncated meanwhile
             return ()
         return tuple(found)
 

@@ -60,8 +60,12 @@ class Walk:
 
 def walk(files: LogFiles, state: Walk, pause_at: int, *, unchecked: bool) -> Iterator[tuple[int, Scan]]:
     """Verify records from ``state`` on over all segments; yields (first index, scan); a chunk ends at ``pause_at``."""
+    probed: MappedFile | None = None
     while (file := files.data.find(state.stop_position)) is not None:
         offset = state.stop_position - file.base
+        if file is not probed:
+            file.probe(offset)
+            probed = file
         room = pause_at - state.follow.index
         entries_max = min(_CHUNK_ENTRIES, room) if room > 0 else _CHUNK_ENTRIES
         with memoryview(file.map) as view:
@@ -121,7 +125,7 @@ def scan_log(
     mark_agrees = state.follow.index != mark.index or state.mark == mark
     for first, scan in walk(files, state, mark.index, unchecked=settings.unchecked):
         count += scan.count
-        if wrong_from is None and not _units_agree(files, first, scan):
+        if wrong_from is None and files.first_wrong_unit(first, scan.units) is not None:
             wrong_from = first
         if state.follow.index == mark.index:
             mark_agrees = state.mark == mark
@@ -178,20 +182,6 @@ def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: b
     return None
 
 
-def _units_agree(files: LogFiles, first: int, scan: Scan) -> bool:
-    done, position = 0, first * INDEX_UNIT_BYTES
-    while done < len(scan.units):
-        file = files.index.find(position)
-        if file is None:
-            return False
-        part = scan.units[done : done + file.base + file.size - position]
-        if file.read(position - file.base, len(part)) != part:
-            return False
-        done += len(part)
-        position += len(part)
-    return True
-
-
 def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage], bool]:
     """Look at the first record of every segment below the mark: (damage, whether the index agrees with all of them)."""
     damage: list[Damage] = []
@@ -199,7 +189,7 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
     for file in files.data.files():
         if not checkpoint.begin.position < file.base < checkpoint.flushed.position:
             continue
-        header = Header(*HEADER.unpack_from(file.map, 0))
+        header = Header(*HEADER.unpack(file.read_cold(0, HEADER.size)))
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
         if problem or header.index > checkpoint.flushed.index:
             reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"
