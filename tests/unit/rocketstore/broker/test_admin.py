@@ -244,10 +244,10 @@ def test_only_the_topics_named_are_committed(broker: Harness) -> None:
 
 
 @pytest.mark.parametrize("before", [{"position": -1}, {"position": -(1 << 63)}, {"index": -1}])
-def test_a_negative_place_is_refused(broker: Harness, before: dict[str, object]) -> None:
+def test_a_negative_place_is_refused(broker: Harness, before: dict[str, int]) -> None:
     """It is a mistake, and not the log's begin."""
     with failing(grpc.StatusCode.INVALID_ARGUMENT, "must not be negative"):
-        commit_position(broker, **before)
+        commit_position(broker, "g", **before)
 
 
 def test_what_is_not_in_the_queues_yet_is_left_for_later(broker: Harness) -> None:
