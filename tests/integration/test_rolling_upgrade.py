@@ -47,6 +47,10 @@ def run_earlier(group: Group, node: NodeId, earlier: Path) -> None:
     group.prefixes[node] = ["env", "-C", str(earlier), f"PYTHONPATH={earlier}"]
 
 
+def _wait_for(group: Group, node: NodeId, end: int) -> None:
+    group.wait_for(lambda all_: node in all_ and all_[node].committed_index >= end, f"{node} has it all", 60)
+
+
 def test_a_group_is_upgraded_member_by_member_under_load(make_group: Callable[..., Group], earlier: Path) -> None:
     """Each member is stopped and comes back with the present version, the leader last; nothing acknowledged is lost."""
     group = make_group()
@@ -62,7 +66,7 @@ def test_a_group_is_upgraded_member_by_member_under_load(make_group: Callable[..
             group.start(node)
             load.history.wait_for_acks(200)
             end = group.statuses()[group.leader()].end_index
-            group.wait_for(lambda all_, node=node, end=end: all_[node].committed_index >= end, f"{node} has it all", 60)
+            _wait_for(group, node, end)
 
     group.verify()
     assert all(one.voter for one in group.statuses().values())

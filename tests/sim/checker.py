@@ -120,6 +120,7 @@ class Checker:
     def observe_save(self, node: SimNode, state: HardState) -> None:
         """One vote per term, over all the lives of a disk."""
         require(state.term >= node.hard.term, "a saved term goes back", node.name, state, node.hard)
+        node.forgetful = node.forgetful and not (state.voter and not node.hard.voter)
         if state.vote == node.name and state.term > node.hard.term:
             node.campaigns += 1
             possible = 5 + (node.now_ms - node.started_ms) // 200

@@ -71,6 +71,8 @@ class SimNode:
         self.wanted = True
         self.paused_until_us = 0
         self.slow_flush_us = 0
+        self.forgetful = False
+        """Its disk was lost or set back, and it has not had standing again since."""
         self.snapshot: Snapshot | None = None
         self.remembered: dict[NodeId, EntryId] = {}
         """What it knows others to have held, as it was saved last."""
@@ -160,6 +162,7 @@ class SimNode:
         self.log = SimLog(self._simulation.options.segment_bytes)
         self.hard = HardState()
         self.snapshot, self.remembered = None, {}
+        self.forgetful = True
 
     def take_snapshot(self) -> None:
         """Keep a copy of what is durable now."""
@@ -168,6 +171,7 @@ class SimNode:
     def set_back(self, doubt: str) -> None:
         """Come back, once started, with what the snapshot holds; ``doubt`` is what the start finds out, if anything."""
         if self.snapshot is not None:
+            self.forgetful = True
             self.log = SimLog(self._simulation.options.segment_bytes, self.snapshot.disk.copy())
             self.hard = self.snapshot.hard.doubted(doubt) if doubt else self.snapshot.hard
 

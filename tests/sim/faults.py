@@ -223,7 +223,7 @@ class Nemesis:
 
     def _only_victim(self) -> SimNode | None:
         victim, *others = self._some(len(self._nodes))
-        sound = bool(others) and all(node.hard.voter for node in others)
+        sound = bool(others) and all(node.hard.voter and not node.forgetful for node in others)
         return victim if sound and self._simulation.checker.chain else None
 
     def _snapshot(self) -> bool:
