@@ -15,7 +15,13 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.config import MIB
-from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError, UntimedLogError
+from dledger.errors import (
+    CorruptLogError,
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    InvalidRequestError,
+    UntimedLogError,
+)
 from dledger.store.format import HEADER, Header, magic_of, scan_run
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
