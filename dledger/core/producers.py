@@ -27,14 +27,15 @@ members may differ by days, and whoever is forgotten too early could store somet
 
 from __future__ import annotations
 
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from dledger.config import MIB, ReplicationConfig, ServerConfig
 from dledger.core.ports import Log
-from dledger.core.producer_names import is_made_up, stream_batch
+from dledger.core.producer_names import account_of, is_made_up, stream_batch
 from dledger.core.producer_payload import (
     EMPTY_SNAPSHOT_BYTES,
     PRODUCER_BYTES,
@@ -79,6 +80,8 @@ EVICTION_IDLE_MS: Final = 600_000
 """Nobody who was active since may lose its place to a newcomer; no client repeats an append for so long."""
 ENDED_BATCH_IDLE_MS: Final = 120_000
 """The same for a task of a stream's ended batch, towards its stream's next ones: a straggler of it may still send."""
+ACCOUNT_SHARE_PERCENT: Final = 75
+"""Of all producers, as many may be one account's: beyond it, a new one takes the place of one of its own."""
 _WALK_ENTRIES: Final = SNAPSHOT_ENTRIES_MAX + BATCH_ENTRIES_MAX
 _WALK_BYTES: Final = SNAPSHOT_BYTES + 3 * BATCH_BYTES_MAX
 """Blanks at the ends of segments can make a batch's part of the log twice as long as the batch."""
@@ -110,13 +113,15 @@ class Plan:
 class ProducerTable:
     """All producers of one leadership. Under the node's lock."""
 
-    def __init__(self, config: ReplicationConfig) -> None:
+    def __init__(self, config: ReplicationConfig, segment_bytes: int = sys.maxsize) -> None:
+        self._segment_bytes = segment_bytes
         self._max = config.max_producers
         self._expiry_ms = config.producer_expiry_ms
         self._snapshot_entries = config.producer_snapshot_entries
         self._by_name: dict[str, Producer] = {}  # the least recently active one first
         self._made_up: dict[str, Producer] = {}  # those under names of clients' own making, in the same order
         self._by_slot: dict[int, Producer] = {}
+        self._of_account: Counter[str] = Counter()
         self._next_slot = 1
         self._bytes = EMPTY_SNAPSHOT_BYTES  # of a snapshot with a single run of each
         self._registrations = 0
@@ -178,7 +183,19 @@ class ProducerTable:
     def registration(self, name: str, room: int, now_ms: int) -> Registration | TooManyProducersError:
         """What to write for a new producer; ``room``: the bytes that a snapshot may take up."""
         dropped = 0
-        if len(self) >= self._max or self._bytes + _size_of(name) > room:
+        account = account_of(name)
+        share = max(1, self._max * ACCOUNT_SHARE_PERCENT // 100)
+        if account and self._of_account[account] >= share:
+            idle = self._giving_way(name, room - _size_of(name), now_ms, account)
+            if idle is None:
+                return TooManyProducersError(
+                    f"{self._of_account[account]} producers of this account are remembered, all active within "
+                    f"{EVICTION_IDLE_MS // 60_000} minutes, the most that one account may have "
+                    f"({ACCOUNT_SHARE_PERCENT} % of max_producers, {self._max}), and {name!r} would be one too many: "
+                    "let clients live longer"
+                )
+            dropped = idle.slot
+        elif len(self) >= self._max or self._bytes + _size_of(name) > room:
             idle = self._giving_way(name, room - _size_of(name), now_ms)
             if idle is None:
                 return TooManyProducersError(
@@ -189,8 +206,10 @@ class ProducerTable:
             dropped = idle.slot
         return Registration(name, self._free_slot(), dropped)
 
-    def _giving_way(self, newcomer: str, room: int, now_ms: int) -> Producer | None:
+    def _giving_way(self, newcomer: str, room: int, now_ms: int, account: str = "") -> Producer | None:
         """Who makes room for a newcomer, so that the others fit ``room`` bytes: the one that is idle for longest.
+
+        With ``account`` one of that account's.
 
         For a task of a stream that is one of the stream's earlier batches, first of all: a stream that runs for days
         has a producer for every task, and pushes out nobody else. Then whoever has a name of a client's own making:
@@ -201,7 +220,7 @@ class ProducerTable:
         if ended is not None and self._bytes - _size_of(ended.name) <= room:
             return ended
         for producers in (self._made_up, self._by_name):
-            oldest = next(iter(producers.values()), None)
+            oldest = next((one for one in producers.values() if one.name.startswith(account)), None)
             if (
                 oldest is not None
                 and now_ms - oldest.active_ms >= EVICTION_IDLE_MS
@@ -303,7 +322,11 @@ class ProducerTable:
     def _plan_snapshot(self, index: int, position: int, now_ms: int) -> None:
         entries = max(self._snapshot_entries, SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
         pause_ms = max(self._expiry_ms // SNAPSHOTS_PER_EXPIRY, 1)
-        self._due = (index + min(entries, SNAPSHOT_ENTRIES_MAX), position + SNAPSHOT_BYTES, now_ms + pause_ms)
+        # With the first batch in a new segment, too: the one before may then be all that retention can remove, and a
+        # full disk would leave no room for writing anew what it holds.
+        next_segment = (position // self._segment_bytes + 1) * self._segment_bytes
+        position = min(position + SNAPSHOT_BYTES, next_segment)
+        self._due = (index + min(entries, SNAPSHOT_ENTRIES_MAX), position, now_ms + pause_ms)
 
     def is_due(self, last_index: LogIndex, position: int, now_ms: int) -> bool:
         """Whether to write a snapshot now, the log ending with ``last_index`` at ``position``."""
@@ -322,6 +345,7 @@ class ProducerTable:
         self._by_name.clear()
         self._made_up.clear()
         self._by_slot.clear()
+        self._of_account.clear()
         self._bytes = EMPTY_SNAPSHOT_BYTES
         self._next_slot = snapshot.next_slot
         for one in sorted(snapshot.producers, key=lambda one: -one.idle_ms):
@@ -332,6 +356,9 @@ class ProducerTable:
         self._by_name[producer.name] = self._by_slot[producer.slot] = producer
         if is_made_up(producer.name):
             self._made_up[producer.name] = producer
+        account = account_of(producer.name)
+        if account:
+            self._of_account[account] += 1
         self._bytes += _size_of(producer.name)
         return producer
 
@@ -340,6 +367,11 @@ class ProducerTable:
             del self._by_name[producer.name]
             self._made_up.pop(producer.name, None)
             del self._by_slot[producer.slot]
+            account = account_of(producer.name)
+            if account:
+                self._of_account[account] -= 1
+                if not self._of_account[account]:
+                    del self._of_account[account]
             self._bytes -= _size_of(producer.name)
 
 
@@ -394,7 +426,7 @@ def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -
     Reads headers, and the bodies of NOOPs, of a bounded part of the log.
     """
     found = _look_back(log, last_index, _WALK_BYTES + 2 * config.store.entry_bytes_limit)
-    table = ProducerTable(config.replication)
+    table = ProducerTable(config.replication, config.store.segment_bytes)
     needed: int | None = None
     newest = found.payloads.get(found.start)
     if isinstance(newest, Snapshot):

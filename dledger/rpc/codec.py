@@ -7,6 +7,7 @@ the log bytes of an append are not looked at (``Log.check_run`` verifies them).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -36,14 +37,28 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.records import record
-from dledger.types import NO_ENTRY, NO_INDEX, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import (
+    NO_ENTRY,
+    NO_INDEX,
+    Boundary,
+    EntryId,
+    EntryRun,
+    LogIndex,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 
 PROTOCOL_VERSION: Final = 1
 NUMBER_LIMIT: Final = 1 << 62
 """Terms, indexes and positions at or above this are forged or damaged: no log gets there."""
 NAME_BYTES_MAX: Final = 1024
 """Longest cluster id, group, node id or address that is taken from the wire."""
+_LEADS: Final = {None: 0, True: 1, False: 2}
 MEMBERS_MAX: Final = 1024
+READ_LOG_BYTES_MAX: Final = 1 << 20
+CHAIN_CRCS_MAX: Final = 64
 
 _RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
 """The key of a length-delimited field (protobuf's encoding guide)."""
@@ -140,6 +155,8 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
                 boot_id=message.boot_id,
                 used=message.used,
                 remembered=_memory_to_proto(message.remembered),
+                leads=_LEADS[message.leads],
+                begin=_begin_to_proto(message.begin),
             )
         case HeartbeatRequest():
             return _heartbeat_to_proto(header, message)
@@ -218,6 +235,13 @@ def _push_response_to_proto(header: pb.Header, message: PushResponse) -> pb.Push
     )
 
 
+def _begin_to_proto(begin: Boundary | None) -> pb.Install | None:
+    if begin is None:
+        return None
+    before = pb.EntryId(term=begin.term, index=begin.index)
+    return pb.Install(before_begin=before, chain_crc=begin.chain_crc, position=begin.position)
+
+
 def _entry_id_to_proto(entry_id: EntryId) -> pb.EntryId:
     return pb.EntryId(term=entry_id.term, index=entry_id.index)
 
@@ -254,6 +278,32 @@ def encode_take_leadership_answer() -> bytes:
     return pb.TakeLeadershipResponse().SerializeToString()
 
 
+def encode_read_log(header: Header, position: int, length: int) -> bytes:
+    """The bytes of a ``ReadLog`` request."""
+    return pb.ReadLogRequest(header=_wire_header(header), position=position, length=length).SerializeToString()
+
+
+def encode_log_bytes(data: bytes | None) -> bytes:
+    """The bytes of a ``ReadLog`` response; None: they are not all held."""
+    return pb.ReadLogResponse(held=data is not None, data=data or b"").SerializeToString()
+
+
+def encode_chain_crcs_request(header: Header, indexes: Sequence[LogIndex]) -> bytes:
+    """The bytes of a ``ChainCrcs`` request."""
+    return pb.ChainCrcsRequest(header=_wire_header(header), indexes=indexes).SerializeToString()
+
+
+def encode_chain_crcs(crcs: Mapping[LogIndex, int]) -> bytes:
+    """The bytes of a ``ChainCrcs`` response."""
+    return pb.ChainCrcsResponse(
+        crcs=[pb.ChainCrc(index=index, chain_crc=crc) for index, crc in crcs.items()]
+    ).SerializeToString()
+
+
+def _wire_header(header: Header) -> pb.Header:
+    return pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target)
+
+
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
@@ -287,8 +337,15 @@ def decode_vote_response(data: bytes) -> Envelope:
         boot_id=wire.boot_id,
         used=wire.used,
         remembered=_memory(wire.remembered, wire.HasField("remembered")),
+        leads={1: True, 2: False}.get(wire.leads),
+        begin=_begin(wire.begin) if wire.HasField("begin") else None,
     )
     return _envelope(wire.header, message)
+
+
+def _begin(wire: pb.Install) -> Boundary:
+    before = _entry_id(wire.before_begin, wire.HasField("before_begin"), "begin")
+    return Boundary(before.index, before.term, Position(_count(wire.position, "position")), wire.chain_crc)
 
 
 def decode_heartbeat_request(data: bytes) -> Envelope:
@@ -333,8 +390,8 @@ def decode_take_leadership(data: bytes) -> Envelope:
     return _envelope(wire.header, TakeLeadership(_term(wire.term)))
 
 
-def decode_push_request(data: bytes | memoryview) -> Envelope:
-    """One push."""
+def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelope:
+    """One push, which came on that connection."""
     wire = parse(pb.PushRequest, data)
     term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
     push: PushRequest
@@ -358,7 +415,7 @@ def decode_push_request(data: bytes | memoryview) -> Envelope:
             push = PushInstall(term, epoch, before, install.chain_crc, position)
         case _:
             raise InvalidRequestError("push request holds no push")
-    return _envelope(wire.header, push)
+    return _envelope(wire.header, push, connection)
 
 
 def decode_push_response(data: bytes) -> Envelope:
@@ -398,6 +455,35 @@ def decode_handshake(data: bytes | memoryview) -> Handshake:
         max_entry_bytes=_count(wire.max_entry_bytes, "max_entry_bytes"),
         client_address=name(wire.client_address, "client_address"),
     )
+
+
+def decode_read_log(data: bytes) -> tuple[Header, Position, int]:
+    """Who asks, from which position on, for how many bytes. Raises ``InvalidRequestError``."""
+    wire = parse(pb.ReadLogRequest, data)
+    position, length = _count(wire.position, "position"), _count(wire.length, "length")
+    if length > READ_LOG_BYTES_MAX:
+        raise InvalidRequestError(f"{length} bytes of log are asked for at once; at most {READ_LOG_BYTES_MAX} are sent")
+    return _header(wire.header), Position(position), length
+
+
+def decode_log_bytes(data: bytes) -> bytes | None:
+    """What a peer sent; None if it does not hold all of it."""
+    wire = parse(pb.ReadLogResponse, data)
+    return wire.data if wire.held else None
+
+
+def decode_chain_crcs_request(data: bytes) -> tuple[Header, tuple[LogIndex, ...]]:
+    """Who asks, and for which entries. Raises ``InvalidRequestError``."""
+    wire = parse(pb.ChainCrcsRequest, data)
+    if len(wire.indexes) > CHAIN_CRCS_MAX:
+        raise InvalidRequestError(f"{len(wire.indexes)} chain CRCs are asked for; at most {CHAIN_CRCS_MAX} are sent")
+    return _header(wire.header), tuple(index(one, "index") for one in wire.indexes)
+
+
+def decode_chain_crcs(data: bytes) -> dict[LogIndex, int]:
+    """What a peer sent."""
+    wire = parse(pb.ChainCrcsResponse, data)
+    return {index(one.index, "index"): one.chain_crc for one in wire.crcs[:CHAIN_CRCS_MAX]}
 
 
 def decode_handshake_answer(data: bytes) -> HandshakeAnswer:
@@ -441,9 +527,9 @@ def _run(append: pb.Append, data: bytes) -> EntryRun:
     return EntryRun(previous, append.previous_chain_crc, first, last, position, data)
 
 
-def _envelope(header: pb.Header, message: Message) -> Envelope:
+def _envelope(header: pb.Header, message: Message, connection: int = 0) -> Envelope:
     checked = _header(header)
-    return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message)
+    return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message, connection)
 
 
 def _header(wire: pb.Header) -> Header:

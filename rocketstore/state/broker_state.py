@@ -21,7 +21,7 @@ from typing import Final
 
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import Conditions
-from dledger.errors import DLedgerError, InvalidRequestError, ShutdownError
+from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
@@ -44,6 +44,7 @@ from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
 FULL_PART_BYTES: Final = 128 * 1024
@@ -130,6 +131,10 @@ class BrokerState:
         self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
         self._rocketmq_files_due_ms = 0
         self._rocketmq_files_saved = -1
+        self._unwritten: tuple[int, int, Tables] | None = None
+        """The same for RocketMQ's files as ``_unsaved`` for the snapshot."""
+        self._unsaved: tuple[int, int, Snapshot] | None = None
+        """What is to be written once the log is durable up to it: number of changes, the log's offset, content."""
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
         """What may still be made; its methods are called under the applier's lock."""
         store.add_arrival_listener(self._on_arrival)
@@ -164,11 +169,19 @@ class BrokerState:
         ended = self._worker.stop(STOP_TIMEOUT_S)
         self._publisher.close("the broker is stopping")
         if ended:
+            try:
+                self._store.log.flush()
+            except DiskError as error:
+                _log.warning("broker state: %s", error)
             self.flush()
 
     def flush(self) -> None:
-        """Write a snapshot now, and RocketMQ's files. A disk that refuses is logged: the log has everything."""
+        """Write a snapshot now, or, if the log is not durable up to it, soon; and RocketMQ's files.
+
+        A disk that refuses is logged: the log has everything.
+        """
         with self._stepping:
+            self._unsaved = self._unwritten = None
             self._write_snapshot()
             self._write_rocketmq_files()
 
@@ -188,8 +201,11 @@ class BrokerState:
             if time.monotonic() > deadline:
                 raise StateBehindError(f"broker state: not applied to its end within {timeout_s:g} s")
             pause.wait(0.01)
-        if not self._applier.complete:
+        if not self._applier.is_complete:
             self._accept_incomplete()
+        if not self._store.log.is_replicated:
+            with self._stepping:
+                self._applier.forget_what_is_not_there(self._end_of)
         self._full_wanted = True
         self._worker.wake()
 
@@ -252,9 +268,9 @@ class BrokerState:
 
     @property
     def is_applied(self) -> bool:
-        """Whether every change that is in the queue on this node has been applied."""
+        """Whether the tables are those of the log: every change in it has been applied, and none is missing."""
         with self._applier.lock:
-            return self._applier.next_offset >= self._applier.end_offset
+            return self._applier.next_offset >= self._applier.end_offset and self._applier.is_complete
 
     def runtime_info(self) -> dict[str, str]:
         """Names and values for status commands."""
@@ -262,7 +278,7 @@ class BrokerState:
         with applier.lock:
             return {
                 "brokerStateOffset": f"{applier.next_offset},{applier.end_offset}",
-                "brokerStateComplete": str(applier.complete).lower(),
+                "brokerStateComplete": str(applier.is_complete).lower(),
                 "brokerStateBlocked": applier.blocked,
                 "brokerStateMalformed": str(applier.malformed),
             }
@@ -283,9 +299,14 @@ class BrokerState:
         """Forget a topic and the groups' offsets in it. What is in its queues now, nobody reads any more: a topic of
         the same name that is made later begins at ``begin_offset``. The files go when the log's retention removes them.
         """
-        ends = ((queue_id, self._store.max_offset(topic, queue_id)) for topic, queue_id in self._store.queues()
-                if topic == name)  # fmt: skip
-        self._change(DeleteTopic(name, tuple(sorted(ends))), done)
+        # Also what is put and not yet dispatched: its producer knows that it was stored before.
+        numbering = {key: end for key, end in self._store.log.queue_offsets.copy().items() if key[0] == name}
+        for key in self._store.queues():
+            if key[0] == name:
+                numbering[key] = max(numbering.get(key, 0), self._store.max_offset(*key))
+        self._change(
+            DeleteTopic(name, tuple(sorted((queue_id, end) for (_, queue_id), end in numbering.items()))), done
+        )
 
     def commit_offsets(
         self,
@@ -311,10 +332,9 @@ class BrokerState:
 
     def _check_places(self, change: CommitOffsets) -> None:
         """Raises ``InvalidRequestError`` for an offset of no queue, or beyond a queue's end."""
-        numbering = self._store.log.queue_offsets
         for name, queue_id, offset in change.offsets:
             # What is put, but not yet dispatched, may be committed: a producer knows its offset from the answer.
-            end = max(numbering.get((name, queue_id), 0), self._store.max_offset(name, queue_id))
+            end = self._end_of(name, queue_id)
             topic = self.topic(name)
             if topic is None:
                 raise InvalidRequestError(f"the topic {name!r} does not exist here")
@@ -408,7 +428,7 @@ class BrokerState:
         if master and not self._master:
             self._full_wanted = True
         self._master = master
-        if not master or not self._publisher.idle or applier.blocked or not applier.complete:
+        if not master or not self._publisher.idle or applier.blocked or not applier.is_complete:
             return
         minimum = self._store.min_offset(BROKER_STATE_TOPIC, 0)
         expired = applier.full_offset < minimum and minimum > 0  # from 0 on, the messages themselves are the state
@@ -437,13 +457,25 @@ class BrokerState:
         self._full_not_before_ms = self._clock.monotonic_ms() + self._full_retry_ms
         self._full_retry_ms = min(2 * self._full_retry_ms, FULL_RETRY_MS_MAX)
 
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        """The next queue offset; also of what is put, but not yet dispatched, and of queues that were removed."""
+        return max(self._store.log.queue_offsets.get((topic, queue_id), 0), self._store.max_offset(topic, queue_id))
+
     def _write_snapshot(self) -> None:
+        """Write the tables, never what a power cut may take back: messages that come later would have its offsets."""
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
-        changed = self._applier.changed
-        if changed == self._saved:
+        applier = self._applier
+        if self._unsaved is None:
+            if applier.changed == self._saved:
+                return
+            self._unsaved = (applier.changed, applier.applied_to, applier.snapshot())
+        changed, applied_to, snapshot = self._unsaved
+        if self._store.log.flushed_offset < applied_to:
+            self._snapshot_due_ms = self._clock.monotonic_ms() + RETRY_MS
             return
+        self._unsaved = None
         try:
-            write_snapshot(self._fs, self._config_dir, self._applier.snapshot())
+            write_snapshot(self._fs, self._config_dir, snapshot)
         except OSError as error:
             _log.warning("broker state: no snapshot was written, a restart replays more of the log: %s", error)
         else:
@@ -452,16 +484,23 @@ class BrokerState:
     def _write_rocketmq_files(self) -> None:
         """Once there is a snapshot: a file of RocketMQ's that was taken over must not be lost before."""
         began_ms = self._clock.monotonic_ms()
-        changed = self._applier.changed
-        if changed != self._rocketmq_files_saved and self._applier.complete and self._saved >= 0:
-            with self._applier.lock:
-                tables = self._applier.tables.copy()
-            try:
-                self._rocketmq_files.write(tables, self._clock.wall_ms())
-            except OSError as error:
-                _log.warning("broker state: RocketMQ's files were not written: %s", error)
-            else:
-                self._rocketmq_files_saved = changed
+        self._rocketmq_files_due_ms = began_ms + self._settings.rocketmq_files_interval_ms
+        applier = self._applier
+        if self._unwritten is None:
+            if applier.changed == self._rocketmq_files_saved or not applier.complete or self._saved < 0:
+                return
+            with applier.lock:
+                self._unwritten = (applier.changed, applier.applied_to, applier.tables.copy())
+        changed, applied_to, tables = self._unwritten
+        if self._store.log.flushed_offset < applied_to:
+            self._rocketmq_files_due_ms = began_ms + RETRY_MS
+            return
+        self._unwritten = None
+        try:
+            self._rocketmq_files.write(tables, self._clock.wall_ms())
+        except OSError as error:
+            _log.warning("broker state: RocketMQ's files were not written: %s", error)
+        else:
+            self._rocketmq_files_saved = changed
         now_ms = self._clock.monotonic_ms()
-        pause_ms = max(self._settings.rocketmq_files_interval_ms, _WRITING_SHARE * (now_ms - began_ms))
-        self._rocketmq_files_due_ms = now_ms + pause_ms
+        self._rocketmq_files_due_ms = max(self._rocketmq_files_due_ms, now_ms + _WRITING_SHARE * (now_ms - began_ms))
