@@ -107,15 +107,18 @@ class FileStore:
         node_id: str,
         clock: Clock,
         fs: FileSystem | None = None,
+        mend: bool = False,
     ) -> FileStore:
         """Open or create ``<base_dir>/dledger-<node_id>``, recovering what is there.
+
+        With ``mend`` a member that others can complete opens although its log is damaged (``damaged_start``).
 
         Raises ``DirectoryLockedError``, ``IdentityError``, ``CorruptLogError``, ``ConfigError``, ``DiskError``,
         ``DiskFullError``.
         """
         fs = fs or RealFileSystem()
         identity = Identity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
-        return cls(config, open_directory(config, identity, clock, fs), clock, fs)
+        return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs)
 
     @property
     def hard_state(self) -> FileHardState:
@@ -126,6 +129,11 @@ class FileStore:
     def recovery_report(self) -> RecoveryReport:
         """What opening found and did."""
         return self._opened.report
+
+    @property
+    def damage_at_start(self) -> tuple[CorruptLogError, ...]:
+        """Segments that were damaged or missing, and stand there empty until they are fetched from peers."""
+        return self._opened.damage
 
     @property
     def foreign_files(self) -> tuple[Path, ...]:
