@@ -60,8 +60,12 @@ class Walk:
 
 def walk(files: LogFiles, state: Walk, pause_at: int, *, unchecked: bool) -> Iterator[tuple[int, Scan]]:
     """Verify records from ``state`` on over all segments; yields (first index, scan); a chunk ends at ``pause_at``."""
+    probed: MappedFile | None = None
     while (file := files.data.find(state.stop_position)) is not None:
         offset = state.stop_position - file.base
+        if file is not probed:
+            file.probe(offset)
+            probed = file
         room = pause_at - state.follow.index
         entries_max = min(_CHUNK_ENTRIES, room) if room > 0 else _CHUNK_ENTRIES
         with memoryview(file.map) as view:
@@ -185,7 +189,7 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
     for file in files.data.files():
         if not checkpoint.begin.position <= file.base < checkpoint.flushed.position:
             continue
-        header = Header(*HEADER.unpack_from(file.map, 0))
+        header = Header(*HEADER.unpack(file.read_cold(0, HEADER.size)))
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
         if problem or header.index > checkpoint.flushed.index:
             reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"
