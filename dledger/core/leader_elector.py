@@ -186,7 +186,10 @@ class LeaderElector:
         known = [(peer, index) for peer, index in leader.match.items() if leader.counts[peer]]
         for member, index in ((state.node_id, state.durable_index), *known):
             if index > log.begin.index:
-                state.remembered[member] = EntryId(log.term_at(index), index)
+                try:
+                    state.remembered[member] = EntryId(log.term_at(index), index)
+                except CorruptLogError as damage:
+                    state.outbox.damage.append(damage)
 
     # -- campaigns -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
-from dledger.errors import invariant
+from dledger.errors import CorruptLogError, invariant
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
 
@@ -335,12 +335,18 @@ class MemberState:
 
     def _forget_other_histories(self) -> None:
         """What a leader's log lacks was never committed: a member that lacks it, too, has lost nothing."""
+        self.remembered = {member: held for member, held in self.remembered.items() if self._may_hold(held)}
+
+    def _may_hold(self, held: EntryId) -> bool:
+        """Whether an entry is, or may be, in this log."""
         log = self.log
-        self.remembered = {
-            member: held
-            for member, held in self.remembered.items()
-            if held.index <= log.last.index and (held.index < log.begin.index or log.term_at(held.index) == held.term)
-        }
+        if held.index > log.last.index or held.index < log.begin.index:
+            return held.index <= log.last.index
+        try:
+            return log.term_at(held.index) == held.term
+        except CorruptLogError as damage:
+            self.outbox.damage.append(damage)
+            return True
 
     # -- the commit index ----------------------------------------------------------------------------------------
 
