@@ -520,7 +520,7 @@ class FileStore:
     def _removable(self) -> Iterator[cleaner.SegmentFacts]:
         """The segments before the one that the last entry lies in.
 
-        Each costs reads under the node's lock, and mostly the first one stays: they are looked at as they are asked for.
+        Each costs reads under the node's lock, and mostly the first one stays: one is looked at when it is asked for.
         """
         state, files = self._state, self._files
         try:
