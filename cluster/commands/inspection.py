@@ -55,7 +55,7 @@ something is damaged; `dledger serve --repair` then fetches the log again from t
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; with --dump one object per line.")
 def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: bool) -> None:
     """Verify the segment and index files in DIR, offline: every header, checksum, chain and index unit."""
-    node_dir = _node_directory(directory)
+    node_dir = node_directory(directory)
     data_dirs = data_dirs or (node_dir / "data",)
     data = sorted((path for one in data_dirs for path in segment_paths(one)), key=lambda path: path.name)
     if dump:
@@ -65,7 +65,8 @@ def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: b
     raise SystemExit(1 if damaged else 0)
 
 
-def _node_directory(directory: Path) -> Path:
+def node_directory(directory: Path) -> Path:
+    """A node's directory, or the only one in ``directory``. Raises ``ConfigError``."""
     if (directory / "data").is_dir() or (directory / "index").is_dir():
         return directory
     nodes = sorted(path for path in directory.glob("dledger-*") if path.is_dir())
