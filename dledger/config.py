@@ -327,7 +327,10 @@ class AccessConfig:
     acl_file: Path | None = None
     """Accounts and permissions, as RocketMQ's ``plain_acl.yml``; read again when it changes, refused if others may."""
     account_share_percent: int = 75
-    """How much of what may wait on a server (entries, bytes, pulls, streams) one account may take up."""
+    """How much of what clients can have on a server (entries, bytes, pulls, streams, answers) one account may have.
+
+    Where access control is off, one address; it may also have no more than this part of the connections.
+    """
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -342,7 +345,7 @@ class ConnectionLimits:
     """What clients may take up of a server that they connect to."""
 
     connections_max: int = 1024
-    """Connections of clients; further ones are hung up on."""
+    """Connections of clients; of more, those of the address with the most are hung up on, idle ones first."""
     connection_calls_max: int = 1024
     """Calls and streams at once on one connection; more wait at the client. A consumer has a stream per queue."""
     connection_idle_ms_max: int = 600_000
@@ -352,7 +355,12 @@ class ConnectionLimits:
     header_bytes_max: int = 16 * 1024
     """Metadata of one call."""
     call_ms_max: int = 30_000
-    """Longest call that is no stream, also without a deadline of the client's; a pull may take its wait longer."""
+    """Longest call that is no stream, also without a deadline of the client's; a pull may take its wait longer.
+
+    A client that takes nothing of its answers for so long is hung up on.
+    """
+    answer_bytes_max: int = 256 * MIB
+    """Bytes of answers that clients have not taken yet; further reads of the log and pulls wait for room."""
     ping_interval_ms_min: int = 5_000
     """Clients that ping more often without a call are hung up on."""
 
@@ -367,6 +375,7 @@ class ConnectionLimits:
                 "handshake_ms_max": (100, 120_000),
                 "header_bytes_max": (1_024, MIB),
                 "call_ms_max": (100, 3_600_000),
+                "answer_bytes_max": (MIB, 1 << 40),
                 "ping_interval_ms_min": (100, 3_600_000),
             },
         )
@@ -428,7 +437,7 @@ class ServerConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     bulk: BulkReadConfig = field(default_factory=BulkReadConfig)
     client_streams_max: int = 1024
-    """Streams (append, follow, watch) that clients may have open on this node."""
+    """Streams of each kind (append, follow, watch) that clients may have open on this node."""
     client_appends: bool = True
     """Whether the log service takes appends; a broker sets it to false, because its log is its own."""
     metrics_port: int = 0

@@ -64,6 +64,8 @@ class ResponseCode(IntEnum):
     """Ours, as are all from here on: DLedger has no producers."""
     UNKNOWN_PRODUCER = 602
     TOO_MANY_PRODUCERS = 603
+    OTHER_HISTORY = 604
+    """What the asked member holds as committed is proven, and not what the push says."""
 
     @classmethod
     def _missing_(cls, _value: object) -> ResponseCode:
@@ -163,14 +165,18 @@ class MisplacedRunError(DiskError):
 
 
 class CorruptLogError(DLedgerError):
-    """Raised when stored bytes do not check out: names the file, the offset in it and what to do."""
+    """Raised when stored bytes do not check out: names the file, the offset in it and what to do.
+
+    ``index`` is the log's entry that is damaged, if it is one.
+    """
 
     code = ResponseCode.DISK_ERROR
     outcome: Outcome = "unknown"
 
-    def __init__(self, path: Path, offset: int, reason: str, advice: str) -> None:
+    def __init__(self, path: Path, offset: int, reason: str, advice: str, index: int | None = None) -> None:
         self.path = path
         self.offset = offset
+        self.index = index
         self.reason = reason
         self.advice = advice
         super().__init__(f"{path}: damaged at offset {offset}: {reason}. {advice}")

@@ -44,6 +44,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
+from dledger.rpc.connections import Connections
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
     CommitEvent,
@@ -289,6 +290,11 @@ class DLedgerServer:
         """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
         return self._clients.handlers
 
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients, from ``start`` on, for that other server's to be watched, too."""
+        return self._clients.connections
+
     # -- background work -----------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> int:
@@ -344,7 +350,11 @@ class DLedgerServer:
             blocked = needed is not None and needed <= last_index
             return last_index if needed is None else LogIndex(min(last_index, needed - 1))
 
-        retired = log.retire(_protected_index(node, now_ms), room, may_go)
+        try:
+            retired = log.retire(_protected_index(node, now_ms), room, may_go)
+        except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
+            node.state.outbox.damage.append(damage)
+            return ()
         if blocked:
             node.quorum_ack.write_snapshot(now_ms)
         return retired

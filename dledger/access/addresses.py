@@ -88,3 +88,22 @@ def peer_text(peer: str) -> str:
     """gRPC's name of a peer for people."""
     kind, _, rest = unquote(peer).partition(":")
     return rest if kind in ("ipv4", "ipv6") else unquote(peer)
+
+
+def host_of(peer: str) -> str:
+    """The address in gRPC's name of a peer as text, without the port; of a Unix socket its kind."""
+    address = address_of(peer)
+    return str(address) if address is not None else peer.partition(":")[0]
+
+
+def place_of(peer: str) -> tuple[str, int]:
+    """The address and the port in gRPC's name of a peer; 0 where there is none."""
+    port = peer.rpartition(":")[2]
+    return host_of(peer), int(port) if port.isdigit() else 0
+
+
+def plain_host(host: str) -> str:
+    """The address that a socket tells, written as ``host_of`` writes it."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

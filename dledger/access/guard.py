@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from dledger.access import signing
-from dledger.access.addresses import AddressPattern, address_of, any_matches, peer_text
+from dledger.access.addresses import AddressPattern, address_of, any_matches, host_of, peer_text
 from dledger.access.audit import AuditLog, Event
 from dledger.access.permissions import Permission, permission_text
 from dledger.access.quota import Quota, Quotas
@@ -114,7 +114,7 @@ class Guard:
         except (NotAuthenticatedError, SessionsFullError) as error:
             self.audit.denied(Event(_claimed(signed), peer_text(peer), _action(method), "", str(error)))
             raise
-        return Caller(account, peer, quotas.of(account.access_key), signed=proved)
+        return Caller(account, peer, _quota_of(account, peer, quotas), signed=proved)
 
     def _account(self, signed: Signed, peer: str, method: str, body: bytes | None) -> tuple[Account, bool]:
         """Whose call it is, and whether that is proved by a signature (else by the address)."""
@@ -232,6 +232,19 @@ class Guard:
 _EVERYTHING = Account(_TRUSTED, b"", admin=True)
 """Who calls from a globally white address: RocketMQ asks nothing of him."""
 _NOBODYS_SECRET = secrets.token_bytes(32)
+
+
+def _quota_of(account: Account, peer: str, quotas: Quotas) -> Quota:
+    """That of the account; whoever needs none shares with those at the same address."""
+    if account is _EVERYTHING:
+        return quota_at(peer, quotas)
+    return quotas.of(account.access_key, account.access_key, peer)
+
+
+def quota_at(peer: str, quotas: Quotas) -> Quota:
+    """That of a connection for which only its address is known."""
+    host = host_of(peer)
+    return quotas.of(f"@{host}", host, peer)
 
 
 def _action(method: str) -> str:

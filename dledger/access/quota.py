@@ -1,4 +1,9 @@
-"""How much of what may wait on a server one account can take up, so that it cannot keep the others out."""
+"""How much of what may wait on a server one client can take up, so that it cannot keep the others out.
+
+Everything is counted three times: for the connection, for its owner (the account, or the address where there are no
+accounts), and in all. The last eighth of what an owner and all together may have is kept for connections that have
+little: who comes late to a crowded server, or shares an address with a greedy client, still gets something.
+"""
 
 from __future__ import annotations
 
@@ -8,120 +13,266 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from dledger.config import MIB
 from dledger.errors import PendingFullError
 
+CONNECTION_SHARE_PERCENT: Final = 50
+"""Of everything, for one connection; or the owner's share, if that is less."""
+ANSWER_BYTES_MAX: Final = 256 * MIB
+_KEPT_PART: Final = 8
+"""This part of everything is kept for connections that have little of it ..."""
+_LITTLE_PART: Final = 64
+"""... which is less than this part."""
 _IDLE_MAX: Final = 1024
-_MOST: Final = "the most that one account may have (account_share_percent)"
+_OWNERS_MOST: Final = "the most that one account or address may have"
+_CONNECTIONS_MOST: Final = "the most that one connection may have"
 
 
 class TooManyWaitsError(PendingFullError):
-    """Raised when an account has as many streams or waiting pulls as it may."""
+    """Raised when a client has as many streams or waiting pulls as it may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Per account. A request that is larger than all of it is taken alone."""
+    """For one client, or for all. A request that is larger than all of it is taken alone."""
 
     entries_max: int
     bytes_max: int
     streams_max: int
+    """Of each kind."""
     waits_max: int = 1
     """Pulls that wait."""
+    answer_bytes_max: int = ANSWER_BYTES_MAX
+    """Of answers that were not taken yet."""
 
     def share(self, percent: int) -> Limits:
         """A part of each, at least one."""
-        all_of_it = (self.entries_max, self.bytes_max, self.streams_max, self.waits_max)
+        all_of_it = (self.entries_max, self.bytes_max, self.streams_max, self.waits_max, self.answer_bytes_max)
         return Limits(*(max(1, number * percent // 100) for number in all_of_it))
 
 
 class Quota:
-    """One account's share; lives on the loop."""
+    """What one connection, one owner or all together have; lives on the loop."""
 
-    __slots__ = ("_limits", "_room_wanted", "bytes", "entries", "streams", "waits")
+    __slots__ = (
+        "_bytes_soft",
+        "_entries_soft",
+        "_is_connection",
+        "_limits",
+        "_parent",
+        "_room_wanted",
+        "answer_bytes",
+        "bytes",
+        "entries",
+        "most",
+        "name",
+        "percent",
+        "streams",
+        "waits",
+    )
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(
+        self, limits: Limits, name: str, most: str, *, percent: int = 100, parent: Quota | None = None
+    ) -> None:
+        self.name = name
+        self.most = most
+        """What is said of who has all it may."""
+        self.percent = percent
+        self._is_connection = parent is not None and parent.percent < 100
+        self._limits = limits = limits.share(percent)
+        self._entries_soft = limits.entries_max - limits.entries_max // _KEPT_PART
+        self._bytes_soft = limits.bytes_max - limits.bytes_max // _KEPT_PART
+        self._parent = parent
         self.entries = 0
         self.bytes = 0
-        self.streams = 0
+        self.streams: dict[str, int] = {}
+        """By kind."""
         self.waits = 0
+        self.answer_bytes = 0
         self._room_wanted: set[asyncio.Event] = set()
+
+    # -- entries that wait ---------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
         """Whether nothing more of it shall be taken for now."""
-        return self.entries >= self._limits.entries_max or self.bytes >= self._limits.bytes_max
+        return self._full_one() is not None
 
-    @contextmanager
-    def stream(self, name: str) -> Iterator[None]:
-        """An open stream meanwhile. Raises ``TooManyWaitsError``."""
-        if self.streams >= self._limits.streams_max:
-            raise TooManyWaitsError(f"{name} has {self.streams} open streams, {_MOST}")
-        self.streams += 1
-        try:
-            yield
-        finally:
-            self.streams -= 1
+    def _full_one(self) -> Quota | None:
+        limits = self._limits
+        if self.entries >= limits.entries_max or self.bytes >= limits.bytes_max:
+            return self
+        little = self.entries <= limits.entries_max // _LITTLE_PART and self.bytes <= limits.bytes_max // _LITTLE_PART
+        one = self._parent
+        while one is not None:
+            if little:
+                limits = one._limits
+                if one.entries >= limits.entries_max or one.bytes >= limits.bytes_max:
+                    return one
+            elif one.entries >= one._entries_soft or one.bytes >= one._bytes_soft:
+                return one
+            one = one._parent
+        return None
 
-    @contextmanager
-    def wait(self, name: str) -> Iterator[None]:
-        """A pull that waits meanwhile. Raises ``TooManyWaitsError``."""
-        if self.waits >= self._limits.waits_max:
-            raise TooManyWaitsError(f"{name} has {self.waits} waiting pulls, {_MOST}")
-        self.waits += 1
-        try:
-            yield
-        finally:
-            self.waits -= 1
-
-    def full_error(self, name: str) -> PendingFullError:
+    def full_error(self) -> PendingFullError:
         """Why nothing more is taken."""
-        return PendingFullError(f"{name} has {self.entries} entries of {self.bytes} bytes waiting, {_MOST}")
+        one = self._full_one() or self
+        return PendingFullError(f"{one.name} has {one.entries} entries of {one.bytes} bytes waiting, {one._most()}")
+
+    def take(self, entries: int, size: int) -> None:
+        """Something of it waits from now on."""
+        one: Quota | None = self
+        while one is not None:
+            one.entries += entries
+            one.bytes += size
+            one = one._parent
+
+    def give(self, entries: int, size: int) -> None:
+        """It does not any more."""
+        one: Quota | None = self
+        while one is not None:
+            one.entries -= entries
+            one.bytes -= size
+            if one._room_wanted:
+                for room in one._room_wanted:
+                    room.set()
+            one = one._parent
+
+    async def wait_room(self, room: asyncio.Event) -> None:
+        """Wait until ``room`` is set, or something was answered to whoever has too much."""
+        room.clear()
+        full = self._full_one()
+        if full is None:
+            return
+        full._room_wanted.add(room)
+        try:
+            await room.wait()
+        finally:
+            full._room_wanted.discard(room)
+
+    # -- streams and waits ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def stream(self, kind: str, setting: str, *, number_max: int = 0) -> Iterator[None]:
+        """An open stream of this kind meanwhile; ``setting`` says how many there may be (``number_max``) in all.
+
+        Raises ``TooManyWaitsError``.
+        """
+        number_max = number_max or self._root._limits.streams_max
+        little = self.streams.get(kind, 0) < _little(number_max)
+        for one in self._levels():
+            have = one.streams.get(kind, 0)
+            if have >= one._room(number_max, little=little):
+                raise TooManyWaitsError(f"{one.name} has {have} open {kind} streams, {one._most(setting)}")
+        self._add_stream(kind, 1)
+        try:
+            yield
+        finally:
+            self._add_stream(kind, -1)
+
+    def _add_stream(self, kind: str, number: int) -> None:
+        for one in self._levels():
+            one.streams[kind] = one.streams.get(kind, 0) + number
+
+    @contextmanager
+    def wait(self, setting: str) -> Iterator[None]:
+        """A pull that waits meanwhile; ``setting`` says how many may. Raises ``TooManyWaitsError``."""
+        number_max = self._root._limits.waits_max
+        little = self.waits < _little(number_max)
+        for one in self._levels():
+            if one.waits >= one._room(number_max, little=little):
+                raise TooManyWaitsError(f"{one.name} has {one.waits} waiting pulls, {one._most(setting)}")
+        for one in self._levels():
+            one.waits += 1
+        try:
+            yield
+        finally:
+            for one in self._levels():
+                one.waits -= 1
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def try_answer(self, size: int) -> bool:
+        """Take room for an answer of this size, unless there is none now."""
+        bytes_max = self._root._limits.answer_bytes_max
+        little = self.answer_bytes + size <= _little(bytes_max)
+        for one in self._levels():
+            if one.answer_bytes and one.answer_bytes + size > one._room(bytes_max, little=little):
+                return False
+        self.change_answer(size)
+        return True
+
+    def change_answer(self, size: int) -> None:
+        """An answer turned out larger than it was taken for; less than zero: smaller, or taken by the client."""
+        for one in self._levels():
+            one.answer_bytes += size
+
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Whether nothing of it is here."""
-        return not (self.entries or self.bytes or self.streams or self.waits)
+        return not (self.entries or self.bytes or self.waits or self.answer_bytes or any(self.streams.values()))
 
-    def take(self, entries: int, size: int) -> None:
-        """Something of it waits from now on."""
-        self.entries += entries
-        self.bytes += size
+    def _levels(self) -> Iterator[Quota]:
+        one: Quota | None = self
+        while one is not None:
+            yield one
+            one = one._parent
 
-    def give(self, entries: int, size: int) -> None:
-        """It does not any more."""
-        self.entries -= entries
-        self.bytes -= size
-        if self._room_wanted and not self.is_full:
-            for room in self._room_wanted:
-                room.set()
+    @property
+    def _root(self) -> Quota:
+        *_, root = self._levels()
+        return root
 
-    async def wait_room(self, room: asyncio.Event) -> None:
-        """Wait until ``room`` is set, or something of this account was answered."""
-        room.clear()
-        self._room_wanted.add(room)
-        try:
-            await room.wait()
-        finally:
-            self._room_wanted.discard(room)
+    def _most(self, setting: str = "") -> str:
+        settings = [setting, "account_share_percent" if self._parent is not None else ""]
+        return f"{self.most} ({', '.join(filter(None, settings))})".removesuffix(" ()")
+
+    def _room(self, number_max: int, *, little: bool) -> int:
+        """Of ``number_max`` in all, what may be filled here; ``little``: for a connection that has little."""
+        share = max(1, number_max * self.percent // 100)
+        return share if little or self._is_connection else share - share // _KEPT_PART
+
+
+def _little(number_max: int) -> int:
+    return max(1, number_max // _LITTLE_PART)
 
 
 class Quotas:
-    """Of all accounts that have something here."""
+    """Of all clients that have something here. ``limits`` are for all together."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, owner_percent: int) -> None:
+        self.root: Final = Quota(limits, "this server", "the most that all clients together may have")
         self._limits = limits
-        self._quotas: dict[str, Quota] = {}
+        self._owner_percent = owner_percent
+        self._connection_percent = min(owner_percent, CONNECTION_SHARE_PERCENT)
+        self._owners: dict[str, Quota] = {}
+        self._connections: dict[tuple[str, str], Quota] = {}
+        self._forget_at = _IDLE_MAX
 
-    def of(self, access_key: str) -> Quota:
-        """One account's; the same object as long as something of it is here."""
-        quota = self._quotas.get(access_key)
+    def of(self, owner: str, name: str, peer: str) -> Quota:
+        """That of one connection, ``peer``, of an owner; the same object as long as something of it is here."""
+        quota = self._connections.get((owner, peer))
         if quota is None:
-            if len(self._quotas) >= _IDLE_MAX:
+            if len(self._connections) >= self._forget_at:
                 self.forget_idle()
-            quota = self._quotas[access_key] = Quota(self._limits)
+            above = self._owners.get(owner)
+            if above is None:
+                percent = self._owner_percent
+                above = self._owners[owner] = Quota(self._limits, name, _OWNERS_MOST, percent=percent, parent=self.root)
+            percent, name = self._connection_percent, f"a connection of {name}"
+            quota = Quota(self._limits, name, _CONNECTIONS_MOST, percent=percent, parent=above)
+            self._connections[owner, peer] = quota
         return quota
 
     def forget_idle(self) -> None:
         """Keep those that matter."""
-        self._quotas = {key: one for key, one in self._quotas.items() if not one.idle}
+        self._connections = {key: one for key, one in self._connections.items() if not one.idle}
+        kept = {owner for owner, _ in self._connections}
+        self._owners = {owner: one for owner, one in self._owners.items() if owner in kept}
+        self._forget_at = max(_IDLE_MAX, 2 * len(self._connections))
+
+    def __len__(self) -> int:
+        """Connections that are counted."""
+        return len(self._connections)

@@ -25,10 +25,11 @@ from dledger.core.messages import (
 from dledger.core.noops import Noops
 from dledger.core.outbox import RoleReason, Wake, hint
 from dledger.core.producer_payload import UnreadableProducersError
-from dledger.core.producers import rebuild
+from dledger.core.producers import ProducerTable, rebuild
 from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
+    CorruptLogError,
     DiskFullError,
     DLedgerError,
     FallBehindError,
@@ -68,6 +69,8 @@ class LeaderElector:
         self._reads = reads
         self._noops = noops
         self._config = config
+        self._damaged = False
+        """Whether the table of producers could not be made when it was last tried: before a campaign it is tried."""
         self.unreadable_producers: str | None = None
         """Why this member cannot lead: its log tells about producers what this program does not understand."""
         self._progress = ProgressWatch(state)
@@ -159,6 +162,8 @@ class LeaderElector:
         if self.unreadable_producers is not None:
             state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
             return
+        if self._damaged and self._rebuilt(now_ms) is None:
+            return
         self._bootstrap_if_all_new(now_ms)
         if not state.hard_state.voter:
             state.become_follower(state.term, None, now_ms, RoleReason.NO_VOTE_YET)
@@ -186,20 +191,33 @@ class LeaderElector:
         """
         state = self._state
         log = state.log
+        producers = self._rebuilt(now_ms)
+        if producers is None:
+            return
         try:
-            producers = rebuild(log, self._config, log.last.index, now_ms).table
             batch = self._noops.append(log, state.term, producers.snapshot(self._noops.room, now_ms))
         except DiskFullError:
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
-            return
-        except UnreadableProducersError as error:
-            self.unreadable_producers = str(error)
-            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
             return
         producers.written(batch.last_index, log.end_position, now_ms)
         state.become_leader(batch.first_index, now_ms, producers)
         self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
         self._heartbeat(now_ms)
+
+    def _rebuilt(self, now_ms: int) -> ProducerTable | None:
+        """The table of producers, as the whole log tells; None if it cannot be read: then this member must not lead."""
+        state = self._state
+        self._damaged = False
+        try:
+            return rebuild(state.log, self._config, state.log.last.index, now_ms).table
+        except UnreadableProducersError as error:
+            self.unreadable_producers = str(error)
+            state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
+        except CorruptLogError as damage:
+            self._damaged = True
+            state.outbox.damage.append(damage)
+            state.become_follower(state.term, None, now_ms, RoleReason.DAMAGED_LOG)
+        return None
 
     def _ask_whether_new(self, now_ms: int) -> None:
         """A pre-vote of one that may not lead: it tells the others about its log, and they tell about theirs."""
@@ -443,7 +461,12 @@ class LeaderElector:
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        able = state.hard_state.voter and not state.log.disk_full and self.unreadable_producers is None
+        able = (
+            state.hard_state.voter
+            and not state.log.disk_full
+            and self.unreadable_producers is None
+            and not self._damaged
+        )
         able = able and now_ms >= self._progress.pause_until_ms
         if message.term == state.term and follows and able:
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)

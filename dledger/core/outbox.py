@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from dledger.core.messages import Message
-from dledger.errors import LeaderHint
+from dledger.errors import CorruptLogError, LeaderHint
 from dledger.types import LogIndex, NodeId, Role, Term
 
 
@@ -55,6 +55,8 @@ class RoleReason(StrEnum):
     """It has no room for a new leader's first entry."""
     UNREADABLE_PRODUCERS = "unreadable_producers"
     """Its log tells about producers what this version does not understand: a later one wrote it."""
+    DAMAGED_LOG = "damaged_log"
+    """What its log tells about producers is damaged: it cannot know what is a repetition."""
     NO_VOTE_YET = "no_vote_yet"
     """Its disk is new: it may neither vote nor lead before it has caught up."""
 
@@ -81,16 +83,27 @@ class Outbox:
     """The new commit index, if it moved."""
     wake: int = Wake.NONE
     """Bits of ``Wake``."""
+    damage: list[CorruptLogError] = field(default_factory=list)
+    """Damage of the own log that a part met: it has done nothing that depends on it, and will try again."""
 
     def take(self) -> Outbox:
         """Give everything gathered and start anew."""
-        taken = Outbox(self.messages, self.completions, self.role_changes, self.committed, self.wake)
+        taken = Outbox(self.messages, self.completions, self.role_changes, self.committed, self.wake, self.damage)
         self.messages, self.completions, self.role_changes = [], [], []
+        if taken.damage:
+            self.damage = []
         self.committed, self.wake = None, Wake.NONE
         return taken
 
     def __bool__(self) -> bool:
-        return bool(self.messages or self.completions or self.role_changes or self.committed is not None or self.wake)
+        return bool(
+            self.messages
+            or self.completions
+            or self.role_changes
+            or self.committed is not None
+            or self.wake
+            or self.damage
+        )
 
 
 def hint(leader: NodeId | None) -> LeaderHint | None:

@@ -109,7 +109,8 @@ class Log(Protocol):
     def term_at(self, index: LogIndex) -> Term:
         """The term of an entry from ``begin.index`` to ``last.index``, both included.
 
-        Raises ``IndexOutOfRangeError`` or ``IndexBeforeBeginError`` outside.
+        Raises ``IndexOutOfRangeError`` or ``IndexBeforeBeginError`` outside, and ``CorruptLogError`` if it is damaged:
+        what decides is proven by the log's chain, here and in the methods that refer to this one.
         """
 
     def chain_crc_at(self, index: LogIndex) -> int:
@@ -165,8 +166,11 @@ class Log(Protocol):
         Raises ``DiskError`` once and for ever after a failure: it is never retried.
         """
 
-    def read_run(self, first_index: LogIndex, last_index: LogIndex) -> EntryRun:
-        """The raw bytes of a range that ``slice_run`` gave. Raises the errors of ``term_at`` if it is gone by now."""
+    def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
+        """The raw bytes of a range that ``slice_run`` gave. Raises the errors of ``term_at`` if it is gone by now.
+
+        ``verified``: all of it is checked against the chain and its CRCs, which need not be for what was just written.
+        """
 
     def read(self, index: LogIndex) -> Entry:
         """One entry, both CRCs verified. Raises the errors of ``term_at`` and ``CorruptLogError``."""
@@ -183,7 +187,7 @@ class Log(Protocol):
     def channel_runs(self, first_index: LogIndex, last_index: LogIndex) -> list[tuple[int, int, int]]:
         """The ``channel`` fields of a range of entries: (channel, first index, count) of each run of equal ones.
 
-        A NOOP's is ``NOOP_CHANNEL``, whatever its magic. Reads headers only, and verifies none; raises the errors of
+        A NOOP's is ``NOOP_CHANNEL``, whatever its magic. Reads headers only, and verifies each; raises the errors of
         ``term_at``.
         """
 

@@ -37,10 +37,7 @@ def _always() -> bool:
 
 @contextmanager
 def open_stream(guard: Guard, caller: Caller, still_allowed: Callable[[], bool] = _always) -> Iterator[None]:
-    """Around the handler of a stream, on its task: ends it when the key is revoked or ``still_allowed`` says no.
-
-    Raises ``TooManyWaitsError`` if the account has too many streams.
-    """
+    """Around the handler of a stream, on its task: ends it when the key is revoked or ``still_allowed`` says no."""
     task = asyncio.current_task()
     revoked: list[str] = []
 
@@ -51,8 +48,7 @@ def open_stream(guard: Guard, caller: Caller, still_allowed: Callable[[], bool] 
 
     guard.enter(caller, end, still_allowed)
     try:
-        with caller.quota.stream(caller.name):
-            yield
+        yield
     except asyncio.CancelledError:
         if not revoked or task is None:
             raise

@@ -14,6 +14,7 @@ from dledger.config import MIB
 from dledger.errors import DLedgerError, EarlierRequestFailedError
 from dledger.rpc import client_codec as codec
 from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.connections import Connection
 from dledger.types import AppendedBatch
 
 REQUESTS_PENDING_MAX: Final = 1024
@@ -28,17 +29,21 @@ StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 class AppendStream:
     """Lives on the loop; ``submit`` checks a request and hands it to the node."""
 
-    def __init__(self, context: StreamContext, bridge: LoopBridge, submit: Submit, quota: Quota | None = None) -> None:
+    def __init__(
+        self, context: StreamContext, bridge: LoopBridge, submit: Submit, quota: Quota, connection: Connection
+    ) -> None:
         self._context = context
         self._quota = quota
+        self._connection = connection
         self._bridge = bridge
         self._submit = submit
-        self._answers: deque[bytes] = deque()
+        self._answers: deque[tuple[bytes, int, int]] = deque()  # each with its request's entries and bytes
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._requests_pending = 0
         self._bytes_pending = 0
         self._ended = False
+        self._left = False
         self._failed = False
 
     async def run(self) -> None:
@@ -53,6 +58,10 @@ class AppendStream:
             await writer
         finally:
             writer.cancel()
+            self._left = True
+            while self._answers:
+                _, entries, size = self._answers.popleft()
+                self._quota.give(entries, size)
 
     async def _read_requests(self) -> None:
         while isinstance(data := await self._context.read(), bytes):
@@ -60,16 +69,14 @@ class AppendStream:
             while self._requests_pending >= REQUESTS_PENDING_MAX or self._bytes_pending >= BYTES_PENDING_MAX:
                 self._room.clear()
                 await self._room.wait()
-            if self._quota is not None:
-                while self._quota.is_full:  # also through other streams of the same account
-                    await self._quota.wait_room(self._room)
+            while self._quota.is_full:  # also through other streams of the same client
+                await self._quota.wait_room(self._room)
 
     def _take(self, request: codec.Append, size: int) -> None:
         self._requests_pending += 1
         self._bytes_pending += size
         request_id, entries = request.request_id, len(request.bodies)
-        if self._quota is not None:
-            self._quota.take(entries, size)
+        self._quota.take(entries, size)
 
         def done(outcome: AppendOutcome) -> None:
             self._bridge.post(lambda: self._on_done(request_id, entries, size, outcome))
@@ -80,20 +87,26 @@ class AppendStream:
             self._submit(request, done)
 
     def _on_done(self, request_id: int, entries: int, size: int, outcome: AppendOutcome) -> None:
-        self._requests_pending -= 1
-        self._bytes_pending -= size
-        if self._quota is not None:
-            self._quota.give(entries, size)
         if isinstance(outcome, DLedgerError):
             self._failed = True
-        self._answers.append(codec.encode_appended(request_id, outcome))
+        if self._left:
+            self._quota.give(entries, size)
+            return
+        self._answers.append((codec.encode_appended(request_id, outcome), entries, size))
         self._answer_ready.set()
-        self._room.set()
 
     async def _write_answers(self) -> None:
         while True:
             while self._answers:
-                await self._context.write(self._answers.popleft())
+                answer, entries, size = self._answers[0]
+                with self._connection.writing():
+                    await self._context.write(answer)
+                # Only now: a client that takes no answers shall not fill the memory with them.
+                self._answers.popleft()
+                self._requests_pending -= 1
+                self._bytes_pending -= size
+                self._quota.give(entries, size)
+                self._room.set()
             if self._ended and not self._requests_pending:
                 return
             self._answer_ready.clear()

@@ -121,15 +121,18 @@ class LoopThread:
 class Outcome(Generic[_T]):
     """A thread-safe ``done`` callback and the future that it resolves."""
 
-    def __init__(self, bridge: LoopBridge) -> None:
+    def __init__(self, bridge: LoopBridge, settled: Callable[[], None] | None = None) -> None:
         self.future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._bridge = bridge
+        self._settled = settled  # called on the loop before, also when nobody waits for the future any more
 
     def done(self, value: _T) -> None:
         """Resolve the future; on any thread."""
         self._bridge.post(partial(self._resolve, value))
 
     def _resolve(self, value: _T) -> None:
+        if self._settled is not None:
+            self._settled()
         if not self.future.done():  # the client may have gone
             self.future.set_result(value)
 

@@ -1,7 +1,8 @@
 """What a node does for readers of large ranges: raw chunks, where entries are, digests of blocks.
 
 It must not disturb appends. So reading happens on a few threads of its own, with one chunk read ahead of the one that
-is on its way; the number of such streams is limited, and a stream whose client takes nothing is ended.
+is on its way; the number of such streams is limited, for each client, too, and with it the bytes that wait for readers;
+a stream whose client takes nothing is ended.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import Final, NamedTuple, TypeVar
 
+from dledger.access.quota import Quota, TooManyWaitsError
 from dledger.config import MIB, ServerConfig
 from dledger.errors import DLedgerError, IdentityError, IndexOutOfRangeError, InvalidRequestError
 from dledger.rpc import bulk_codec as codec
@@ -33,7 +35,7 @@ _Result = TypeVar("_Result")
 
 
 class TooManyBulkReadsError(Exception):
-    """Raised when more large reads are asked for at once than ``bulk_streams_max`` allows."""
+    """Raised when a client, or all of them, want more large reads at once than ``bulk_streams_max`` allows."""
 
 
 class _Ready(NamedTuple):
@@ -69,7 +71,6 @@ class BulkService:
         self._group = config.group
         self._log = log
         self._streams_max = config.bulk.bulk_streams_max
-        self._streams = 0
         self._fetch_rate = RateLimit(config.bulk.fetch_rate_bytes_max)
         self._digest_rate = RateLimit(config.bulk.digest_rate_bytes_max)
         self._threads = ThreadPoolExecutor(BULK_THREADS_MAX, thread_name_prefix=f"dledger-bulk-{config.node_id}")
@@ -84,14 +85,13 @@ class BulkService:
         """``FetchLog``."""
         request = codec.decode_fetch(data)
         chunk_bytes = min(request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX)
-        with self._one_of_few():
-            try:
-                self._check_group(request.group)
-                async with aclosing(self._chunks(request, chunk_bytes)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-            except DLedgerError as error:
-                yield codec.encode_chunk(error)
+        try:
+            self._check_group(request.group)
+            async with aclosing(self._chunks(request, chunk_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except DLedgerError as error:
+            yield codec.encode_chunk(error)
 
     async def _chunks(self, request: codec.FetchLog, chunk_bytes: int) -> AsyncGenerator[bytes, None]:
         """The chunks of a request, the next one being read while one is sent; an empty one if there is nothing."""
@@ -162,14 +162,13 @@ class BulkService:
             raise InvalidRequestError(
                 f"block_bytes={block_bytes} must be between {BLOCK_BYTES_MIN} and {BLOCK_BYTES_MAX}"
             )
-        with self._one_of_few():
-            try:
-                self._check_group(request.group)
-                async with aclosing(self._digests(request, block_bytes)) as digests:
-                    async for some in digests:
-                        yield codec.encode_digests(some)
-            except DLedgerError as error:
-                yield codec.encode_digests(error)
+        try:
+            self._check_group(request.group)
+            async with aclosing(self._digests(request, block_bytes)) as digests:
+                async for some in digests:
+                    yield codec.encode_digests(some)
+        except DLedgerError as error:
+            yield codec.encode_digests(error)
 
     async def _digests(self, request: codec.BlockDigests, block_bytes: int) -> AsyncGenerator[codec.Digested, None]:
         known = await self._run(self._log.committed_range)
@@ -201,22 +200,18 @@ class BulkService:
         if group != self._group:
             raise IdentityError(f"this node serves group {self._group!r}, not {group!r}")
 
-    def _check_room(self) -> None:
-        if self._streams >= self._streams_max:
-            raise TooManyBulkReadsError(
-                f"{self._streams} large reads (FetchLog, BlockDigests) are under way on this node, the most that are "
-                "allowed (bulk_streams_max): try again later, read from another member (readFrom=any), or use fewer "
-                "readers at once"
-            )
-
     @contextmanager
-    def _one_of_few(self) -> Iterator[None]:
-        self._check_room()
-        self._streams += 1
-        try:
+    def one_of_few(self, quota: Quota) -> Iterator[None]:
+        """Around a large read. Raises ``TooManyBulkReadsError``."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(quota.stream("bulk", "bulk_streams_max", number_max=self._streams_max))
+            except TooManyWaitsError as error:
+                raise TooManyBulkReadsError(
+                    f"too many large reads (FetchLog, BlockDigests): {error}; try again later, read from another "
+                    "member (readFrom=any), or use fewer readers at once"
+                ) from None
             yield
-        finally:
-            self._streams -= 1
 
 
 def _drop(reading: asyncio.Future[_Ready]) -> None:

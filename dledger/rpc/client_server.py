@@ -15,6 +15,7 @@ from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
 from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure
+from dledger.rpc.connections import Connections
 from dledger.rpc.log_service import LogService
 from dledger.rpc.ports import LogNode
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -42,6 +43,7 @@ class ClientServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._bridge: LoopBridge | None = None
+        self._connections: Connections | None = None
         self._handlers: grpc.GenericRpcHandler[bytes, bytes] | None = None
         self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
 
@@ -63,6 +65,13 @@ class ClientServer:
         if self._handlers is None:
             raise InvariantError("the client server is not started")
         return self._handlers
+
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients, for another server of this process to have its own watched, too, once started."""
+        if self._connections is None:
+            raise InvariantError("the client server is not started")
+        return self._connections
 
     @property
     def address(self) -> str:
@@ -112,11 +121,17 @@ class ClientServer:
         self._stop = asyncio.Event()
         config = self._config
         self._bridge = LoopBridge()
-        service = LogService(config, self._node, self._bridge, self._guard)
+        calls_max = options.calls_max(config)
+        self._connections = connections = Connections(
+            f"dledger-connections-{config.node_id}",
+            config.limits,
+            share_percent=config.access.account_share_percent,
+        )
+        service = LogService(config, self._node, self._bridge, connections, self._guard)
         try:
             server = grpc.aio.server(
                 options=options.client_server_options(config),
-                maximum_concurrent_rpcs=2 * config.replication.pending_entries_max + config.client_streams_max,
+                maximum_concurrent_rpcs=calls_max,
             )
             self._handlers = service.handlers()
             server.add_generic_rpc_handlers((self._handlers,))
@@ -130,6 +145,7 @@ class ClientServer:
             credentials = self._tls.client_server_credentials() if self._tls is not None else None
             self._port = options.bind(server, self._host, self._wanted_port(), "client", credentials)
             await server.start()
+            connections.watch(self._port, calls_max)
             try:
                 self._ready.set()
                 await self._stop.wait()
@@ -139,6 +155,7 @@ class ClientServer:
                 await service.drain()
         finally:
             service.close()
+            connections.close()
 
     def _wanted_port(self) -> int:
         if self._config.client_port is not None:

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import grpc
 
-from dledger.access.guard import Caller, Guard, Kind
+from dledger.access.guard import Caller, Guard, Kind, quota_at
 from dledger.access.permissions import Permission
-from dledger.access.quota import Limits, Quota, Quotas
+from dledger.access.quota import Limits, Quotas
 from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
 from dledger.core.producer_names import own_name
 from dledger.errors import (
@@ -34,10 +34,13 @@ from dledger.errors import (
 )
 from dledger.rpc import access_gate, options
 from dledger.rpc import client_codec as codec
+from dledger.rpc.answers import AnswerRoom
 from dledger.rpc.append_stream import AppendOutcome, AppendStream
 from dledger.rpc.bridge import EventHub, LoopBridge, Outcome
 from dledger.rpc.bulk_service import BulkService, TooManyBulkReadsError
+from dledger.rpc.calls import Call
 from dledger.rpc.client_codec import ReadMode
+from dledger.rpc.connections import Connection, Connections
 from dledger.rpc.ports import LogNode, RoleEvent
 from dledger.types import Entry, LogIndex
 
@@ -47,10 +50,6 @@ READ_BYTES_MAX: Final = 8 * MIB
 DRAIN_TIMEOUT_S: Final = 1.0
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-class TooManyStreamsError(Exception):
-    """Raised when more long-lived streams are asked for than ``client_streams_max`` allows."""
 
 
 _NEEDED: Final = {
@@ -64,6 +63,8 @@ _NEEDED: Final = {
     "BlockDigests": Permission.SUB,
 }
 """On the topic that is called like the group; other methods need an account, no permission."""
+_WITH_ROOM: Final = ("Append", "Read")
+"""Unary methods whose answers have room already, or must be told: what was appended is."""
 _TRANSFER: Final = "TransferLeadership"
 
 
@@ -73,15 +74,25 @@ class LogService:
     ``guard``: who may do what; None: everybody everything.
     """
 
-    def __init__(self, config: ServerConfig, node: LogNode, bridge: LoopBridge, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        node: LogNode,
+        bridge: LoopBridge,
+        connections: Connections,
+        guard: Guard | None = None,
+    ) -> None:
         self._config = config
+        self._connections = connections
         self._guard = guard
         limits = Limits(
             entries_max=config.replication.pending_entries_max,
             bytes_max=config.replication.pending_bytes_max,
             streams_max=config.client_streams_max,
+            answer_bytes_max=config.limits.answer_bytes_max,
         )
-        self._quotas = Quotas(limits.share(config.access.account_share_percent))
+        self._quotas = Quotas(limits, owner_percent=config.access.account_share_percent)
+        self._room = AnswerRoom()
         self._call_s = config.limits.call_ms_max / 1000
         self._node = node
         self._bridge = bridge
@@ -89,7 +100,6 @@ class LogService:
         self._readers = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
         self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
         self._bulk = BulkService(config, node.bulk)
-        self._streams = 0
         self._waiting: set[asyncio.Task[Any]] = set()  # handlers that a stopping server cancels
 
     def close(self) -> None:
@@ -126,37 +136,24 @@ class LogService:
 
     # Each handler below decodes first (raising InvalidRequestError: gRPC status), then answers (Status in the answer).
 
-    async def _append(self, data: bytes, caller: Caller | None) -> bytes:
+    async def _append(self, data: bytes, call: Call) -> bytes:
         request = codec.decode_append(data)
         self._note_waiting()
-        outcome: Outcome[AppendOutcome] = Outcome(self._bridge)
-        done: Callable[[AppendOutcome], None] = outcome.done
-        if caller is not None:
-            if caller.quota.is_full:
-                return codec.encode_appended(request.request_id, caller.quota.full_error(caller.name))
-            done = self._counted(caller.quota, request, len(data), outcome.done)
-        self._submit_for(caller, request, done)
-        return codec.encode_appended(request.request_id, await outcome.future)
-
-    def _counted(
-        self, quota: Quota, request: codec.Append, size: int, done: Callable[[AppendOutcome], None]
-    ) -> Callable[[AppendOutcome], None]:
-        entries = len(request.bodies)
+        quota, entries, size = call.quota, len(request.bodies), len(data)
+        if quota.is_full:
+            return codec.encode_appended(request.request_id, quota.full_error())
         quota.take(entries, size)
-
-        def finished(outcome: AppendOutcome) -> None:  # on any thread
-            self._bridge.post(partial(quota.give, entries, size))
-            done(outcome)
-
-        return finished
+        outcome: Outcome[AppendOutcome] = Outcome(self._bridge, partial(quota.give, entries, size))
+        self._submit_for(call.caller, request, outcome.done)
+        return codec.encode_appended(request.request_id, await outcome.future)
 
     async def _append_stream(self, _requests: object, context: Context) -> None:
         try:
-            caller = self._admit("AppendStream", context, None)
-            with self._long_lived(), self._stream_of("AppendStream", caller):
-                quota = caller.quota if caller is not None else None
-                submit = partial(self._submit_for, caller)
-                await AppendStream(context, self._bridge, submit, quota).run()
+            with self._connections.call(context) as connection:
+                call = self._admit("AppendStream", context, connection, None)
+                with self._long_lived("append", call), self._stream_of("AppendStream", call):
+                    submit = partial(self._submit_for, call.caller)
+                    await AppendStream(context, self._bridge, submit, call.quota, connection).run()
         except _GRPC_ERRORS as error:
             await self._abort(context, error)
 
@@ -173,19 +170,19 @@ class LogService:
         else:
             self._node.submit_append(request.bodies, done, producer)
 
-    async def _producer(self, data: bytes, caller: Caller | None) -> bytes:
+    async def _producer(self, data: bytes, call: Call) -> bytes:
         group, producer = codec.decode_producer_request(data)
         try:
             self._check_group(group)
-            if caller is not None:
-                producer = own_name(caller.name, producer)
+            if call.caller is not None:
+                producer = own_name(call.caller.name, producer)
             outcome: Outcome[int | DLedgerError] = Outcome(self._bridge)
             self._node.submit_producer(producer, outcome.done)
             return codec.encode_producer_answer(await outcome.future)
         except DLedgerError as error:
             return codec.encode_producer_answer(error)
 
-    async def _read(self, data: bytes, _caller: Caller | None) -> bytes:
+    async def _read(self, data: bytes, call: Call) -> bytes:
         request = codec.decode_read(data)
         try:
             self._check_group(request.group)
@@ -200,9 +197,14 @@ class LogService:
             if request.count:
                 last_index = LogIndex(min(last_index, first_index + request.count - 1))
             max_bytes = min(request.max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX)
-            return self._read_answer(await self._read_entries(first_index, last_index, max_bytes))
+            leases = call.until_done(call.leases())
+            await leases.take(max_bytes)
+            answer, _ = await self._read_entries(first_index, last_index, max_bytes)
+            leases.resize(len(answer))
         except DLedgerError as error:
             return codec.encode_read_answer(error)
+        else:
+            return answer
 
     async def _readable_index(self, mode: ReadMode) -> LogIndex:
         if mode is ReadMode.LOCAL:
@@ -216,22 +218,30 @@ class LogService:
             return LogIndex(max(confirmed, self._node.status().committed_index))
         return self._node.status().committed_index
 
-    async def _read_entries(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, self._node.read, first_index, last_index, max_bytes)
+    async def _read_entries(
+        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
+    ) -> tuple[bytes, LogIndex]:
+        """The answer, and the index of the entry after it."""
+        work = partial(self._read_and_encode, first_index, last_index, max_bytes)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    def _read_and_encode(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> tuple[bytes, LogIndex]:
+        """Both on a thread: to encode many small entries takes longer than the event loop may be held up."""
+        entries = self._node.read(first_index, last_index, max_bytes)
+        return self._read_answer(entries), LogIndex(entries[-1].index + 1)
 
     def _read_answer(self, entries: list[Entry]) -> bytes:
         status = self._node.status()
         answer = codec.ReadAnswer(entries, status.committed_index, status.begin_index, status.end_index)
         return codec.encode_read_answer(answer)
 
-    async def _follow(self, data: bytes) -> AsyncGenerator[bytes, None]:
+    async def _follow(self, data: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         request = codec.decode_follow(data)
         if request.mode is ReadMode.LOCAL:
             raise InvalidRequestError("follow delivers committed entries only: LOCAL is for single reads")
         follower = self._hub.follow()
         try:
-            with self._long_lived():
+            with self._long_lived("follow", call):
                 self._check_group(request.group)
                 if request.first_index < 0:
                     raise IndexOutOfRangeError(f"cannot follow from index {request.first_index}")
@@ -242,16 +252,18 @@ class LogService:
                     follower.clear()
                     last_index = self._hub.committed_index
                     while next_index <= last_index:
-                        entries = await self._read_entries(next_index, last_index, READ_BYTES_DEFAULT)
-                        yield self._read_answer(entries)
-                        next_index = LogIndex(entries[-1].index + 1)
+                        with call.leases() as leases:
+                            await leases.take(READ_BYTES_DEFAULT)
+                            answer, next_index = await self._read_entries(next_index, last_index, READ_BYTES_DEFAULT)
+                            leases.resize(len(answer))
+                            yield answer  # until the client has taken it
                     await follower.wait()
         except DLedgerError as error:
             yield codec.encode_read_answer(error)
         finally:
             self._hub.unfollow(follower)
 
-    async def _metadata(self, data: bytes, _caller: Caller | None) -> bytes:
+    async def _metadata(self, data: bytes, _call: Call) -> bytes:
         group = codec.decode_metadata_request(data)
         try:
             self._check_group(group or self._config.group)
@@ -259,13 +271,13 @@ class LogService:
         except DLedgerError as error:
             return codec.encode_metadata(error)
 
-    async def _watch_role(self, data: bytes) -> AsyncGenerator[bytes, None]:
+    async def _watch_role(self, data: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         group = codec.decode_watch_role(data)
         if group and group != self._config.group:
             raise InvalidRequestError(f"this node serves group {self._config.group!r}, not {group!r}")
         watcher = self._hub.watch()  # before the present state is read, so that no change falls between
         try:
-            with self._long_lived():
+            with self._long_lived("watch", call):
                 status = self._node.status()
                 event = RoleEvent(status.node_id, status.role, status.term, status.leader)
                 yield codec.encode_role_event(event)
@@ -276,7 +288,7 @@ class LogService:
         finally:
             self._hub.unwatch(watcher)
 
-    async def _transfer(self, data: bytes, _caller: Caller | None) -> bytes:
+    async def _transfer(self, data: bytes, _call: Call) -> bytes:
         group, target = codec.decode_transfer(data)
         try:
             self._check_group(group)
@@ -286,7 +298,7 @@ class LogService:
         except DLedgerError as error:
             return codec.encode_transferred(error, self._node.status().term)
 
-    async def _locate(self, data: bytes, _caller: Caller | None) -> bytes:
+    async def _locate(self, data: bytes, _call: Call) -> bytes:
         return await self._bulk.locate(data)
 
     def _check_group(self, group: str) -> None:
@@ -317,32 +329,25 @@ class LogService:
             task.add_done_callback(self._waiting.discard)
 
     @contextmanager
-    def _long_lived(self) -> Iterator[None]:
-        if self._streams >= self._config.client_streams_max:
-            raise TooManyStreamsError(
-                f"too many open streams: at most {self._config.client_streams_max} are allowed (client_streams_max)"
-            )
-        self._note_waiting()
-        self._streams += 1
-        try:
+    def _long_lived(self, kind: str, call: Call) -> Iterator[None]:
+        with call.quota.stream(kind, "client_streams_max"):
+            self._note_waiting()
             yield
-        finally:
-            self._streams -= 1
 
     # --- who may, and for how long ----------------------------------------------------------------------------------
 
-    def _admit(self, name: str, context: Context, body: bytes | None) -> Caller | None:
-        """Who calls, if that is asked; raises what ``access_gate`` calls refusals unless he may."""
+    def _admit(self, name: str, context: Context, connection: Connection, body: bytes | None) -> Call:
+        """Who calls, as far as that is asked; raises what ``access_gate`` calls refusals unless he may."""
         guard = self._guard
         if guard is None:
-            return None
+            return Call(context, connection, quota_at(connection.peer, self._quotas), None, self._room)
         caller = access_gate.admit(guard, self._quotas, options.method(options.LOG_SERVICE, name), context, body)
         group = self._config.group
         if self._needs_admin(name):
             guard.require_admin(caller, name, f"log:{group}", changes=name == _TRANSFER)
         elif name in _NEEDED:
             guard.require(caller, name, Kind.TOPIC, group, _NEEDED[name])
-        return caller
+        return Call(context, connection, caller.quota, caller, self._room)
 
     def _needs_admin(self, name: str) -> bool:
         """The log of an application holds everybody's entries: its permissions are the application's affair."""
@@ -350,8 +355,9 @@ class LogService:
         return name == _TRANSFER or (application and _NEEDED.get(name) is Permission.SUB)
 
     @contextmanager
-    def _stream_of(self, name: str, caller: Caller | None) -> Iterator[None]:
+    def _stream_of(self, name: str, call: Call) -> Iterator[None]:
         """Around a stream: ended when the caller may have it no more."""
+        caller = call.caller
         if self._guard is None or caller is None:
             yield
             return
@@ -365,15 +371,19 @@ class LogService:
             yield
 
     def _answers(
-        self, name: str, handler: Callable[[bytes, Caller | None], Awaitable[bytes]]
+        self, name: str, handler: Callable[[bytes, Call], Awaitable[bytes]]
     ) -> Callable[[bytes, Context], Awaitable[bytes]]:
         @wraps(handler)
         async def answer(data: bytes, context: Context) -> bytes:
             limit = asyncio.timeout(self._call_s)
             try:
-                caller = self._admit(name, context, data)
-                async with limit:
-                    return await handler(data, caller)
+                with self._connections.call(context) as connection:
+                    call = self._admit(name, context, connection, data)
+                    async with limit:
+                        answer = await handler(data, call)
+                    if name not in _WITH_ROOM:
+                        call.check_answer(len(answer))
+                    return answer
             except TimeoutError:
                 if not limit.expired():
                     raise
@@ -385,15 +395,17 @@ class LogService:
         return answer
 
     def _streaming(
-        self, name: str, handler: Callable[[bytes], AsyncGenerator[bytes, None]]
+        self, name: str, handler: Callable[[bytes, Call], AsyncGenerator[bytes, None]]
     ) -> Callable[[bytes, Context], Awaitable[None]]:
         async def stream(data: bytes, context: Context) -> None:
             try:
-                caller = self._admit(name, context, data)
-                with self._stream_of(name, caller):
-                    async with aclosing(handler(data)) as answers:
-                        async for answer in answers:
-                            await context.write(answer)
+                with self._connections.call(context) as connection:
+                    call = self._admit(name, context, connection, data)
+                    with self._stream_of(name, call):
+                        async with aclosing(handler(data, call)) as answers:
+                            async for answer in answers:
+                                with connection.writing():
+                                    await context.write(answer)
             except _GRPC_ERRORS as error:
                 await self._abort(context, error)
 
@@ -403,24 +415,35 @@ class LogService:
         self, name: str, handler: Callable[[bytes], AsyncGenerator[bytes, None]]
     ) -> Callable[[bytes, Context], Awaitable[None]]:
         """As ``_streaming``, for as long as the client takes what it asked for, and not for ever."""
-        limits, stream_ms_max = self._config.limits, self._config.bulk.bulk_stream_ms_max
+        limits, bulk = self._config.limits, self._config.bulk
+
+        async def write(context: Context, connection: Connection, answer: bytes) -> None:
+            try:
+                async with asyncio.timeout(self._call_s):
+                    with connection.writing():
+                        await context.write(answer)
+            except TimeoutError:  # a call that is ended leaves its last chunk in memory until the client takes it
+                self._connections.hang_up(connection)
+                raise
 
         async def stream(data: bytes, context: Context) -> None:
             now = asyncio.get_running_loop().time
-            ends_at = now() + stream_ms_max / 1000
-            limit = asyncio.timeout(min(self._call_s, stream_ms_max / 1000))
+            ends_at = now() + bulk.bulk_stream_ms_max / 1000
+            limit = asyncio.timeout(min(self._call_s, bulk.bulk_stream_ms_max / 1000))
             try:
-                caller = self._admit(name, context, data)
-                with self._stream_of(name, caller), self._long_lived():
-                    async with limit, aclosing(handler(data)) as answers:
-                        async for answer in answers:
-                            await context.write(answer)
-                            limit.reschedule(min(now() + self._call_s, ends_at))
+                with self._connections.call(context) as connection:
+                    call = self._admit(name, context, connection, data)
+                    with self._stream_of(name, call), self._bulk.one_of_few(call.quota):
+                        self._note_waiting()
+                        async with limit, aclosing(handler(data)) as answers:
+                            async for answer in answers:
+                                limit.reschedule(None)
+                                await write(context, connection, answer)
+                                limit.reschedule(min(now() + self._call_s, ends_at))
             except TimeoutError:
-                if not limit.expired():
-                    raise
                 why = (
-                    f"the stream took longer than {stream_ms_max} ms, the most that is allowed (bulk_stream_ms_max)"
+                    f"the stream took longer than {bulk.bulk_stream_ms_max} ms, the most that is allowed "
+                    "(bulk_stream_ms_max)"
                     if now() >= ends_at
                     else f"nothing was read, or taken by the client, for {limits.call_ms_max} ms (call_ms_max)"
                 )
@@ -439,5 +462,5 @@ class LogService:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
-_GRPC_ERRORS: Final = (InvalidRequestError, TooManyStreamsError, TooManyBulkReadsError, *access_gate.REFUSALS)
+_GRPC_ERRORS: Final = (InvalidRequestError, TooManyBulkReadsError, *access_gate.REFUSALS)
 """What a call may end with instead of an answer."""

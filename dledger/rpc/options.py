@@ -18,6 +18,8 @@ FRAMING_BYTES: Final = 64 * 1024
 """Room for what is not log bytes in a message."""
 REQUEST_BYTES_MAX: Final = 8 * MIB
 """Largest request a client may send, unless a single entry may be larger."""
+STREAM_KINDS: Final = 3
+"""Append, follow and watch: ``client_streams_max`` is for each; large reads are few."""
 HANDSHAKE_TIMEOUT_MS: Final = 5000
 """How long whoever connects may take until it is a gRPC connection, its TLS handshake included."""
 RECONNECT_MS_MIN: Final = 50
@@ -79,7 +81,8 @@ def request_bytes_max(config: ServerConfig) -> int:
 def limit_options(limits: ConnectionLimits) -> Options:
     """What holds for every server that clients talk to."""
     return [
-        ("grpc.max_allowed_incoming_connections", limits.connections_max),
+        # Twice as many: whom to hang up on is decided in ``connections``, and newcomers need a place until then.
+        ("grpc.max_allowed_incoming_connections", 2 * limits.connections_max),
         ("grpc.max_concurrent_streams", limits.connection_calls_max),
         ("grpc.max_connection_idle_ms", limits.connection_idle_ms_max),
         ("grpc.server_handshake_timeout_ms", limits.handshake_ms_max),
@@ -99,16 +102,21 @@ def too_long(limits: ConnectionLimits) -> str:
     return f"the call took longer than {limits.call_ms_max} ms, the most that is allowed (call_ms_max)"
 
 
+def calls_max(config: ServerConfig) -> int:
+    """Calls of all clients of a node at once."""
+    return 2 * config.replication.pending_entries_max + STREAM_KINDS * config.client_streams_max
+
+
 def client_server_options(config: ServerConfig) -> Options:
     """For the server that clients talk to."""
-    calls_max = config.replication.pending_entries_max + config.client_streams_max
+    waiting_max = config.replication.pending_entries_max + config.client_streams_max
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", request_bytes_max(config)),
         ("grpc.max_send_message_length", -1),
         # Calls that arrived and wait for the event loop: a burst of appends is no reason to cancel some of them.
-        ("grpc.server.max_pending_requests", calls_max),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),
+        ("grpc.server.max_pending_requests", waiting_max),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * waiting_max),
         *limit_options(config.limits),
     ]
 

@@ -32,6 +32,7 @@ from dledger.core.node import Node
 from dledger.core.outbox import Outbox, RoleChange, Wake
 from dledger.core.ports import HardStateStore, Log
 from dledger.errors import (
+    CorruptLogError,
     DLedgerError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
@@ -133,6 +134,11 @@ class NodeDriver:
         """Called once what the change depends on is durable, one at a time and in order; must only queue."""
         self.on_commit: Callable[[LogIndex], None] = lambda _index: None
         """Called outside the lock by the thread that moved the commit index; indexes may arrive out of order."""
+        self.on_damage: Callable[[CorruptLogError], None] = supervisor.report
+        """Called outside the lock when damage of the own log keeps a part from its work; it will try again.
+
+        As long as nobody repairs the log meanwhile, the node that finds its own log damaged stops.
+        """
         self._elector = self._part("elector", node.elector.step)
         self._handler = self._part("handler", node.handler.step)
         self._quorum_ack = self._part("quorum-ack", node.quorum_ack.step)
@@ -291,6 +297,8 @@ class NodeDriver:
             self._drain(self._role_changes, lambda change: self.on_role_change(change))
         if effects.committed is not None:
             self.on_commit(effects.committed)
+        for damage in effects.damage:
+            self.on_damage(damage)
         for completion in effects.completions:
             completion()
 
@@ -376,6 +384,7 @@ class NodeDriver:
     def _send_push(self, target: NodeId, push: Message) -> None:
         """Send it; a run is read first, outside the lock, and sent unless its term has passed meanwhile.
 
+        What this stream did not see written is verified: damage here must not reach a follower, nor look like its own.
         A leader never changes its own entries, so bytes read while its term lasted are what it meant to send; after the
         term they may already be another leader's.
         """
@@ -383,8 +392,12 @@ class NodeDriver:
             self._send(target, push)
             return
         try:
-            run = self._log.read_run(push.first_index, push.last_index)
+            run = self._log.read_run(push.first_index, push.last_index, verified=push.cold)
         except (IndexBeforeBeginError, IndexOutOfRangeError):
+            self._node_lost(target)
+            return
+        except CorruptLogError as damage:
+            self.on_damage(damage)
             self._node_lost(target)
             return
         if self._node.state.term == push.term:

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from dledger.config import MIB
 from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError, UntimedLogError
-from dledger.store.format import HEADER, Header, Unit, magic_of
+from dledger.store.format import HEADER, magic_of
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.reader import LogReader
@@ -54,11 +54,11 @@ class BulkReader(LogReader):
         begin = self._state.begin
         if index <= begin.index:
             return begin.position
-        unit = self._files.unit(index)
-        return Position(unit.position + unit.size)
+        header = self._files.located(index, _COLD)
+        return Position(header.position + header.size)
 
     def _position_of(self, index: int, committed: int) -> Position:
-        return Position(self._files.unit(index).position) if index <= committed else self._end_of(committed)
+        return Position(self._files.located(index, _COLD).position) if index <= committed else self._end_of(committed)
 
     # --- chunks -----------------------------------------------------------------------------------------------------
 
@@ -76,12 +76,12 @@ class BulkReader(LogReader):
         self._check_kept(first, end)
         if first > committed:
             raise IndexOutOfRangeError(f"entry {first} is not committed here: the last one that is, is {committed}")
-        last = files.slice_end(first, min(end - 1, committed), max_bytes)
-        start, stop = files.unit(first), files.unit(last)
+        last = files.slice_end(first, min(end - 1, committed), max_bytes, _COLD)
+        start, stop = files.located(first, _COLD), files.located(last, _COLD)
         length = stop.position + stop.size - start.position
         data = files.read(start.position, length, _COLD)
-        self._check_record(data, 0, start)
-        self._check_record(data, stop.position - start.position, stop)
+        if len(data) < length:
+            raise self._corrupt(start.position, f"the file ends before entry {last} does")
         return LogChunk(
             first_index=first,
             count=last - first + 1,
@@ -102,18 +102,6 @@ class BulkReader(LogReader):
                 f"{what} no longer kept here: retention has removed everything before entry {begin.index + 1}, at "
                 f"position {begin.position}. Read from there on, or from a copy that has them; keep the log longer "
                 "(retention_hours) if readers come this late"
-            )
-
-    def _check_record(self, data: bytes, offset: int, unit: Unit) -> None:
-        """That the log's file and its index speak of the same record: damage is told where it is, not passed on."""
-        found = Header(*HEADER.unpack_from(data, offset)) if len(data) >= offset + HEADER.size else None
-        if found is None or len(data) < offset + unit.size:
-            raise self._corrupt(unit.position, f"the file ends inside entry {unit.index}")
-        if (found.index, found.position, found.size) != (unit.index, unit.position, unit.size):
-            raise self._corrupt(
-                unit.position,
-                f"the record of entry {unit.index} ({unit.size} bytes) should begin here; its header says "
-                f"index {found.index}, position {found.position}, {found.size} bytes",
             )
 
     # --- places -----------------------------------------------------------------------------------------------------
@@ -172,11 +160,8 @@ class BulkReader(LogReader):
         return self._place(low, committed)
 
     def _store_time(self, index: int, store_time: StoreTime) -> int | None:
-        unit = self._files.unit(index)
-        head = self._files.read(unit.position, min(unit.size, HEADER.size + _HEAD_BYTES), _COLD)
-        header = Header(*HEADER.unpack_from(head)) if len(head) >= HEADER.size else None
-        if header is None or header.index != index:
-            raise self._corrupt(unit.position, f"the record of entry {index} should begin here")
+        header = self._files.located(index, _COLD)
+        head = self._files.read(header.position, min(header.size, HEADER.size + _HEAD_BYTES), _COLD)
         if magic_of(header.magic, header.channel) is not Magic.NORMAL:
             return None
         return store_time(head[HEADER.size :])
@@ -204,16 +189,26 @@ class BulkReader(LogReader):
         stop = min(position - position % block_bytes + block_bytes, end_position, self._end_of(committed))
         if position >= stop:
             return None
-        first = self._files.first_index_at(start, begin.index + 1, committed)
-        last = self._files.first_index_at(stop, first, committed) - 1
+        first = self._files.first_unit_at(start, begin.index + 1, committed)
+        last = self._files.first_unit_at(stop, first, committed) - 1
         return BlockDigest(
             position=Position(start),
             size=stop - start,
             crc32c=self._crc(start, stop),
             first_index=LogIndex(first),
             last_index=LogIndex(last),
-            chain_crc=self._chain_crc_at(LogIndex(last)),
+            chain_crc=self._stored_chain_crc(last),
         )
+
+    def _stored_chain_crc(self, index: int) -> int:
+        """As it stands there: a digest tells what is stored, damaged or not."""
+        begin = self._state.begin
+        if index == begin.index:
+            return begin.chain_crc
+        header = self._files.header_at(self._files.unit(index).position, _COLD)
+        if header is None:
+            raise self._files.suspect(index)
+        return header.chain_crc
 
     def _crc(self, start: int, stop: int) -> int:
         crc, segment_bytes = 0, self._files.segment_bytes

@@ -3,7 +3,7 @@
 Locks, outermost first:
 - the node's lock (not ours): all writers.
 - ``_remove_lock``: removing the files of retired segments; taken without the node's lock.
-- ``_shape_lock``: truncation, reset, retirement: whatever takes segments out of the log.
+- ``LogState.shape_lock``: truncation, reset, retirement: whatever takes entries out of the log; mending its index.
 - ``_flush_lock``: one flush at a time; held during ``fdatasync``.
 - the checkpoint file's locks.
 - ``LogState.lock``: never held during I/O.
@@ -79,7 +79,6 @@ class FileStore:
         self._hooks: tuple[AppendHook, ...] = ()
         self._batch_hooks: tuple[BatchHook, ...] = ()
         self._remove_lock = threading.Lock()
-        self._shape_lock = threading.Lock()
         self._flush_lock = threading.Lock()
         self._warmed_at = self._state.end
         self._marked_ms = -MARK_INTERVAL_MS
@@ -186,6 +185,13 @@ class FileStore:
     def disk_full(self) -> bool:
         return self._disk_full
 
+    def on_damage(self, listener: Callable[[CorruptLogError], None]) -> None:
+        """Tell ``listener`` of every damage in data that a look-up or a read meets, on whichever thread that is.
+
+        It must only note it: locks are held. ``CorruptLogError.index`` says which entry it is.
+        """
+        self._state.on_damage = listener
+
     def add_append_hook(self, hook: AppendHook) -> None:
         """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
         self._hooks = (*self._hooks, hook)
@@ -291,13 +297,13 @@ class FileStore:
         if from_index > state.last.index:
             return
         state.check_usable()
-        with self._shape_lock:
+        with self._state.shape_lock:
             invariant(
                 from_index > state.committed, "truncation of committed entries", at=from_index, by=state.committed
             )
             invariant(from_index > state.begin.index, "truncation below begin", at=from_index, begin=state.begin)
             last = EntryId(self.term_at(LogIndex(from_index - 1)), LogIndex(from_index - 1))
-            end = self._mark_at(last.index)
+            end = self._reader.mark_at(last.index)
             used, old_last = self._used_end(end.position, from_index), state.last.index
             was_flushed = state.lower(last, end)
             try:
@@ -311,27 +317,19 @@ class FileStore:
                 raise state.poisoned("truncating the log", error) from error
             state.changed(data, index)
 
-    def _mark_at(self, index: LogIndex) -> Mark:
-        begin = self._state.begin
-        if index == begin.index:
-            return Mark(begin.index, begin.position, begin.chain_crc)
-        unit = self._files.unit(index)
-        return Mark(index, unit.position + unit.size, self._files.chain_crc(index))
-
     def _used_end(self, position: int, from_index: LogIndex) -> int:
         """The end of what was written in the segment that ``position`` lies in, its tail blank's head included."""
         state, files = self._state, self._files
         next_base = files.data.base_of(position) + files.segment_bytes
         if state.end < next_base:
             return state.end
-        beyond = files.first_index_at(next_base, from_index, state.last.index)
-        before = files.unit(beyond - 1) if beyond > from_index else None
-        return (before.position + before.size if before else position) + MIN_BLANK_BYTES
+        before = self.last_index_before(next_base)
+        return (self._reader.mark_at(before).position if before >= from_index else position) + MIN_BLANK_BYTES
 
     def reset(self, begin: Boundary) -> None:
         state = self._state
         state.check_usable()
-        with self._shape_lock:
+        with self._state.shape_lock:
             invariant(begin.index >= state.committed, "reset below the commit index", begin=begin, by=state.committed)
             state.restart_at(begin)
             try:
@@ -451,7 +449,7 @@ class FileStore:
         ``protected_index``: what all live followers have (``cleaner.protected``). ``may_go`` is asked only if something
         is to be removed: given the last entry that would go, it says which is the last that may. Raises ``DiskError``.
         """
-        with self._shape_lock:
+        with self._state.shape_lock:
             self._state.check_usable()
             try:
                 decision = cleaner.plan(self._clean_facts(protected_index, room), self._config)
@@ -505,21 +503,21 @@ class FileStore:
         state, files = self._state, self._files
         found: list[cleaner.SegmentFacts] = []
         try:
-            stop = files.unit(state.last.index).position if state.last.index > state.begin.index else 0
+            stop = self.positions(state.last.index, state.last.index)[0] if state.last.index > state.begin.index else 0
             for file in files.data.files():
                 end = file.base + file.size
                 if end > stop or not file.writable:
                     break
-                last_index = files.first_index_at(end, state.begin.index + 1, state.last.index) - 1
+                last_index = self.last_index_before(end)
                 modified_ms = file.path.stat().st_mtime_ns // 1_000_000
                 found.append(cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms))
-        except (CorruptLogError, IndexBeforeBeginError):  # a truncation ran meanwhile: next time
+        except (CorruptLogError, IndexBeforeBeginError):  # damaged (told by ``on_damage``), or truncated meanwhile
             return ()
         return tuple(found)
 
     def close(self) -> None:
         state = self._state
-        with self._remove_lock, self._shape_lock, self._flush_lock:
+        with self._remove_lock, self._state.shape_lock, self._flush_lock:
             if state.closed:
                 return
             try:

@@ -329,6 +329,28 @@ def _why_stopped_short(view: memoryview, offset: int, rest: int) -> tuple[StopKi
     return StopKind.BAD, f"{rest} bytes are left, less than an entry header"
 
 
+def header_chain_crc(header: Header, seed: int) -> int:
+    """The chain CRC that a header's other fields give, seeded with the previous entry's."""
+    return crc32c(
+        CHAINED_HEADER.pack(
+            header.magic,
+            header.size,
+            header.index,
+            header.term,
+            header.position,
+            header.channel,
+            header.body_crc,
+            header.body_length,
+        ),
+        seed,
+    )
+
+
+def unit_of(header: Header) -> Unit:
+    """The index unit that names a record."""
+    return Unit(header.magic, header.position, header.size, header.index, header.term)
+
+
 def header_problem(header: Header, position: int, follow: Follow) -> str:
     """What is wrong with a header at ``position`` after ``follow``, as a clause; empty when nothing is."""
     if header.magic not in _VALID_MAGICS:
@@ -364,20 +386,22 @@ def check_run(run: EntryRun, *, unchecked: bool = False) -> CheckedRun:
     return CheckedRun(run, last, scan.follow.chain_crc, scan.units)
 
 
-def decode_run(run: EntryRun, *, unchecked: bool = False) -> list[Entry] | str:
-    """The entries of a run that was read from disk, both CRCs verified; or what is wrong with it."""
+def scan_run(run: EntryRun, *, unchecked: bool = False) -> Scan:
+    """Verify a run that was read from disk, as far as it is sound."""
     follow = Follow(run.previous.index, run.previous.term, run.previous_chain_crc)
-    window = ScanWindow(memoryview(run.data), run.position, 0, len(run.data), unchecked)
-    scan = scan_records(window, follow)
-    if scan.end_offset != len(run.data) or scan.follow.index != run.last_index:
-        return scan.reason or f"{scan.count} entries found from {run.first_index} to {run.last_index}"
+    return scan_records(ScanWindow(memoryview(run.data), run.position, 0, len(run.data), unchecked), follow)
+
+
+def decode_run(run: EntryRun, *, unchecked: bool = False) -> tuple[list[Entry], Scan]:
+    """The entries of a run that was read from disk, up to the first that does not check out, and what was found."""
+    scan = scan_run(run, unchecked=unchecked)
     entries: list[Entry] = []
     offset = 0
     for _ in range(scan.count):
         entry = decode_entry(run.data, offset)
         entries.append(entry)
         offset += len(entry.body) + ENTRY_HEADER_BYTES
-    return entries
+    return entries, scan
 
 
 def decode_entry(records: bytes, offset: int = 0) -> Entry:

@@ -1,11 +1,15 @@
 """The data and index segments together: bytes at positions, units at indexes. No idea of where the log ends.
 
 Write order: data, then index units; the index is derived and never needed for what was acknowledged to survive.
+
+An index unit is believed only if the record that it names says the same (``located``); what decides anything is
+verified against the log's chain as well (``dledger.store.headers``).
 """
 
 from __future__ import annotations
 
 import bisect
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -15,21 +19,51 @@ import numpy.typing as npt
 
 from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, invariant
-from dledger.store.format import CHAIN_CRC, CHAIN_CRC_OFFSET, CHANNEL_OFFSET, UNIT, Unit, blank_head
+from dledger.store.format import HEADER, UNIT, Header, Unit, blank_head
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import MappedFileList
-from dledger.types import NOOP_CHANNEL, LogIndex, Magic
+from dledger.types import LogIndex
 
 Write = tuple[int, bytes]
 """An absolute position and what goes there, inside one segment."""
 Touched = tuple[list[MappedFile], list[MappedFile]]
 """Data and index files."""
 
+HEADERS: Final = np.dtype(
+    [
+        ("magic", ">i4"),
+        ("size", ">i4"),
+        ("index", ">i8"),
+        ("term", ">i8"),
+        ("position", ">i8"),
+        ("channel", ">i4"),
+        ("chain_crc", ">u4"),
+        ("body_crc", ">u4"),
+        ("body_length", ">i4"),
+    ],
+    align=False,
+)
+"""Entry headers as a table; the same fields as ``format.HEADER``."""
 _UNITS: Final = np.dtype(
     [("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")], align=False
 )
 """Index units as a table; the same fields as ``format.UNIT``."""
+invariant(HEADERS.itemsize == HEADER.size, "entry header", size=HEADERS.itemsize)
 invariant(_UNITS.itemsize == INDEX_UNIT_BYTES, "index unit", size=_UNITS.itemsize)
+_COLD: Final = sys.maxsize
+"""Whatever begins below is read with ``pread``."""
+INDEX_ADVICE: Final = "The index is derived from data: stop the node, delete the file, and start again to rebuild it"
+
+
+class SuspectEntryError(CorruptLogError):
+    """Raised when index, header and chain do not agree about entry ``suspect``.
+
+    It is not yet known which of them is wrong: ``Headers.mend`` finds out.
+    """
+
+    def __init__(self, path: Path, offset: int, suspect: int) -> None:
+        super().__init__(path, offset, f"no index unit of entry {suspect}", INDEX_ADVICE)
+        self.suspect = suspect
 
 
 class LogFiles:
@@ -41,24 +75,48 @@ class LogFiles:
         self.segment_bytes = data.segment_bytes
 
     def unit(self, index: int) -> Unit:
-        """An entry's index unit. Raises ``IndexBeforeBeginError`` if its segment is gone, ``CorruptLogError``."""
+        """An entry's index unit. Raises ``IndexBeforeBeginError`` if its segment is gone, ``SuspectEntryError``."""
         position = index * INDEX_UNIT_BYTES
         file = self.index.find(position)
         if file is None:
             raise IndexBeforeBeginError(f"entry {index} is no longer kept here")
         unit = Unit(*UNIT.unpack_from(file.map, position - file.base))
         if unit.index != index:
-            advice = "The index is derived from data: stop the node, delete the file, and start again to rebuild it"
-            raise CorruptLogError(file.path, position - file.base, f"no index unit of entry {index}", advice)
+            raise SuspectEntryError(file.path, position - file.base, index)
         return unit
 
-    def chain_crc(self, index: int, hot_from: int = 0) -> int:
-        """The chain CRC stored in an entry's record."""
-        return self.chain_crc_in(self.unit(index), hot_from)
+    def suspect(self, index: int) -> SuspectEntryError:
+        """To raise for an entry about which index and data do not agree."""
+        position = index * INDEX_UNIT_BYTES
+        file = self.index.find(position)
+        if file is None:
+            raise IndexBeforeBeginError(f"entry {index} is no longer kept here")
+        return SuspectEntryError(file.path, position - file.base, index)
 
-    def chain_crc_in(self, unit: Unit, hot_from: int = 0) -> int:
-        """The same, of the record that an index unit names."""
-        return int(CHAIN_CRC.unpack(self.read(unit.position + CHAIN_CRC_OFFSET, CHAIN_CRC.size, hot_from))[0])
+    def header_at(self, position: int, hot_from: int = 0) -> Header | None:
+        """Whatever stands where a header could begin; None if no file has room for one there. Raises ``DiskError``."""
+        file = self.data.find(position) if position >= 0 else None
+        if file is None or position - file.base + HEADER.size > file.size:
+            return None
+        if position >= hot_from:
+            return Header(*HEADER.unpack_from(file.map, position - file.base))
+        data = file.read_cold(position - file.base, HEADER.size)
+        return Header(*HEADER.unpack(data)) if len(data) == HEADER.size else None
+
+    def located(self, index: int, hot_from: int = 0) -> Header:
+        """The header that an entry's index unit names. Raises as ``unit`` does, also if the two disagree."""
+        unit = self.unit(index)
+        header = self.header_at(unit.position, hot_from)
+        if (
+            header is None
+            or header.index != index
+            or header.position != unit.position
+            or header.size != unit.size
+            or header.term != unit.term
+            or header.magic != unit.magic
+        ):
+            raise self.suspect(index)
+        return header
 
     def read(self, position: int, length: int, hot_from: int = 0) -> bytes:
         """Bytes inside one data segment. Raises ``IndexBeforeBeginError`` if it is gone.
@@ -87,54 +145,75 @@ class LogFiles:
         table = parts[0] if len(parts) == 1 else np.concatenate(parts)
         wrong = np.flatnonzero(table["index"] != np.arange(first, last + 1))
         if wrong.size:
-            self.unit(first + int(wrong[0]))  # names the file
+            raise self.suspect(first + int(wrong[0]))
         return table
 
-    def channel_runs(self, first: int, last: int, hot_from: int) -> list[tuple[int, int, int]]:
-        """``Log.channel_runs``: headers that begin below ``hot_from`` are read one by one, not through the mapping."""
+    def located_headers(self, first: int, last: int, hot_from: int) -> npt.NDArray[np.void]:
+        """The headers that the index units of a range name, as a table. Raises as ``located`` does.
+
+        Those that begin below ``hot_from`` are read one by one, not through the mapping.
+        """
         table = self.units(first, last)
         positions = table["position"].astype(np.int64)
-        channels = np.empty(len(positions), np.int64)
+        headers = np.zeros(len(positions), HEADERS)
         bases = positions - positions % self.segment_bytes
         for base in np.unique(bases).tolist():
             chosen = np.flatnonzero(bases == base)
             file = self.data.find(base)
             if file is None:
-                raise IndexBeforeBeginError(f"position {base} is no longer kept here")
+                raise self.suspect(first + int(chosen[0]))
+            offsets = positions[chosen] - base
+            if int(offsets.max()) + HEADER.size > file.size:
+                raise self.suspect(first + int(chosen[int(offsets.argmax())]))
             hot = positions[chosen] >= hot_from
-            offsets = positions[chosen[hot]] - base + CHANNEL_OFFSET
-            data = np.frombuffer(file.map, np.uint8)
-            words = data[offsets[:, None] + np.arange(4)]
-            channels[chosen[hot]] = words.view(">i4").ravel()
+            anywhere = np.ndarray(file.size - HEADER.size + 1, HEADERS, file.map, strides=(1,))
+            headers[chosen[hot]] = anywhere[offsets[hot]]
             for cold in chosen[~hot].tolist():
-                data_bytes = file.read_cold(int(positions[cold]) - base + CHANNEL_OFFSET, 4)
-                channels[cold] = int.from_bytes(data_bytes, "big", signed=True)
-        channels[table["magic"] == int(Magic.NOOP)] = NOOP_CHANNEL
-        starts = np.flatnonzero(np.concatenate(([True], channels[1:] != channels[:-1])))
-        counts = np.diff(np.append(starts, len(channels)))
-        return list(zip(channels[starts].tolist(), (starts + first).tolist(), counts.tolist(), strict=True))
+                data = file.read_cold(int(positions[cold]) - base, HEADER.size)
+                headers[cold] = np.frombuffer(data, HEADERS)[0]
+        agree = np.logical_and.reduce([headers[name] == table[name] for name in _UNITS.names or ()])
+        if not agree.all():
+            raise self.suspect(first + int(np.argmin(agree)))
+        return headers
 
-    def slice_end(self, first: int, last: int, max_bytes: int) -> int:
-        """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``."""
+    def slice_end(self, first: int, last: int, max_bytes: int, hot_from: int = 0) -> int:
+        """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``.
+
+        A damaged unit can make it shorter, but never wrong.
+        """
         if first == last:
             return last
-        start = self.unit(first).position
+        start = self.located(first, hot_from).position
         stop = min(start + max_bytes, self.data.base_of(start) + self.segment_bytes)
-        if self._end(last) <= stop:
-            return last
-        past = bisect.bisect_right(range(first, last + 1), stop, key=self._end)
-        return max(first, first + past - 1)
+        found = last
+        if self._end(last) > stop:
+            past = bisect.bisect_right(range(first, last + 1), stop, key=self._end)
+            found = max(first, first + past - 1)
+        self.located(found, hot_from)
+        return found
 
     def _end(self, index: int) -> int:
         unit = self.unit(index)
         return unit.position + unit.size
 
     def first_index_at(self, position: int, first: int, last: int) -> int:
-        """The first index in ``[first, last]`` whose record starts at or after ``position``; ``last + 1`` if none."""
+        """The first index in ``[first, last]`` whose record starts at or after ``position``; ``last + 1`` if none.
+
+        The entries on both sides are looked up in data, too: where every entry begins behind the one before it, that
+        proves the answer, whatever other index units say.
+        """
+        found = self.first_unit_at(position, first, last)
+        for neighbour in (found - 1, found):
+            if first <= neighbour <= last:
+                self.located(neighbour, _COLD)
+        return found
+
+    def first_unit_at(self, position: int, first: int, last: int) -> int:
+        """The same by what index units say alone."""
         return first + bisect.bisect_left(range(first, last + 1), position, key=lambda one: self.unit(one).position)
 
-    def first_index_of_term(self, term: int, first: int, last: int) -> int:
-        """The first index in ``[first, last]`` whose term is at least ``term``; ``last + 1`` if there is none."""
+    def first_unit_of_term(self, term: int, first: int, last: int) -> int:
+        """The first index in ``[first, last]`` with a unit of ``term`` or later; ``last + 1`` if there is none."""
         return first + bisect.bisect_left(range(first, last + 1), term, key=lambda one: self.unit(one).term)
 
     def ensure(self, writes: Iterable[Write], first_index: int, units_length: int) -> None:

@@ -3,15 +3,19 @@
 ``lock`` guards every field while it is changed; readers may look at single fields without it. An append publishes
 ``last`` after its bytes are written; whoever changes bytes below ``last`` lowers what may be read, then bumps
 ``generation``, then changes bytes. So a reader that sees the same generation before and after its copy has copied whole
-entries.
+entries. Index units that are mended are the exception: they say the same as the data, before and after.
+
+``shape_lock`` is held while entries leave the log at either end and while its index is mended, so that neither meets
+the other half-way.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dledger.errors import (
+    CorruptLogError,
     DiskError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
@@ -27,6 +31,7 @@ class LogState:
 
     def __init__(self, recovered: Checkpoint, last: EntryId) -> None:
         self.lock = threading.Lock()
+        self.shape_lock = threading.RLock()
         self.generation = 0
         self.begin = recovered.begin
         self.last = last
@@ -43,6 +48,8 @@ class LogState:
         self.dirty_index: set[MappedFile] = set()
         self.poison: str | None = None
         self.closed = False
+        self.on_damage: Callable[[CorruptLogError], None] = lambda _damage: None
+        """Told of damage in data whenever a look-up or a read meets it; called on that thread, must only note it."""
         self._flushing = self.flushed
         """What the flush under way will publish; a truncation meanwhile lowers it."""
         self._indexing = self.indexed
@@ -116,6 +123,11 @@ class LogState:
             self.dirty_data.update(data)
             self.dirty_index.update(index)
             self.sequence += 1
+
+    def units_written(self, index: Iterable[MappedFile]) -> None:
+        """Note index files whose units were written again: the next checkpoint syncs them."""
+        with self.lock:
+            self.dirty_index.update(index)
 
     def begin_flush(self) -> tuple[set[MappedFile], int] | None:
         """Take the dirty data files and the sequence number that flushing them reaches; ``None`` if there are none."""

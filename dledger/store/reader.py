@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from dledger.config import MIB
 from dledger.errors import (
@@ -12,9 +12,10 @@ from dledger.errors import (
     IndexOutOfRangeError,
     InvalidRequestError,
 )
-from dledger.store.checkpoint import REPAIR_ADVICE
-from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, Header, decode_run, is_magic
-from dledger.store.log_files import LogFiles
+from dledger.store.checkpoint import REPAIR_ADVICE, Mark
+from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, Header, Scan, decode_run, is_magic, scan_run
+from dledger.store.headers import Headers
+from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState
 from dledger.types import NO_INDEX, Entry, EntryId, EntryRun, LogBytes, LogIndex, Position, Term
 
@@ -31,24 +32,46 @@ class LogReader:
         self._files = files
         self._state = state
         self._unchecked = unchecked
+        self._headers = Headers(files, state, unchecked=unchecked)
         self._committed_end = (NO_INDEX, Position(0))  # an index and where its record ends; replaced as a whole
         self._latest_run: tuple[int, EntryRun] | None = None
         """The run read last and the generation before that: the next follower is mostly sent the same one."""
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
-        """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real."""
+        """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real.
+
+        A wrong index unit that it meets is written again from data; damage in data is told to whoever repairs it.
+        """
         state = self._state
         while True:
             generation = state.generation
             try:
                 result = read()
-            except (CorruptLogError, IndexBeforeBeginError):
-                if generation == state.generation and not state.closed:
+            except (CorruptLogError, IndexBeforeBeginError) as error:
+                if generation != state.generation or state.closed:
+                    state.check_index(state.last.index)
+                    continue
+                if not isinstance(error, SuspectEntryError):
+                    if isinstance(error, CorruptLogError):
+                        state.on_damage(error)
                     raise
-                state.check_index(state.last.index)
+                self._mend(error, generation)
                 continue
             if generation == state.generation:
                 return result
+
+    def _mend(self, suspect: SuspectEntryError, generation: int) -> None:
+        """Mend the index at an entry, unless the log has changed. Raises ``CorruptLogError`` for damaged data."""
+        state = self._state
+        try:
+            with state.shape_lock:
+                if generation == state.generation:
+                    self._headers.mend(suspect.suspect)
+        except CorruptLogError as damage:
+            state.on_damage(damage)
+            raise
+        except OSError as error:
+            raise state.poisoned("writing the index again", error) from error
 
     @property
     def _hot_from(self) -> int:
@@ -66,7 +89,7 @@ class LogReader:
         begin, last = state.begin, state.last  # each read once: another thread may replace them
         if index == begin.index:
             return begin.term
-        return last.term if index == last.index else Term(self._files.unit(index).term)
+        return last.term if index == last.index else Term(self._headers.proven(index, self._hot_from).term)
 
     def _chain_crc_at(self, index: int) -> int:
         state = self._state
@@ -74,59 +97,90 @@ class LogReader:
         begin, tip = state.begin, state.tip  # each read once: another thread may replace them
         if index == begin.index:
             return begin.chain_crc
-        return tip.chain_crc if index == tip.index else self._files.chain_crc(index, self._hot_from)
+        return tip.chain_crc if index == tip.index else self._headers.proven(index, self._hot_from).chain_crc
+
+    def mark_at(self, index: LogIndex) -> Mark:
+        """An entry (or the boundary) with its end and chain CRC, all proven."""
+
+        def find() -> Mark:
+            begin = self._state.begin
+            if index == begin.index:
+                return Mark(begin.index, begin.position, begin.chain_crc)
+            header = self._headers.proven(index, self._hot_from)
+            return Mark(index, header.position + header.size, header.chain_crc)
+
+        return self._stable(find)
 
     def first_index_of_term(self, term: Term) -> LogIndex:
-        state, files = self._state, self._files
-        return self._stable(lambda: LogIndex(files.first_index_of_term(term, state.begin.index + 1, state.last.index)))
+        state, headers = self._state, self._headers
+        return self._stable(
+            lambda: LogIndex(headers.first_index_of_term(term, state.begin.index + 1, state.last.index))
+        )
 
     def slice_run(self, first_index: LogIndex, max_bytes: int) -> LogIndex:
         return self._stable(lambda: self._slice_run(first_index, self._state.last.index, max_bytes))
 
     def _slice_run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> LogIndex:
         self._check_entry(first)
-        return LogIndex(self._files.slice_end(first, last, max_bytes))
+        return LogIndex(self._files.slice_end(first, last, max_bytes, self._hot_from))
 
     def _check_entry(self, index: int) -> None:
         self._state.check_index(index)
         if index == self._state.begin.index:
             raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first one kept is {index + 1}")
 
-    def read_run(self, first_index: LogIndex, last_index: LogIndex) -> EntryRun:
+    def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
         state, latest = self._state, self._latest_run
         generation = state.generation
         if latest is not None and latest[0] == generation and not state.closed:
             run = latest[1]
-            if run.first_index == first_index and run.last_index == last_index:
+            if run.first_index == first_index and run.last_index == last_index and not verified:
                 return run
-        run = self._stable(lambda: self._read_run(first_index, last_index))
+        run = self._stable(lambda: self._read_run(first_index, last_index, verified=verified))
         self._latest_run = (generation, run)
         return run
 
-    def _read_run(self, first: LogIndex, last: LogIndex) -> EntryRun:
+    def _read_run(self, first: LogIndex, last: LogIndex, *, verified: bool = False) -> EntryRun:
         self._check_entry(first)
         self._check_entry(last)
-        files = self._files
-        start = files.unit(first)
-        stop = start if first == last else files.unit(last)
-        length = stop.position + stop.size - start.position
-        if last < first or files.data.base_of(start.position) != files.data.base_of(stop.position):
-            raise InvalidRequestError(f"entries {first} to {last} are no run within one segment")
-        previous, begin = LogIndex(first - 1), self._state.begin
+        files, hot_from, begin = self._files, self._hot_from, self._state.begin
+        previous = LogIndex(first - 1)
         if previous == begin.index:
             term, chain_crc = begin.term, begin.chain_crc
         else:
             self._state.check_index(previous)
-            unit = files.unit(previous)
-            term, chain_crc = Term(unit.term), files.chain_crc_in(unit, self._hot_from)
-        return EntryRun(
+            header = files.located(previous, hot_from)
+            term, chain_crc = Term(header.term), header.chain_crc
+        start = files.located(first, hot_from)
+        self._headers.require_continuing(start, chain_crc)
+        stop = start if first == last else files.located(last, hot_from)
+        length = stop.position + stop.size - start.position
+        if last < first or files.data.base_of(start.position) != files.data.base_of(stop.position):
+            raise InvalidRequestError(f"entries {first} to {last} are no run within one segment")
+        run = EntryRun(
             previous=EntryId(term, previous),
             previous_chain_crc=chain_crc,
             first_index=first,
             last_index=last,
             position=Position(start.position),
-            data=files.read(start.position, length, self._hot_from),
+            data=files.read(start.position, length, hot_from),
         )
+        if verified:
+            self._verify(run)
+        return run
+
+    def _verify(self, run: EntryRun) -> None:
+        scan = scan_run(run, unchecked=self._unchecked)
+        if scan.follow.index != run.last_index or scan.end_offset != len(run.data):
+            self._blame(run, scan)
+
+    def _blame(self, run: EntryRun, scan: Scan) -> NoReturn:
+        """Raise for the first entry of a run that does not check out: for its header, or else for its body."""
+        index = scan.follow.index + 1
+        if index > run.last_index:
+            raise self._files.suspect(run.last_index)
+        header = self._headers.proven(index)
+        raise self._corrupt(header.position, scan.reason or f"entry {index} is not whole", index)
 
     def read_range(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         if last_index < first_index:
@@ -134,36 +188,41 @@ class LogReader:
         entries = self._read_slice(first_index, last_index, max_bytes)
         used = sum(len(entry.body) + HEADER.size for entry in entries)
         while entries[-1].index < min(last_index, self._state.last.index) and used < max_bytes:
-            # The next entry starts another segment or does not fit; only the former goes on.
+            # The next entry starts another segment, does not fit or is damaged; only the first of them goes on.
             following = LogIndex(entries[-1].index + 1)
-            if self._stable(lambda index=following: self._size_of(index)) > max_bytes - used:  # type: ignore[misc]
+            try:
+                if self._stable(lambda index=following: self._size_of(index)) > max_bytes - used:  # type: ignore[misc]
+                    break
+                more = self._read_slice(following, last_index, max_bytes - used)
+            except CorruptLogError:  # whoever goes on there is told; what lies before it is sound
                 break
-            more = self._read_slice(following, last_index, max_bytes - used)
             used += sum(len(entry.body) + HEADER.size for entry in more)
             entries += more
         return entries
 
     def _size_of(self, index: LogIndex) -> int:
         self._check_entry(index)
-        return self._files.unit(index).size
+        return self._files.located(index, self._hot_from).size
 
     def _read_slice(self, first: LogIndex, last: LogIndex, max_bytes: int) -> list[Entry]:
+        """Entries from ``first`` on, up to the first damaged one. Raises ``CorruptLogError`` if that is ``first``."""
+
         def read() -> list[Entry]:
             self._check_entry(first)
             stop = self._slice_run(first, LogIndex(min(last, self._state.last.index)), max_bytes)
             run = self._read_run(first, stop)
-            entries = decode_run(run, unchecked=self._unchecked)
-            if isinstance(entries, str):
-                raise self._corrupt(run.position, entries)
+            entries, scan = decode_run(run, unchecked=self._unchecked)
+            if not entries:
+                self._blame(run, scan)
             return entries
 
         return self._stable(read)
 
-    def _corrupt(self, position: int, reason: str) -> CorruptLogError:
+    def _corrupt(self, position: int, reason: str, index: int | None = None) -> CorruptLogError:
         file = self._files.data.find(position)
         if file is None:
             raise IndexBeforeBeginError(f"position {position} is no longer kept here")
-        return CorruptLogError(file.path, position - file.base, reason, REPAIR_ADVICE)
+        return CorruptLogError(file.path, position - file.base, reason, REPAIR_ADVICE, index)
 
     @property
     def committed_position(self) -> Position:
@@ -178,11 +237,14 @@ class LogReader:
 
     def _locate_committed_end(self) -> tuple[LogIndex, Position]:
         state = self._state
-        begin, index = state.begin, state.committed
+        begin, tip, index = state.begin, state.tip, state.committed
         if index <= begin.index:
             return index, begin.position
-        unit = self._files.unit(index)
-        return index, Position(unit.position + unit.size)
+        return index, Position(tip.position if index == tip.index else self._end_at(index))
+
+    def _end_at(self, index: int) -> int:
+        header = self._files.located(index, self._hot_from)
+        return header.position + header.size
 
     def end_of(self, index: LogIndex) -> Position:
         """Where an entry's record ends: the log's begin for one that is no longer kept, its end for one beyond it."""
@@ -191,8 +253,7 @@ class LogReader:
             begin, last = self._state.begin, self._state.last
             if index <= begin.index:
                 return begin.position
-            unit = self._files.unit(min(index, last.index))
-            return Position(unit.position + unit.size)
+            return Position(self._end_at(min(index, last.index)))
 
         return self._stable(locate)
 
@@ -256,7 +317,8 @@ class LogReader:
         def locate() -> tuple[int, ...]:
             self._check_entry(first_index)
             self._check_entry(last_index)
-            found: list[int] = self._files.units(first_index, last_index)["position"].tolist()
+            headers = self._files.located_headers(first_index, last_index, self._hot_from)
+            found: list[int] = headers["position"].tolist()
             return tuple(found)
 
         return self._stable(locate)
@@ -265,7 +327,7 @@ class LogReader:
         def read() -> list[tuple[int, int, int]]:
             self._check_entry(first_index)
             self._check_entry(last_index)
-            return self._files.channel_runs(first_index, last_index, self._hot_from)
+            return self._headers.channel_runs(first_index, last_index, self._hot_from)
 
         return self._stable(read)
 
@@ -284,7 +346,10 @@ class LogReader:
         file = files.data.find(position) if 0 <= position < state.end else None
         if file is None or position - file.base + HEADER.size > file.size:
             raise nothing
+        begin, last = state.begin, state.last
         index = Header(*HEADER.unpack(files.read(position, HEADER.size, self._hot_from))).index
-        if not state.begin.index < index <= state.last.index or files.unit(index).position != position:
-            raise nothing
+        if not begin.index < index <= last.index or files.located(index).position != position:
+            index = files.first_index_at(position, begin.index + 1, last.index)  # that header may be damaged
+            if index > last.index or files.located(index).position != position:
+                raise nothing
         return LogIndex(index)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
-from dledger.errors import CorruptLogError
+from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.errors import CorruptLogError, IndexBeforeBeginError
 from dledger.store.checkpoint import Checkpoint, Mark
 from dledger.store.format import (
     BLANK,
@@ -23,16 +23,18 @@ from dledger.store.format import (
     Scan,
     ScanWindow,
     StopKind,
-    Unit,
     after,
+    header_chain_crc,
     header_problem,
     scan_records,
     segment_name,
+    unit_of,
 )
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import FoundFile
 from dledger.store.recovery import Damage, ScanFacts
+from dledger.types import Boundary
 
 _CHUNK_ENTRIES = 16 * 1024
 
@@ -146,8 +148,8 @@ def _start_from_index(files: LogFiles, checkpoint: Checkpoint, settings: ScanSet
         return None
     try:
         previous = files.first_index_at(target, begin.index + 1, last) - 1
-        header = _confirmed_header(files, files.unit(previous)) if previous > begin.index else None
-    except CorruptLogError:  # only the index: it is rebuilt
+        header = _proven_header(files, previous, begin, unchecked=settings.unchecked)
+    except (CorruptLogError, IndexBeforeBeginError):  # only the index, and that is rebuilt; or it is found on the way
         return None
     if header is None:
         return None
@@ -161,21 +163,15 @@ def _units_present(files: LogFiles, first: int, last: int) -> bool:
     return all(files.index.find(base) for base in bases)
 
 
-def _confirmed_header(files: LogFiles, unit: Unit) -> Header | None:
-    """The header that a unit points at, if the two agree."""
-    header = _header_at(files, unit.position)
-    return header if header is not None and _unit_of(header) == unit else None
-
-
-def _header_at(files: LogFiles, position: int) -> Header | None:
-    file = files.data.find(position) if position >= 0 else None
-    if file is None or position - file.base + ENTRY_HEADER_BYTES > file.size:
+def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: bool) -> Header | None:
+    """The header of an entry after ``begin`` that index and chain confirm."""
+    if index <= begin.index:
         return None
-    return Header(*HEADER.unpack_from(file.map, position - file.base))
-
-
-def _unit_of(header: Header) -> Unit:
-    return Unit(header.magic, header.position, header.size, header.index, header.term)
+    header = files.located(index)
+    seed = begin.chain_crc if index == begin.index + 1 else files.located(index - 1).chain_crc
+    if header_chain_crc(header, seed) == header.chain_crc or (unchecked and header.chain_crc == header.body_crc == 0):
+        return header
+    return None
 
 
 def _units_agree(files: LogFiles, first: int, scan: Scan) -> bool:
@@ -211,7 +207,7 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
 
 def _unit_agrees(files: LogFiles, header: Header) -> bool:
     try:
-        return _units_present(files, header.index, header.index) and files.unit(header.index) == _unit_of(header)
+        return _units_present(files, header.index, header.index) and files.unit(header.index) == unit_of(header)
     except CorruptLogError:
         return False
 

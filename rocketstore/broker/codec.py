@@ -31,7 +31,7 @@ class Send(NamedTuple):
     """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
 
     ``producer`` numbers the messages: then all of them are stored or none.
-    Where access control is on: ``denied`` topics and the refusals of their messages, and the sender's ``quota``.
+    ``quota`` is the sender's. Where access control is on: ``denied`` topics and the refusals of their messages.
     """
 
     request_id: int
@@ -52,7 +52,9 @@ def parse(kind: type[_W], data: bytes) -> _W:
         raise InvalidRequestError(f"these bytes are no {kind.DESCRIPTOR.name}: {error}") from error
 
 
-def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int) -> Send:
+def decode_send(
+    data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int, quota: Quota | None = None
+) -> Send:
     """A send request. On the hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
     wire = parse(pb.SendRequest, data)
     messages: list[Message] = []
@@ -80,7 +82,9 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
         )
         message.property_string = text
         add(message)
-    return Send(wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire))
+    return Send(
+        wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire), quota=quota
+    )
 
 
 def _producer(wire: pb.SendRequest) -> ProducerBatch | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 from dledger.clock import Clock
+from dledger.rpc.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.ports import Store
@@ -74,22 +75,24 @@ class PullService:
         self._clock = clock
         self._filters: dict[str, TagFilter | None] = {}
 
-    async def pull(self, pull: Pull) -> GetResult:
-        """Raises ``InvalidRequestError`` and the refusals of ``TopicAccess.check_readable``, ``TooManyPullsError``."""
+    async def pull(self, pull: Pull, leases: Leases) -> GetResult:
+        """What was asked for; its bytes have room in ``leases``.
+
+        Raises ``InvalidRequestError`` and the refusals of ``TopicAccess.check_readable``, ``TooManyPullsError``."""
         wish = self._check(pull)
         if pull.offset < wish.begin_offset:
             begin = wish.begin_offset
             end = await self._run(self._store.max_offset, pull.topic, pull.queue_id)
             return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, begin, begin, max(end, begin))
         if not wish.wait_ms:
-            return await self._get(wish, pull.offset)
+            return await self._get(wish, pull.offset, leases)
         waiter = self._waiting.enter((pull.topic, pull.queue_id), wish.tags.codes if wish.tags else None)
         try:
             deadline_ms = self._clock.monotonic_ms() + wish.wait_ms
             offset = pull.offset
             while True:
                 waiter.arm()  # before looking, so that nothing can arrive unseen between looking and waiting
-                result = await self._get(wish, offset)
+                result = await self._get(wish, offset, leases)
                 if result.records or result.status not in _NOTHING_YET:
                     return result
                 skipped = result.status is GetMessageStatus.NO_MATCHED_MESSAGE
@@ -125,7 +128,8 @@ class PullService:
             self._filters[expression] = TagFilter.parse(expression)
         return self._filters[expression]
 
-    async def _get(self, wish: _Wish, offset: int) -> GetResult:
+    async def _get(self, wish: _Wish, offset: int, leases: Leases) -> GetResult:
+        await leases.take(wish.max_bytes)  # before the log is read
         result = await self._run(
             self._store.get,
             wish.pull.topic,
@@ -137,6 +141,7 @@ class PullService:
             matches_record=wish.tags.matches_record if wish.tags else None,
             group=wish.pull.group,
         )
+        leases.resize(sum(map(len, result.records)))
         if result.min_offset >= wish.begin_offset:
             return result
         return replace(result, min_offset=wish.begin_offset)

@@ -31,10 +31,6 @@ class OutOfRangeError(Exception):
     """Raised when a queue does not exist."""
 
 
-class TooManyStreamsError(Exception):
-    """Raised when more long-lived streams are asked for than ``streams_max`` allows."""
-
-
 class NotStoredError(Exception):
     """Raised when a change of the broker's state was not stored, or perhaps not."""
 
@@ -54,7 +50,6 @@ REFUSALS: Final = (
     NotFoundError,
     NotPermittedError,
     OutOfRangeError,
-    TooManyStreamsError,
     TooManyPullsError,
     NotStoredError,
     DLedgerError,
@@ -65,7 +60,6 @@ _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (NotFoundError, grpc.StatusCode.NOT_FOUND),
     (NotPermittedError, grpc.StatusCode.PERMISSION_DENIED),
     (OutOfRangeError, grpc.StatusCode.OUT_OF_RANGE),
-    (TooManyStreamsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (TooManyPullsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (CallTooLongError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (CorruptLogError, grpc.StatusCode.DATA_LOSS),

@@ -21,6 +21,7 @@ import grpc
 from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, Outcome
+from dledger.rpc.calls import Call
 from rocketstore.broker.codec import ResultEncoder, Send
 from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError
@@ -89,7 +90,7 @@ class Sender:
                 outcome="not_applied",
                 reason=f"broker busy: {self.messages_pending} messages wait to be stored"
                 if self.is_full or request.quota is None
-                else f"{request.quota.entries} messages of this account wait to be stored",
+                else str(request.quota.full_error()),
             )
             return [busy] * len(request.messages)
         await self.ensure_topics(request)
@@ -281,14 +282,15 @@ class SendStream:
 
     def __init__(
         self,
-        context: StreamContext,
+        call: Call,
         bridge: LoopBridge,
         sender: Sender,
         decode: Callable[[bytes], Send],
         encoder: ResultEncoder,
         memory: str = "",
     ) -> None:
-        self._context = context
+        self._context = call.context
+        self._connection = call.connection
         self._memory = memory
         self._bridge = bridge
         self._sender = sender
@@ -301,6 +303,7 @@ class SendStream:
         self._messages_pending = 0
         self._bytes_pending = 0
         self._ended = False
+        self._left = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until the client ends the stream or ``stop`` is set, and everything taken is answered.
@@ -327,15 +330,25 @@ class SendStream:
         finally:
             for task in (reader, writer, stopping):
                 task.cancel()
+            self._left = True
+            while self._answers:
+                self._drop_answer()
 
     async def _read_requests(self) -> None:
         while isinstance(data := await self._context.read(), bytes):
             request = self._decode(data)
             await self._sender.ensure_topics(request)
             self._take(request)
-            quota = request.quota
-            while self._is_full or self._sender.is_full or (quota is not None and quota.is_full):
+            await self._wait_room(request.quota)
+
+    async def _wait_room(self, quota: Quota | None) -> None:
+        while True:
+            if quota is not None and quota.is_full:  # also through other streams of the same client
+                await quota.wait_room(self._room)
+            elif self._is_full or self._sender.is_full:
                 await self._sender.wait_room(self._room)
+            else:
+                return
 
     @property
     def _is_full(self) -> bool:
@@ -356,15 +369,22 @@ class SendStream:
         self._sender.submit(request, done)
 
     def _on_done(self, request: Send, results: Sequence[PutResult]) -> None:
+        if self._left:
+            return
+        if request.quota is not None:  # as long as the client has not taken the answer
+            request.quota.take(len(request.messages), 0)
         self._answers.append((request, results))
         self._answer_ready.set()
 
     async def _write_answers(self) -> None:
         while True:
             while self._answers:
-                request, results = self._answers.popleft()
-                await self._context.write(self._encoder.encode(request.request_id, results, packed=request.packed))
+                request, results = self._answers[0]
+                answer = self._encoder.encode(request.request_id, results, packed=request.packed)
+                with self._connection.writing():
+                    await self._context.write(answer)
                 # Only now: a client that reads no answers shall not fill the memory with them.
+                self._drop_answer()
                 self._requests_pending -= 1
                 self._messages_pending -= len(request.messages)
                 self._bytes_pending -= request.size
@@ -373,3 +393,8 @@ class SendStream:
                 return
             self._answer_ready.clear()
             await self._answer_ready.wait()
+
+    def _drop_answer(self) -> None:
+        request, _ = self._answers.popleft()
+        if request.quota is not None:
+            request.quota.give(len(request.messages), 0)

@@ -26,6 +26,7 @@ from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
 from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.connections import Connections
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer
@@ -37,7 +38,7 @@ from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters,
 from rocketstore.broker.other_mode import refuse_other_mode
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
-from rocketstore.broker.service import BrokerService
+from rocketstore.broker.service import STREAM_KINDS, BrokerService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
@@ -94,6 +95,7 @@ class BrokerServer:
         self._failure: BaseException | None = None
         self._loop = LoopThread("rocketstore-rpc")
         self._bridge: LoopBridge | None = None
+        self._connections: Connections | None = None  # of a plain broker; a node has its own
         self._port = config.listen_port
         self._server: grpc.aio.Server | None = None
         self._service: BrokerService | None = None
@@ -247,7 +249,7 @@ class BrokerServer:
 
     async def _serve(self, bridge: LoopBridge) -> None:
         config = self.config
-        calls_max = config.pulls_waiting_max + config.send_pending_messages_max + config.streams_max
+        calls_max = config.pulls_waiting_max + config.send_pending_messages_max + STREAM_KINDS * config.streams_max
         self._server = server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=calls_max)
         self._health = statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
         health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
@@ -262,11 +264,18 @@ class BrokerServer:
             reflection.enable_server_reflection(names, server)
         credentials = self._tls.client_server_credentials() if self._tls is not None else None
         self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's", credentials)
+        if self.node is not None:
+            connections = self.node.connections
+        else:
+            connections = self._connections = Connections(
+                "rocketstore-connections", config.limits, share_percent=config.access.account_share_percent
+            )
         self._service = BrokerService(
             config,
             self.store,
             self.state,
             bridge,
+            connections,
             clock=self._clock,
             view=self.view,
             store_host=resolve(_host_of(self.address), self._port),
@@ -277,6 +286,7 @@ class BrokerServer:
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         await server.start()
+        connections.watch(self._port, calls_max)
 
     def _position_of(self, index: int) -> int:
         """Where an entry begins; the log's begin or committed end for one that is no longer, or not yet, there."""
@@ -303,6 +313,8 @@ class BrokerServer:
                 self._bridge.run(self._end_service(grace_s))
         if self._service is not None:
             self._service.close()
+        if self._connections is not None:
+            self._connections.close()
 
     # -- stopping --------------------------------------------------------------------------------------------------
 

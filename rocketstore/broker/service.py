@@ -17,14 +17,17 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import grpc
 
-from dledger.access.guard import Caller, Guard
+from dledger.access.guard import Guard, quota_at
 from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError
 from dledger.rpc import access_gate
 from dledger.rpc import options as rpc_options
+from dledger.rpc.answers import AnswerRoom, Leases
 from dledger.rpc.bridge import LoopBridge, Outcome
+from dledger.rpc.calls import Call
+from dledger.rpc.connections import Connection, Connections
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminService, State
@@ -34,7 +37,7 @@ from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.ports import GroupView, Store, TopicLike
 from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.pull import PullService
-from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, TooManyStreamsError, abort
+from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, abort
 from rocketstore.broker.send import Sender, SendStream
 from rocketstore.broker.status import ObservedStore, StatusReport
 from rocketstore.broker.topics import TopicAccess
@@ -46,9 +49,12 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
+STREAM_KINDS: Final = 2
+"""Send and pull: ``streams_max`` is for each."""
 
 _log = logging.getLogger("rocketstore")
-UnaryHandler = Callable[[bytes, Context, Caller | None], Awaitable[bytes]]
+_KIND_OF: Final = {"SendStream": "send", "PullStream": "pull"}
+UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -84,6 +90,7 @@ class BrokerService:
         store: ServedStore,
         state: ServedState,
         bridge: LoopBridge,
+        connections: Connections,
         *,
         clock: Clock,
         view: Callable[[], GroupView],
@@ -101,8 +108,11 @@ class BrokerService:
             bytes_max=config.send_pending_bytes_max,
             streams_max=config.streams_max,
             waits_max=config.pulls_waiting_max,
+            answer_bytes_max=config.limits.answer_bytes_max,
         )
-        self._quotas = Quotas(limits.share(config.access.account_share_percent))
+        self._quotas = Quotas(limits, owner_percent=config.access.account_share_percent)
+        self._room = AnswerRoom()
+        self._connections = connections
         self._has_caught_up = has_caught_up
         self._bridge = bridge
         self._clock = clock
@@ -110,7 +120,6 @@ class BrokerService:
         self._conditions = conditions or Conditions(config.node_id, clock)
         self._readers = ThreadPoolExecutor(config.read_threads, thread_name_prefix="rocketstore-read")
         self._stop = asyncio.Event()
-        self._streams = 0
         self._handling: set[asyncio.Task[Any]] = set()
         self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(self._waiting.arrived)
@@ -164,20 +173,19 @@ class BrokerService:
 
     # -- handlers --------------------------------------------------------------------------------------------------
 
-    async def _send(self, data: bytes, context: Context, caller: Caller | None) -> bytes:
-        request = self._decoder(context, caller)(data)
+    async def _send(self, data: bytes, call: Call) -> bytes:
+        request = self._decoder(call)(data)
         return self._encoder.encode(request.request_id, await self._sender.send(request))
 
-    async def _send_stream(self, context: Context, caller: Caller | None) -> None:
-        decode = self._decoder(context, caller)
-        stream = SendStream(context, self._bridge, self._sender, decode, self._encoder, self._memory)
+    async def _send_stream(self, call: Call) -> None:
+        stream = SendStream(call, self._bridge, self._sender, self._decoder(call), self._encoder, self._memory)
         await stream.run(self._stop)
 
-    async def _producer(self, data: bytes, _context: Context, caller: Caller | None) -> bytes:
+    async def _producer(self, data: bytes, call: Call) -> bytes:
         name = codec.parse(pb.ProducerRequest, data).producer
         check_producer_name(name)
-        if self._access is not None and caller is not None:
-            name = self._access.own_producer(caller, name)
+        if self._access is not None and call.caller is not None:
+            name = self._access.own_producer(call.caller, name)
         outcome: Outcome[int | DLedgerError] = Outcome(self._bridge)
         self._store.submit_producer(name, outcome.done)
         found = await outcome.future
@@ -187,45 +195,47 @@ class BrokerService:
             raise NotStoredError(refusal, self._admin.leader_address())
         return pb.ProducerResponse(next_sequence=found).SerializeToString()
 
-    async def _pull(self, data: bytes, _context: Context, caller: Caller | None) -> bytes:
-        if self._access is not None and caller is not None:
-            return await self._pull_for(data, self._access, caller)
-        self._check_caught_up()
-        return codec.encode_pulled(await self._pulls.pull(codec.decode_pull(data)))
+    async def _pull(self, data: bytes, call: Call) -> bytes:
+        return await self._pulled(data, call, call.until_done(call.leases()))
 
-    async def _pull_for(self, data: bytes, access: BrokerAccess, caller: Caller) -> bytes:
-        pull = codec.decode_pull(data)
-        access.check_pull(caller, pull)
-        self._check_caught_up()
-        if not pull.wait_ms:
-            return codec.encode_pulled(await self._pulls.pull(pull))
-        with caller.quota.wait(caller.name):
-            result = await self._pulls.pull(pull)
-        access.check_after_wait(caller, pull)
-        return codec.encode_pulled(result)
-
-    async def _pull_stream(self, context: Context, caller: Caller | None) -> None:
+    async def _pull_stream(self, call: Call) -> None:
+        context = call.context
         await context.send_initial_metadata(())
-        while not self._stop.is_set() and isinstance(data := await context.read(), bytes):
-            await context.write(await self._pull(data, context, caller))
+        with call.leases() as leases:
+            while not self._stop.is_set() and isinstance(data := await context.read(), bytes):
+                answer = await self._pulled(data, call, leases)
+                with call.connection.writing():
+                    await context.write(answer)
+                leases.end()
+
+    async def _pulled(self, data: bytes, call: Call, leases: Leases) -> bytes:
+        access, caller, pull = self._access, call.caller, codec.decode_pull(data)
+        if access is not None and caller is not None:
+            access.check_pull(caller, pull)
+        self._check_caught_up()
+        with call.quota.wait("pulls_waiting_max") if pull.wait_ms else nullcontext():
+            result = await self._pulls.pull(pull, leases)
+        if access is not None and caller is not None and pull.wait_ms:
+            access.check_after_wait(caller, pull)
+        return codec.encode_pulled(result)
 
     async def _status(self, data: bytes) -> bytes:
         codec.parse(pb.StatusRequest, data)
         return await self._run(self._report.encode)
 
-    def _decoder(self, context: Context, caller: Caller | None) -> Callable[[bytes], codec.Send]:
-        born_host = peer_host(context.peer())
-        access = self._access
-        if access is None or caller is None:
-            return lambda data: codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
+    def _decoder(self, call: Call) -> Callable[[bytes], codec.Send]:
+        born_host = peer_host(call.connection.peer)
+        access, caller, quota = self._access, call.caller, call.quota
 
         def decode(data: bytes) -> codec.Send:
-            request = codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms())
+            request = codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms(), quota)
+            if access is None or caller is None:
+                return request
             producer = request.producer
             if producer is not None:
                 producer = replace(producer, producer=access.own_producer(caller, producer.producer))
             denied = access.denied_topics(caller, request.messages)
-            return request._replace(denied=denied, quota=caller.quota, producer=producer)
+            return request._replace(denied=denied, producer=producer)
 
         return decode
 
@@ -250,19 +260,24 @@ class BrokerService:
         """A request whose bytes say all that matters for access."""
         access = self._access
 
-        async def answer(data: bytes, _context: Context, caller: Caller | None) -> bytes:
+        async def answer(data: bytes, call: Call) -> bytes:
+            caller = call.caller
             if access is None or caller is None:
-                return await handler(data)
-            access.check(name, caller, data)
-            return access.filtered(name, caller, await handler(data))
+                found = await handler(data)
+            else:
+                access.check(name, caller, data)
+                found = access.filtered(name, caller, await handler(data))
+            call.check_answer(len(found))
+            return found
 
         return answer
 
-    def _admit(self, name: str, context: Context, body: bytes | None) -> Caller | None:
+    def _admit(self, name: str, context: Context, connection: Connection, body: bytes | None) -> Call:
         if self._access is None:
-            return None
+            return Call(context, connection, quota_at(connection.peer, self._quotas), None, self._room)
         method = rpc_options.method(codec.SERVICE, name)
-        return access_gate.admit(self._access.guard, self._quotas, method, context, body)
+        caller = access_gate.admit(self._access.guard, self._quotas, method, context, body)
+        return Call(context, connection, caller.quota, caller, self._room)
 
     async def _run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(read, *args, **kwargs))
@@ -273,7 +288,7 @@ class BrokerService:
             messages_pending=self._sender.messages_pending,
             bytes_pending=self._sender.bytes_pending,
             pulls_waiting=len(self._waiting),
-            streams=self._streams,
+            streams=sum(self._quotas.root.streams.values()),
         )
 
     def _counters(self) -> dict[str, str]:
@@ -296,11 +311,11 @@ class BrokerService:
             if task is not None:
                 self._handling.discard(task)
 
-    def _open_stream(self, caller: Caller | None) -> AbstractContextManager[None]:
+    def _open_stream(self, call: Call) -> AbstractContextManager[None]:
         """Around a stream: ended when the caller's key is revoked; what it asks for is checked request by request."""
-        if self._access is None or caller is None:
+        if self._access is None or call.caller is None:
             return nullcontext()
-        return access_gate.open_stream(self._access.guard, caller)
+        return access_gate.open_stream(self._access.guard, call.caller)
 
     def _refusing(self, name: str, handler: UnaryHandler) -> Callable[[bytes, Context], Awaitable[bytes]]:
         limits = self._config.limits
@@ -309,9 +324,10 @@ class BrokerService:
         async def in_time(data: bytes, context: Context) -> bytes:
             limit = asyncio.timeout(limit_s)
             try:
-                caller = self._admit(name, context, data)
-                async with limit:
-                    return await handler(data, context, caller)
+                with self._connections.call(context) as connection:
+                    call = self._admit(name, context, connection, data)
+                    async with limit:
+                        return await handler(data, call)
             except TimeoutError:
                 if limit.expired():
                     raise CallTooLongError(rpc_options.too_long(limits)) from None
@@ -332,22 +348,16 @@ class BrokerService:
         return None if self._access is None else self._access.guard
 
     def _streaming(
-        self, name: str, handler: Callable[[Context, Caller | None], Awaitable[None]]
+        self, name: str, handler: Callable[[Call], Awaitable[None]]
     ) -> Callable[[object, Context], Awaitable[None]]:
         @wraps(handler)
         async def serve(_requests: object, context: Context) -> None:
             with self._handled():
                 try:
-                    caller = self._admit(name, context, None)
-                    if self._streams >= self._config.streams_max:
-                        limit = self._config.streams_max
-                        raise TooManyStreamsError(f"too many open streams: at most {limit} are allowed (streams_max)")
-                    self._streams += 1
-                    try:
-                        with self._open_stream(caller):
-                            await handler(context, caller)
-                    finally:
-                        self._streams -= 1
+                    with self._connections.call(context) as connection:
+                        call = self._admit(name, context, connection, None)
+                        with call.quota.stream(_KIND_OF[name], "streams_max"), self._open_stream(call):
+                            await handler(call)
                 except REFUSALS as error:
                     _note(error)
                     await abort(context, error, self._guard)

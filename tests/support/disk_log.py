@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dledger.config import MIB
-from dledger.types import LogIndex
+from dledger.errors import CorruptLogError
+from dledger.types import LogIndex, Term
 from tests.sim.sim_log import SimLog
 
 
@@ -12,6 +13,25 @@ class DiskLog(SimLog):
 
     def __init__(self) -> None:
         super().__init__(segment_bytes=MIB)
+        self.damage: dict[LogIndex, CorruptLogError] = {}
+        """What look-ups of an entry, or of a range that it lies in, raise."""
+
+    def _check(self, first: LogIndex, last: LogIndex) -> None:
+        for index, damage in self.damage.items():
+            if first <= index <= last:
+                raise damage
+
+    def term_at(self, index: LogIndex) -> Term:
+        self._check(index, index)
+        return super().term_at(index)
+
+    def chain_crc_at(self, index: LogIndex) -> int:
+        self._check(index, index)
+        return super().chain_crc_at(index)
+
+    def channel_runs(self, first_index: LogIndex, last_index: LogIndex) -> list[tuple[int, int, int]]:
+        self._check(first_index, last_index)
+        return super().channel_runs(first_index, last_index)
 
     def expire(self, index: LogIndex) -> None:
         """Forget everything up to ``index``, which cannot be the last entry, as retention does."""

@@ -8,6 +8,9 @@ from typing import Final, NamedTuple
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING, GOAWAY = 4, 6, 7
+HEADERS, DATA = 1, 0
+INITIAL_WINDOW: Final = 4
+END_STREAM, END_HEADERS = 1, 4
 ACK: Final = 1
 ENHANCE_YOUR_CALM: Final = 11
 
@@ -47,9 +50,24 @@ class Http2Link:
             return False
         return True
 
-    def begin(self) -> bool:
-        """The preface and empty settings."""
-        return self.send(PREFACE + frame(SETTINGS))
+    def begin(self, window_bytes: int | None = None) -> bool:
+        """The preface and settings: how much of each answer is taken before the peer must wait."""
+        settings = b"" if window_bytes is None else struct.pack(">HI", INITIAL_WINDOW, window_bytes)
+        return self.send(PREFACE + frame(SETTINGS, settings) + frame(SETTINGS, flags=ACK))
+
+    def is_closed(self) -> bool:
+        """Whether it was hung up on; drops what has come."""
+        self._socket.setblocking(False)
+        try:
+            while self._socket.recv(65536):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+        finally:
+            self._socket.setblocking(True)
+        return True
 
     def recv(self) -> Frame | None:
         """Raises ``TimeoutError`` if nothing comes."""
@@ -83,3 +101,25 @@ class Http2Link:
 def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
     """One frame's bytes."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def call_frames(stream: int, path: str, request: bytes) -> bytes:
+    """A gRPC call with one request, on a stream of an odd number."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "x",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    head = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields.items())
+    message = b"\x00" + len(request).to_bytes(4, "big") + request
+    return frame(HEADERS, head, flags=END_HEADERS, stream=stream) + frame(
+        DATA, message, flags=END_STREAM, stream=stream
+    )
+
+
+def _text(text: str) -> bytes:
+    """A literal of HPACK's, shorter than its length needs a second byte for."""
+    return bytes((len(text),)) + text.encode()

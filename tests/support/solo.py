@@ -22,7 +22,7 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
-from dledger.errors import ResponseCode
+from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, FixedTimeouts, fill, make_config
 from tests.support.disk_log import DiskLog
@@ -57,6 +57,7 @@ class Solo:
         )
         self.state = self.node.state
         self.role_changes: list[RoleChange] = []
+        self.damage: list[CorruptLogError] = []
         self.woken = Wake.NONE
         self.epochs: dict[NodeId, int] = {}
         """The epoch of the last push to each peer."""
@@ -64,11 +65,12 @@ class Solo:
     # -- effects -------------------------------------------------------------------------------------------------
 
     def take(self) -> list[tuple[NodeId, Message]]:
-        """Empty the outbox: run completions, note role changes and wakes, give the messages."""
+        """Empty the outbox: run completions, note role changes, damage and wakes, give the messages."""
         outbox = self.state.outbox.take()
         for completion in outbox.completions:
             completion()
         self.role_changes += outbox.role_changes
+        self.damage += outbox.damage
         self.woken = outbox.wake
         for target, message in outbox.messages:
             self.epochs[target] = getattr(message, "epoch", self.epochs.get(target, 0))

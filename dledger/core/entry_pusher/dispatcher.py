@@ -29,7 +29,7 @@ from dledger.core.messages import (
     PushTruncate,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import ResponseCode
+from dledger.errors import CorruptLogError, ResponseCode
 from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
 
@@ -93,7 +93,21 @@ class EntryDispatcher:
     # -- sending -------------------------------------------------------------------------------------------------
 
     def step(self, now_ms: int) -> int | None:
-        """Send what may be sent; gives the time at which an answer is overdue or a commit index should go out."""
+        """Send what may be sent; gives the time at which an answer is overdue or a commit index should go out.
+
+        What this log itself says is proven first: damage here is told, and nothing is sent that depends on it.
+        """
+        try:
+            return self._step(now_ms)
+        except CorruptLogError as damage:
+            return self._wait_for_repair(damage, now_ms)
+
+    def _wait_for_repair(self, damage: CorruptLogError, now_ms: int) -> int:
+        self._state.outbox.damage.append(damage)
+        self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
+        return self._pause_until_ms
+
+    def _step(self, now_ms: int) -> int | None:
         state = self._state
         if not isinstance(state.role, Leader):
             self.state = DispatcherState.IDLE
@@ -240,10 +254,13 @@ class EntryDispatcher:
         self._raise_watermark(leader, response)
         if response.epoch != self._epoch:
             return
-        if response.code is ResponseCode.SUCCESS:
-            self._on_success(response)
-        else:
-            self._on_refusal(leader, response, now_ms)
+        try:
+            if response.code is ResponseCode.SUCCESS:
+                self._on_success(response)
+            else:
+                self._on_refusal(leader, response, now_ms)
+        except CorruptLogError as damage:
+            self._wait_for_repair(damage, now_ms)
         commit_planned = self._commit_due_ms is not None or self._commit_sent >= state.commit_index
         idle = self.next_index > state.log.last.index and commit_planned
         if self.state is not DispatcherState.APPEND or not idle:
@@ -272,8 +289,7 @@ class EntryDispatcher:
         2. The others elect a leader without them. The follower reports its commit index, which is beyond that log.
         3. Were that fatal here, one member's message would stop the leader, and after it every other one.
 
-        So it is compared again after a pause, until it meets the entry that differs and stops at its own check ("two
-        histories of committed entries").
+        So it is compared again after a pause; it refuses whatever contradicts what it holds as committed.
         """
         if response.epoch == self._epoch:
             self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)

@@ -3,6 +3,10 @@
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
 term or of an earlier attempt must not touch the log (reliability trap 19). Nothing at or below the commit index is ever
 removed. What is durable is acknowledged, nothing else; the flusher's ``on_flushed`` lets the answers go.
+
+A push that contradicts what is held here is no reason to stop, nor to drop anything: whoever meets a difference proves
+its own record first. If that is damaged, it is told (``Outbox.damage``) and the push refused; if it is sound, the push
+is refused (``OTHER_HISTORY``), and this log stays as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from dledger.core.messages import (
     ReceivedPush,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import DiskFullError, MisplacedRunError, ResponseCode, invariant
+from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, ResponseCode
 from dledger.records import record
 from dledger.types import (
     NO_ENTRY,
@@ -45,6 +49,10 @@ class _Deferred:
     sequence: int
     epoch: int
     kind: PushKind
+
+
+class _OtherHistoryError(Exception):
+    """Raised when a push contradicts an entry that is proven here."""
 
 
 class EntryHandler:
@@ -94,6 +102,15 @@ class EntryHandler:
         if push.epoch < self._leader_epoch:
             return  # an attempt that the leader itself has given up
         self._leader_epoch = push.epoch
+        try:
+            self._apply(push)
+        except _OtherHistoryError:
+            self._answer(push.epoch, _kind_of(push), ResponseCode.OTHER_HISTORY)
+        except CorruptLogError as damage:
+            state.outbox.damage.append(damage)
+            self._answer(push.epoch, _kind_of(push), ResponseCode.DISK_ERROR)
+
+    def _apply(self, push: ReceivedPush) -> None:
         match push:
             case PushCompare():
                 self._compare(push)
@@ -144,8 +161,9 @@ class EntryHandler:
             self._answer(push.epoch, PushKind.TRUNCATE, ResponseCode.INCONSISTENT_STATE)
             return
         if first <= log.last.index and log.term_at(first) != push.conflict.term:
+            if first <= self.verified_index:
+                raise _OtherHistoryError
             self._require_uncommitted(first)
-            invariant(first > self.verified_index, "a verified entry conflicts", index=first)
             log.truncate(first)
         elif first <= log.last.index:
             self._require_same_chain(first, push.chain_crc)
@@ -233,12 +251,13 @@ class EntryHandler:
             state.allow_voting()
 
     def _require_uncommitted(self, index: LogIndex) -> None:
-        commit = self._state.commit_index
-        invariant(index > commit, "two histories of committed entries", index=index, commit=commit)
+        """An entry that conflicts is proven by now (``term_at``); what is committed here cannot be another leader's."""
+        if index <= self._state.commit_index:
+            raise _OtherHistoryError
 
     def _require_same_chain(self, index: LogIndex, chain_crc: int) -> None:
-        own = self._state.log.chain_crc_at(index)
-        invariant(own == chain_crc, "replicas differ below an equal entry", index=index, own=own, leader=chain_crc)
+        if self._state.log.chain_crc_at(index) != chain_crc:
+            raise _OtherHistoryError
 
     # -- answers -------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Plan, Pro
 from dledger.core.progress import full_members
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
+    CorruptLogError,
     DiskFullError,
     DLedgerError,
     EntryTooLargeError,
@@ -205,17 +206,18 @@ class QuorumAckChecker:
         self.duplicates += plan.stored
         if plan.producer is not None:
             producers.touch(plan.producer, now_ms)
+        return tuple(map(self._locate, plan.duplicates))
+
+    def _locate(self, run: StoredRun) -> StoredRun:
         log = self._state.log
-        return tuple(
-            replace(
-                run,
-                term=log.term_at(run.first_index),
-                positions=log.positions(run.first_index, LogIndex(run.first_index + run.count - 1)),
-            )
-            if run.first_index > max(log.begin.index, 0)
-            else run
-            for run in plan.duplicates
-        )
+        if run.first_index <= max(log.begin.index, 0):
+            return run
+        last_index = LogIndex(run.first_index + run.count - 1)
+        try:
+            return replace(run, term=log.term_at(run.first_index), positions=log.positions(run.first_index, last_index))
+        except CorruptLogError as damage:
+            self._state.outbox.damage.append(damage)
+            return run
 
     def write_snapshot(self, now_ms: int) -> None:
         """As leader, write down all that is known of producers; not if the disk is full, when nothing else is."""
@@ -298,7 +300,7 @@ class QuorumAckChecker:
             return
         watermarks = sorted([state.durable_index, *leader.match.values()], reverse=True)
         held = watermarks[state.quorum - 1]
-        if held > state.commit_index and state.log.term_at(held) == state.term:
+        if held > state.commit_index and held >= leader.noop_index:  # an entry of its own term
             state.advance_commit(held)
             state.outbox.wake |= Wake.DISPATCHERS
             if leader.reads_waiting:

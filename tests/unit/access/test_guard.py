@@ -67,7 +67,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.guard = Guard(parse_rules(self.rules), name="n0", clock=self.clock)
-        self.quotas = Quotas(Limits(10, 100, 2, 2))
+        self.quotas = Quotas(Limits(20, 200, 4, 4), owner_percent=50)
 
     def admit(
         self, metadata: Metadata, body: bytes | None = b"body", *, method: str = METHOD, peer: str = HERE
@@ -321,15 +321,15 @@ def test_an_accounts_share_is_counted_over_all_its_calls(server: Server) -> None
     first.quota.take(10, 5)
 
     assert [one.quota.is_full for one in (first, second, other)] == [True, True, False]
-    assert "10 entries of 5 bytes waiting" in str(second.quota.full_error("alice"))
+    assert "10 entries of 5 bytes waiting" in str(second.quota.full_error())
     with ExitStack() as held:
         for quota in (first.quota, second.quota):
-            held.enter_context(quota.stream("alice"))
-            held.enter_context(quota.wait("alice"))
-        with pytest.raises(TooManyWaitsError, match=r"alice has 2 open streams, .*account_share_percent"):
-            held.enter_context(first.quota.stream("alice"))
+            held.enter_context(quota.stream("append", "streams_max"))
+            held.enter_context(quota.wait("waits_max"))
+        with pytest.raises(TooManyWaitsError, match=r"alice has 2 open append streams, .*account_share_percent"):
+            held.enter_context(first.quota.stream("append", "streams_max"))
         with pytest.raises(TooManyWaitsError, match=r"alice has 2 waiting pulls"):
-            held.enter_context(first.quota.wait("alice"))
+            held.enter_context(first.quota.wait("waits_max"))
     first.quota.give(10, 5)
     assert [one.quota.is_full for one in (first, second, other)] == [False] * 3
     assert second.quota.idle
@@ -337,7 +337,7 @@ def test_an_accounts_share_is_counted_over_all_its_calls(server: Server) -> None
 
 def test_a_share_is_never_nothing() -> None:
     """One percent of few is one."""
-    assert Limits(10, 1000, 50, 1).share(1) == Limits(1, 10, 1, 1)
+    assert Limits(10, 1000, 50, 1, 500).share(1) == Limits(1, 10, 1, 1, 5)
 
 
 def test_what_metadata_lacks_is_empty() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -150,11 +151,13 @@ def test_a_node_with_too_many_readers_is_tried_again(group: FakeGroup, monkeypat
     """Until there is room, or the time is over; then the error says what to do."""
     refusals = [TooManyBulkReadsError("too many: bulk_streams_max")] * 2
 
-    def refuse(_service: object) -> None:
+    @contextmanager
+    def refuse(_service: object, _quota: object) -> Iterator[None]:
         if refusals:
             raise refusals.pop()
+        yield
 
-    monkeypatch.setattr("dledger.rpc.bulk_service.BulkService._check_room", refuse)
+    monkeypatch.setattr("dledger.rpc.bulk_service.BulkService.one_of_few", refuse)
     with DLedgerClient(group.addresses, timeout_s=3) as client:
         assert indexes(client.fetch_log(0)) == list(range(ALL))
     refusals += [TooManyBulkReadsError("too many: bulk_streams_max")] * 10_000

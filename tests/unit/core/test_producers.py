@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from dledger.core.producer_payload import (
 )
 from dledger.core.producers import needed_from, rebuild
 from dledger.errors import (
+    CorruptLogError,
     DiskFullError,
     DLedgerError,
     EntryTooLargeError,
@@ -378,6 +380,28 @@ def test_retention_keeps_what_it_cannot_read() -> None:
     commit(solo)
 
     assert needed_from(solo.log, solo.config) == 3
+
+
+def test_who_cannot_prove_what_its_log_tells_of_producers_does_not_lead() -> None:
+    """A turned bit could make a new append a repetition: acknowledged, never stored. Once repaired it leads again."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER))
+    damage = CorruptLogError(Path("data"), 7, "chainCrc of entry 1 does not continue entry 0", "Repair it", 1)
+    solo.log.damage[LogIndex(1)] = damage
+    other.campaign()
+
+    other.vote(N1)
+    other.take()
+    term = other.state.term
+    other.time_out()
+
+    assert (other.role, other.state.term) == (Role.FOLLOWER, term)
+    assert other.role_changes[-1].reason is RoleReason.DAMAGED_LOG
+    assert other.damage == [damage, damage]
+    solo.log.damage.clear()
+    other.lead()
+    assert other.leader_role.producers.next_sequence("p") == 1
 
 
 def test_who_does_not_understand_the_table_does_not_lead() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tests.support.fake_node import FakeNode
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
 
+PRODUCER = options.method(options.LOG_SERVICE, "Producer")
 APPEND = options.method(options.LOG_SERVICE, "Append")
 ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")
 BOB = ClientSecurity(access_key="bob", secret_key="bob-secret")
@@ -80,20 +81,34 @@ def test_a_longer_deadline_is_cut_and_a_shorter_one_holds() -> None:
     assert "call_ms_max" not in shorter.details
 
 
-def test_calls_beyond_what_the_server_takes_are_refused() -> None:
-    """``maximum_concurrent_rpcs``, from what may be pending and the streams; those under way go on."""
-    config = ServerConfig(client_port=0, client_streams_max=1, replication=ReplicationConfig(pending_entries_max=2))
+@pytest.mark.parametrize(("share_percent", "calls"), [(100, 5), (60, 3)])
+def test_calls_beyond_what_the_server_takes_are_refused(
+    share_percent: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients' calls, from what may be pending and the streams, and an address' part; those under way go on."""
+    config = ServerConfig(
+        client_port=0,
+        client_streams_max=1,
+        replication=ReplicationConfig(pending_entries_max=1),
+        access=AccessConfig(account_share_percent=share_percent),
+    )
+    held: list[Callable[[int], None]] = []
     with serving(config) as (node, address), grpc.insecure_channel(address) as channel:
-        append = channel.unary_unary(APPEND, request_serializer=None, response_deserializer=None)
-        calls = [append.future(body(), timeout=20) for _ in range(5)]
-        wait_until(lambda: len(node.held) == 5, "five are under way")
+        monkeypatch.setattr(node, "submit_producer", lambda _name, done: held.append(done))
+        ask = channel.unary_unary(PRODUCER, request_serializer=None, response_deserializer=None)
+        question = codec.encode_producer_request("default", "p")
+        asked = []
+        for number in range(1, calls + 1):  # one by one: gRPC refuses a burst that its loop does not keep up with
+            asked.append(ask.future(question, timeout=60))
+            wait_until(lambda number=number: len(held) == number, "it is under way")  # type: ignore[misc]
 
         with pytest.raises(grpc.RpcError) as refused:
-            append(body(), timeout=5)
+            ask(question, timeout=5)
 
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        node.release()
-        assert all(codec.decode_appended(one.result(10)) for one in calls)
+        for done in held:
+            done(1)
+        assert [codec.decode_producer_answer(one.result(10)) for one in asked] == [1] * calls
 
 
 @contextmanager

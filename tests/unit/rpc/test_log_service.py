@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from dledger.config import MIB, ConnectionLimits, ServerConfig, StoreConfig
+from dledger.config import MIB, ConnectionLimits, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.errors import (
     ConfigError,
     DLedgerError,
@@ -209,7 +209,8 @@ def test_ten_thousand_appends_wait_without_threads() -> None:
 
     before = threading.active_count()
     limits = ConnectionLimits(connection_calls_max=pending)
-    with _serve(ServerConfig(client_port=0, limits=limits)) as service:
+    replication = ReplicationConfig(pending_entries_max=2 * pending)  # of which a connection has half
+    with _serve(ServerConfig(client_port=0, limits=limits, replication=replication)) as service:
         service.node.hold = True
         append = service.channel.unary_unary(_path("Append"), request_serializer=None, response_deserializer=None)
 
@@ -447,26 +448,25 @@ def test_transfer_leadership_names_the_new_leader(service: Service) -> None:
 
 
 def test_long_lived_streams_are_limited() -> None:
-    """``client_streams_max`` counts streams of all connections; one more is refused by name."""
-    with _serve(ServerConfig(client_port=0, client_streams_max=2)) as service:
+    """``client_streams_max``, of which a connection has half; watchers leave room for appends and followers."""
+    with _serve(ServerConfig(client_port=0, client_streams_max=4)) as service:
         request = codec.encode_watch_role("default")
         calls = [service.stream("WatchRole", request) for _ in range(2)]
         for call in calls:
             next(iter(call))
 
-        for name, data in (("WatchRole", request), ("Follow", codec.encode_follow(codec.Read("default", LogIndex(0))))):
-            with pytest.raises(grpc.RpcError) as caught:
-                list(service.stream(name, data))
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "client_streams_max" in str(caught.value.details())
-        send, answers = service.append_stream()
         with pytest.raises(grpc.RpcError) as caught:
-            list(answers)
-        send(None)
+            list(service.stream("WatchRole", request))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "has 2 open watch streams" in str(caught.value.details())
+        assert "client_streams_max" in str(caught.value.details())
+        send, answers = service.append_stream()
+        send(append_request(b"x"))
+        assert next(iter(answers))
         _cancel(calls[0])
         wait_until(lambda: _can_watch(service), "a place to become free")
         _cancel(calls[1])
+        send(None)
 
 
 def _can_watch(service: Service) -> bool:

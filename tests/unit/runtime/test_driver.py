@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +25,7 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
-from dledger.errors import DiskError, DLedgerError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
 from dledger.runtime.driver import NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.store.memory_store import MemoryStore
@@ -346,8 +348,8 @@ def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() ->
     plain_read = bench.log.read_run
     deposed = replace(node.state.hard_state, term=Term(9), vote=None)
 
-    def read_while_deposed(first: object, last: object) -> object:
-        run = plain_read(first, last)  # type: ignore[arg-type]  # passed through
+    def read_while_deposed(first: object, last: object, *, verified: bool) -> object:
+        run = plain_read(first, last, verified=verified)  # type: ignore[arg-type]  # passed through
         node.state.save_hard_state(deposed)
         return run
 
@@ -363,6 +365,34 @@ def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() ->
 
     sent = [event for event in bench.events if isinstance(event, tuple) and isinstance(event[1], PushAppend)]
     assert len(sent) == 1
+
+
+def test_damage_of_the_own_log_stops_the_node_unless_somebody_repairs_it() -> None:
+    """Neither a part that meets it nor a run that cannot be read may go on as if nothing were wrong."""
+    bench, repaired = _Bench(), _Bench()
+    damage = CorruptLogError(Path("data"), 7, "bodyCrc of entry 0 does not match its body", "Repair it", 0)
+    told: list[CorruptLogError] = []
+    repaired.driver.on_damage = told.append
+    for one in (bench, repaired):
+        load = _lead(one)
+
+        def damaged(first: LogIndex, last: LogIndex, *, verified: bool) -> EntryRun:
+            raise damage
+
+        one.log.read_run = damaged  # type: ignore[assignment, method-assign]  # the disk
+        with suppress(NodeFailedError):
+            one.driver.call(
+                lambda _now, node=one.node, load=load: node.state.outbox.messages.append(  # type: ignore[misc]
+                    (NodeId("n1"), replace(load, cold=False))
+                )
+            )
+        one.node.state.outbox.damage.append(damage)
+        with suppress(NodeFailedError):
+            one.driver.call(lambda _now: None)
+
+    assert bench.supervisor.fatal is damage
+    assert repaired.supervisor.fatal is None
+    assert told == [damage, damage]
 
 
 def _lead(bench: _Bench) -> LoadRun:
@@ -396,11 +426,11 @@ def test_a_disk_that_hangs_for_one_follower_holds_up_nobody_else() -> None:
     load = _lead(bench)
     plain_read, reading, go_on, readers = bench.log.read_run, threading.Event(), threading.Event(), []
 
-    def hang(first: LogIndex, last: LogIndex) -> EntryRun:
+    def hang(first: LogIndex, last: LogIndex, *, verified: bool) -> EntryRun:
         readers.append(threading.current_thread().name)
         reading.set()
         assert go_on.wait(10)
-        return plain_read(first, last)
+        return plain_read(first, last, verified=verified)
 
     bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
     reader = next(part.worker for part, dispatcher in bench.driver._dispatchers if dispatcher.peer == "n1")

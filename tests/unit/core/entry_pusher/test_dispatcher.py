@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dledger.config import MIB
 from dledger.core.entry_pusher import DispatcherState
 from dledger.core.messages import LoadRun, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.outbox import Wake
-from dledger.errors import ResponseCode
+from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import EntryId, LogIndex, Role, Term
 from tests.support.cluster import N1
 from tests.support.solo import Solo, load_runs
@@ -49,6 +51,23 @@ def test_the_first_push_of_a_term_compares_at_the_end() -> None:
     assert due == solo.now_ms + solo.config.replication.push_timeout_ms
     assert solo.dispatch(N1, ms=999) == []
     assert isinstance(solo.dispatch(N1, ms=1)[0], PushCompare)
+
+
+def test_a_leader_whose_own_entry_is_damaged_sends_nothing_that_depends_on_it() -> None:
+    """What leaves a member is proven: a turned bit here must not look like the follower's. It waits for repair."""
+    solo = leading(1, 2)
+    damage = CorruptLogError(Path("data"), 7, "chainCrc of entry 2 does not continue entry 1", "Repair it", 2)
+    solo.log.damage[LogIndex(2)] = damage
+
+    assert solo.dispatch(N1) == []
+    assert solo.damage == [damage]
+    assert solo.dispatch(N1, ms=solo.config.replication.retry_interval_ms - 1) == []
+    assert solo.damage == [damage]
+    solo.log.damage.clear()
+
+    (message,) = solo.dispatch(N1, ms=1)
+    assert isinstance(message, PushCompare)
+    assert solo.role is Role.LEADER
 
 
 def test_a_matching_follower_goes_straight_to_append() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from dledger.core.messages import (
     ReceivedPush,
 )
 from dledger.core.outbox import Wake
-from dledger.errors import InvariantError, ResponseCode
+from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import GENESIS, EntryId, HardState, LogIndex, Position, Term
 from tests.support.cluster import N1, N2
 from tests.support.solo import Solo, Source
@@ -222,14 +223,40 @@ def test_an_install_that_no_leader_can_mean_is_refused(term: int, index: int, po
     assert solo.log.last.index == 0
 
 
-def test_replicas_that_differ_below_an_equal_entry_are_fatal() -> None:
-    """Trap 36: equal index and term with another chain CRC means divergence or damage."""
+def test_a_push_that_contradicts_a_sound_record_is_refused_and_changes_nothing() -> None:
+    """Trap 36: equal index and term with another chain CRC. This record is proven, so the fault is the other's."""
     solo = Solo(terms=(1, 2))
     other = Source(2, 2)
     other.log.append_as_leader(Term(2), [b"another history"])
 
-    with pytest.raises(InvariantError, match="replicas differ"):
-        solo.push(N1, other.compare(1))
+    answers = [*solo.push(N1, other.compare(1)), *solo.push(N1, other.append(0))]
+
+    assert [answer.code for answer in answers] == [ResponseCode.OTHER_HISTORY] * 2
+    assert solo.log.last == EntryId(Term(2), LogIndex(1))
+
+
+@pytest.mark.parametrize("kind", [PushKind.COMPARE, PushKind.TRUNCATE, PushKind.APPEND])
+def test_damage_of_the_own_record_is_told_and_no_push_is_judged_by_it(kind: PushKind) -> None:
+    """Whoever meets a difference proves its own record first: if that is damaged, neither side's log is at stake."""
+    solo = Solo(terms=(1, 1, 2))
+    source = Source(2, 1, 1, 2)
+    push: ReceivedPush
+    match kind:
+        case PushKind.COMPARE:
+            push = source.compare(1)
+        case PushKind.TRUNCATE:
+            solo.push(N1, source.compare(0))
+            push = PushTruncate(Term(2), source.epoch, EntryId(Term(2), LogIndex(1)), 0)
+        case _:
+            push = checked(source, source.append(1, 1))
+    damage = CorruptLogError(Path("data"), 7, "chainCrc of entry 1 does not continue entry 0", "Repair it", 1)
+    solo.log.damage[LogIndex(1)] = damage
+
+    (answer,) = solo.push(N1, push)
+
+    assert (answer.kind, answer.code) == (kind, ResponseCode.DISK_ERROR)
+    assert solo.damage == [damage]
+    assert solo.log.last.index == 2
 
 
 def test_a_full_disk_is_answered() -> None:

@@ -16,6 +16,7 @@ from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import SystemClock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.connections import Connections
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.ports import GroupView, StateDone
 from rocketstore.broker.service import BrokerService
@@ -185,6 +186,7 @@ class Harness:
             _Observed(self.store),  # type: ignore[arg-type]  # it passes everything else on
             self.state,
             bridge,
+            Connections("unwatched", self.config.limits, share_percent=75),
             clock=SystemClock(),
             view=lambda: self.view,
             store_host=STORE_HOST,

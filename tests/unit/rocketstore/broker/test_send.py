@@ -10,7 +10,11 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
+from dledger.access.quota import Limits, Quotas
+from dledger.rpc.answers import AnswerRoom
 from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.calls import Call
+from dledger.rpc.connections import Connection
 from rocketstore.broker.codec import ResultEncoder, Send
 from rocketstore.broker.send import STREAM_REQUESTS_PENDING_MAX, SendStream
 from rocketstore.broker_config import BrokerConfig
@@ -155,8 +159,8 @@ def test_a_slave_refuses_and_names_the_master(broker: Harness) -> None:
 
 
 def test_a_full_broker_refuses_single_sends_as_busy() -> None:
-    """Beyond send_pending_messages_max, until something has been answered."""
-    with Harness(BrokerConfig(send_pending_messages_max=2)) as broker:
+    """Beyond a connection's half of send_pending_messages_max, until something has been answered."""
+    with Harness(BrokerConfig(send_pending_messages_max=4)) as broker:
         broker.store.hold_results = True
         sends = [threading.Thread(target=broker.send, args=(message(),)) for _ in range(2)]
         for one in sends:
@@ -190,12 +194,12 @@ def test_a_stream_answers_every_request_with_its_id(broker: Harness) -> None:
 
 def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
     """Flow control: producers are held back through gRPC, nothing is refused."""
-    with Harness(BrokerConfig(send_pending_messages_max=3)) as broker:
+    with Harness(BrokerConfig(send_pending_messages_max=6)) as broker:
         broker.store.hold_results = True
         request = pb.SendRequest(messages=[message()]).SerializeToString()
 
         answers = broker.stream("SendStream", iter([request] * 10))
-        wait_until(lambda: len(broker.store.held) == 3, "as many as allowed are pending")
+        wait_until(lambda: len(broker.store.held) == 3, "its half is pending")
         assert len(broker.store.log.records) == 3
         broker.store.release_results()
 
@@ -239,8 +243,10 @@ def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
 
     async def serve() -> int:
         context, stop = UnreadContext(), asyncio.Event()
+        quota = Quotas(Limits(1 << 20, 1 << 30, 1), owner_percent=100).of("a", "a", "a")
+        call = Call(context, Connection("ipv4:127.0.0.1:1"), quota, None, AnswerRoom())  # type: ignore[arg-type]
         stream = SendStream(
-            context,  # type: ignore[arg-type]
+            call,
             LoopBridge(),
             ImmediateSender(),  # type: ignore[arg-type]
             lambda _data: Send(1, [], True, 0),
@@ -263,16 +269,20 @@ def test_garbage_ends_a_stream_with_a_reason(broker: Harness) -> None:
         broker.call_bytes("Send", b"\xff\xff")
 
 
+PULL = pb.PullRequest(group="g", topic="T", queue_id=0, offset=0, max_messages=1)
+
+
 def test_no_more_streams_than_allowed() -> None:
-    """streams_max, over sends and pulls together."""
+    """streams_max, for sends and for pulls: consumers leave room for producers."""
     with Harness(BrokerConfig(streams_max=1)) as broker:
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         first = broker.stream("SendStream", iter(requests.get, None))
         requests.put(pb.SendRequest(messages=[message()]).SerializeToString())
         wait_until(lambda: bool(broker.store.log.records), "the stream is open")
 
-        with failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "streams_max"):
-            list(broker.stream("PullStream", iter([b""])))
+        with failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "has 1 open send streams"):
+            list(broker.stream("SendStream", iter([b""])))
+        assert len(list(broker.stream("PullStream", iter([PULL.SerializeToString()])))) == 1
         requests.put(None)
         assert len(list(first)) == 1
 

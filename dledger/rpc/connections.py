@@ -1,0 +1,293 @@
+"""The connections of clients to one process: who has how many, whose calls do not end, and which are hung up on.
+
+gRPC counts connections, but not by address, and it keeps an answer in memory for as long as the client does not take
+it. So we watch: a thread looks once per second (ten times when there are many) which connections the process has, and
+hangs up by shutting the socket down, which gRPC takes for the client's own end. Hung up on are:
+
+- clients that leave their answers untaken: who has calls that were answered, and took none of them for
+  ``call_ms_max``;
+- connections beyond what one address may have (``account_share_percent`` of ``connections_max``), or all together:
+  those of the address that has the most, the longest without a call first.
+
+gRPC itself takes twice as many as ``connections_max``, so that there is room for newcomers until we have looked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from dledger.access.addresses import host_of, place_of, plain_host
+from dledger.access.quota import TooManyWaitsError
+from dledger.config import ConnectionLimits
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S: Final = 1.0
+CROWDED_INTERVAL_S: Final = 0.1
+"""When there are more than half as many connections as may be."""
+GRACE_S: Final = 2.0
+"""A connection is not idle until it has been without a call for so long: a new one must get to its first."""
+_DESCRIPTORS: Final = "/proc/self/fd"
+
+Place = tuple[str, int]
+"""A client's address and port."""
+
+
+class Connection:
+    """One client's connection that has, or had, calls. On the loop; the numbers are read on the thread, too."""
+
+    __slots__ = ("calls", "handled", "heard_at", "host", "peer", "place", "taken_at")
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.host = host_of(peer)
+        self.place = place_of(peer)
+        self.calls = 0
+        """Calls that have not ended for gRPC."""
+        self.handled = 0
+        """Of them, those on which we work; the others wait for the client."""
+        self.heard_at = 0.0
+        """When a call came or ended."""
+        self.taken_at = 0.0
+        """When the client took an answer, or a message of a stream; or when it began to be waited for."""
+
+    @property
+    def awaited(self) -> int:
+        """Calls in which it is the client's turn."""
+        return self.calls - self.handled
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around a message of a stream on its way to the client."""
+        self._clients_turn()
+        try:
+            yield
+        finally:
+            self.handled += 1
+            self.taken_at = time.monotonic()
+
+    def _clients_turn(self) -> None:
+        if self.calls == self.handled:
+            self.taken_at = time.monotonic()
+        self.handled -= 1
+
+
+class Connections:
+    """Begin calls with ``call``, on the loop. ``watch`` each port once it is known; ``close`` joins the thread."""
+
+    def __init__(self, name: str, limits: ConnectionLimits, *, share_percent: int) -> None:
+        self._limits = limits
+        self._share = share_percent
+        self._calls_max = 0
+        self._calls: Counter[str] = Counter()  # by address
+        self._known: dict[str, Connection] = {}
+        self._first_seen: dict[_Link, float] = {}
+        self._condemned: deque[Place] = deque()
+        self._ports: frozenset[int] = frozenset()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def watch(self, port: int, calls_max: int) -> None:
+        """Watch the connections to this port, whose server takes so many calls at once."""
+        self._ports |= {port}
+        self._calls_max += max(1, calls_max * self._share // 100)
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # -- calls, on the loop --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of whatever it carries
+        """Around the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
+        peer = context.peer()
+        one = self._known.get(peer) or self._new(peer)
+        if 0 < self._calls_max <= self._calls[one.host]:
+            raise TooManyWaitsError(
+                f"{one.host} has {self._calls[one.host]} calls under way, the most that one address may have "
+                "(account_share_percent)"
+            )
+        self._calls[one.host] += 1
+        one.calls += 1
+        one.handled += 1
+        one.heard_at = time.monotonic()
+        answered = False
+
+        def ended(_: object) -> None:
+            self._ended(one)
+            if answered:
+                one.taken_at = one.heard_at
+
+        context.add_done_callback(ended)  # type: ignore[arg-type]  # grpc-stubs: of their own type
+        try:
+            yield one
+            answered = True
+        finally:
+            one._clients_turn()
+
+    def hang_up(self, one: Connection) -> None:
+        """End a connection, with all that gRPC keeps for it."""
+        self._condemned.append(one.place)
+        self._wake.set()
+
+    def _new(self, peer: str) -> Connection:
+        if len(self._known) >= 4 * self._limits.connections_max:
+            self._known = {name: one for name, one in self._known.items() if one.calls}
+        one = self._known[peer] = Connection(peer)
+        return one
+
+    def _ended(self, one: Connection) -> None:
+        one.calls -= 1
+        one.heard_at = time.monotonic()
+        self._calls[one.host] -= 1
+        if not self._calls[one.host]:
+            del self._calls[one.host]
+
+    # -- hanging up, on the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        interval_s = LOOK_INTERVAL_S
+        while True:
+            self._wake.wait(interval_s)
+            self._wake.clear()
+            if self._stopping:
+                return
+            self._condemn_untaking()
+            crowded = len(_descriptors()) > self._limits.connections_max // 2
+            interval_s = LOOK_INTERVAL_S
+            if crowded or self._condemned:
+                condemned = {self._condemned.popleft() for _ in range(len(self._condemned))}
+                links = _links(self._ports)
+                _hang_up([one for one in links if one.place in condemned])
+                if self._make_room([one for one in links if one.place not in condemned]):
+                    interval_s = CROWDED_INTERVAL_S
+
+    def _condemn_untaking(self) -> None:
+        too_old = time.monotonic() - self._limits.call_ms_max / 1000
+        for one in tuple(self._known.values()):
+            if one.awaited > 0 and one.taken_at < too_old:
+                _LOG.warning(
+                    "hanging up on a client at %s that has taken none of %d answers for %d ms (call_ms_max)",
+                    one.host,
+                    one.awaited,
+                    self._limits.call_ms_max,
+                )
+                self._condemned.append(one.place)
+
+    def _make_room(self, links: list[_Link]) -> bool:
+        """Whether there are so many that it is worth looking again soon."""
+        now = time.monotonic()
+        self._first_seen = {one: self._first_seen.get(one, now) for one in links}
+        known = {one.place: one for one in tuple(self._known.values())}
+        total_max = self._limits.connections_max
+        leaving = surplus(
+            {one: self._quiet_since(one, known.get(one.place), now) for one in links},
+            total_max=total_max,
+            address_max=max(1, total_max * self._share // 100),
+            idle_before=now - GRACE_S,
+        )
+        if leaving:
+            (host, number), *_ = Counter(one.place[0] for one in leaving).most_common(1)
+            _LOG.warning(
+                "hanging up on %d of %d connections, %d of them from %s: %d may be open (connections_max), %d%% of "
+                "them from one address (account_share_percent)",
+                len(leaving),
+                len(links),
+                number,
+                host,
+                total_max,
+                self._share,
+            )
+        _hang_up(leaving)
+        return len(links) > total_max // 2
+
+    def _quiet_since(self, link: _Link, known: Connection | None, now: float) -> float:
+        """Since when it is without a call; ``now`` if it has one."""
+        if known is None:
+            return self._first_seen[link]
+        return now if known.calls else max(known.heard_at, self._first_seen[link])
+
+
+class _Link(NamedTuple):
+    """A connection of a client to this process."""
+
+    place: Place
+    inode: int
+    descriptor: int
+
+
+def surplus(quiet_since: Mapping[_Link, float], *, total_max: int, address_max: int, idle_before: float) -> list[_Link]:
+    """Which connections are too many: of the address with the most, first those idle for longest, then the newest."""
+
+    def rank(link: _Link) -> tuple[bool, float]:
+        since = quiet_since[link]
+        return (False, since) if since < idle_before else (True, -link.inode)
+
+    by_host: dict[str, deque[_Link]] = {}
+    for link in sorted(quiet_since, key=rank):
+        by_host.setdefault(link.place[0], deque()).append(link)
+    leaving: list[_Link] = []
+    left = len(quiet_since)
+    while by_host:
+        most = max(by_host.values(), key=len)
+        if left <= total_max and len(most) <= address_max:
+            break
+        leaving.append(most.popleft())
+        left -= 1
+    return leaving
+
+
+def _descriptors() -> list[str]:
+    try:
+        return os.listdir(_DESCRIPTORS)
+    except OSError:  # no /proc, or no descriptor left to look with
+        return []
+
+
+def _links(ports: frozenset[int]) -> list[_Link]:
+    """The connections of this process to these ports, whoever has accepted them."""
+    found: list[_Link] = []
+    for name in _descriptors():
+        with suppress(OSError):  # closed meanwhile
+            descriptor = int(name)
+            status = os.stat(descriptor)
+            if stat.S_ISSOCK(status.st_mode):
+                link = _link(descriptor, status.st_ino, ports)
+                if link is not None:
+                    found.append(link)
+    return found
+
+
+def _link(descriptor: int, inode: int, ports: frozenset[int]) -> _Link | None:
+    with socket.socket(fileno=os.dup(descriptor)) as link:
+        if link.family not in (socket.AF_INET, socket.AF_INET6) or link.getsockname()[1] not in ports:
+            return None
+        host, its_port = link.getpeername()[:2]
+        return _Link((plain_host(host), its_port), inode, descriptor)
+
+
+def _hang_up(links: list[_Link]) -> None:
+    for link in links:
+        with suppress(OSError):
+            copy = socket.socket(fileno=os.dup(link.descriptor))
+            with copy:
+                if os.fstat(copy.fileno()).st_ino == link.inode:  # else the number is another's by now
+                    copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,133 @@
+"""Connections of clients on a real port: who is hung up on, and who is not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from dledger.client import DLedgerClient
+from dledger.config import MIB, ConnectionLimits, ServerConfig
+from dledger.rpc import client_codec as codec
+from dledger.rpc import connections, options
+from dledger.rpc.client_server import ClientServer
+from dledger.rpc.connections import Place, surplus
+from dledger.types import LogIndex
+from tests.support.fake_node import FakeNode
+from tests.support.http2 import Http2Link, call_frames
+from tests.support.waiting import wait_until
+
+READ = options.method(options.LOG_SERVICE, "Read")
+FOLLOW = options.method(options.LOG_SERVICE, "Follow")
+
+
+@contextmanager
+def serving(limits: ConnectionLimits) -> Iterator[tuple[FakeNode, ClientServer]]:
+    node = FakeNode()
+    server = ClientServer(ServerConfig(client_port=0, limits=limits), node)
+    server.start()
+    try:
+        yield node, server
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        (READ, codec.encode_read(codec.Read("default", LogIndex(0), max_bytes=8 * MIB))),
+        (FOLLOW, codec.encode_follow(codec.Read("default", LogIndex(0)))),
+    ],
+)
+def test_what_waits_for_a_reader_is_bounded_and_a_client_that_takes_nothing_is_hung_up_on(
+    method: str, request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is read only as far as there is room for answers; others are served meanwhile."""
+    limits = ConnectionLimits(call_ms_max=3000, answer_bytes_max=32 * MIB)
+    read_bytes: list[int] = []
+    with serving(limits) as (node, server), Http2Link("127.0.0.1", server.port) as link:
+        read = node.read
+
+        def counted(first: LogIndex, last: LogIndex, max_bytes: int) -> object:
+            entries = read(first, last, max_bytes)
+            read_bytes.append(sum(len(one.body) for one in entries))
+            return entries
+
+        monkeypatch.setattr(node, "read", counted)
+        node.submit_append([bytes(MIB)] * 10, lambda _result: None)
+        link.begin(window_bytes=0)
+        for number in range(100):
+            link.send(call_frames(1 + 2 * number, method, request_))
+        wait_until(lambda: sum(read_bytes) >= 13 * MIB, "half of the room is taken")
+
+        with DLedgerClient(server.address, timeout_s=10) as other:
+            assert len(other.read(LogIndex(0), count=1)) == 1
+        wait_until(link.is_closed, "it is hung up on", timeout_s=20)
+        assert sum(read_bytes) <= 18 * MIB
+
+
+def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one address no more than its share stay; whoever comes anew is served."""
+    monkeypatch.setattr(connections, "GRACE_S", 0.1)
+    monkeypatch.setattr(connections, "LOOK_INTERVAL_S", 0.1)
+    with serving(ConnectionLimits(connections_max=8)) as (node, server), ExitStack() as held:
+        links = [held.enter_context(Http2Link("127.0.0.1", server.port)) for _ in range(14)]
+        for link in links:
+            link.begin()
+
+        def open_links() -> int:
+            return sum(not link.is_closed() for link in links)
+
+        wait_until(lambda: open_links() <= 6, "those beyond the share are hung up on")
+        with DLedgerClient(server.address, timeout_s=10) as client:
+            client.append(b"x")
+
+    assert len(node.entries) == 1
+
+
+def test_a_connection_with_a_call_outlives_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who works is hung up on last."""
+    monkeypatch.setattr(connections, "GRACE_S", 0.1)
+    monkeypatch.setattr(connections, "LOOK_INTERVAL_S", 0.1)
+    with serving(ConnectionLimits(connections_max=4)) as (_, server), ExitStack() as held:
+        busy = held.enter_context(Http2Link("127.0.0.1", server.port))
+        busy.begin()
+        watch = options.method(options.LOG_SERVICE, "WatchRole")
+        busy.send(call_frames(1, watch, codec.encode_watch_role("default")))
+        idle = [held.enter_context(Http2Link("127.0.0.1", server.port)) for _ in range(6)]
+
+        wait_until(lambda: sum(one.is_closed() for one in idle) >= 4, "idle ones are hung up on")
+        assert not busy.is_closed()
+
+
+def link(host: str, number: int) -> connections._Link:
+    return connections._Link((host, number), inode=number, descriptor=number)
+
+
+def test_those_of_the_greediest_address_go_first_idle_before_busy_old_before_new() -> None:
+    """Whoever has few connections keeps them."""
+    now = 100.0
+    greedy = {link("a", number): float(number) for number in range(6)}  # idle, the last for the shortest time
+    busy = {link("a", 10 + number): now for number in range(2)}
+    modest: dict[connections._Link, float] = {link("b", 20): 0.0}
+
+    gone = surplus(greedy | busy | modest, total_max=6, address_max=5, idle_before=50)
+
+    assert places(gone) == [("a", 0), ("a", 1), ("a", 2)]
+    gone = surplus(busy | modest, total_max=100, address_max=1, idle_before=50)
+    assert places(gone) == [("a", 11)]
+
+
+def places(links: list[connections._Link]) -> list[Place]:
+    return [one.place for one in links]
+
+
+def test_another_sockets_descriptor_is_never_shut() -> None:
+    """A number that was used again meanwhile is somebody else's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connections._hang_up([connections._Link(("a", 1), inode=1, descriptor=ours.fileno())])
+        ours.sendall(b"still open")
+        assert theirs.recv(100) == b"still open"
