@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc
 
+from cluster.local_group import free_ports
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.producer_names import MEMORY_KEY
@@ -20,7 +21,6 @@ from rocketstore.message.properties import decode_properties
 from rocketstore.message.record import encode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
-from tests.support.ports import free_ports
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
 NOT_REMEMBERED: Final = pb.SendResult(

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import CorruptLogError
 from dledger.server import DLedgerServer
 from dledger.store.format import CHAIN_CRC_OFFSET
 from dledger.types import LogIndex, NodeId, Role
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 _INDEX_SEGMENT_BYTES = 1 << 16
