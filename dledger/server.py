@@ -320,10 +320,17 @@ class DLedgerServer:
             conditions.set(ConditionKind.DISK_FULL, used)
         else:
             conditions.clear(ConditionKind.DISK_FULL)
-        if self._node.state.hard_state.voter:
+        hard_state = self._node.state.hard_state
+        if hard_state.voter:
             conditions.clear(ConditionKind.NO_STANDING)
         else:
-            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until it has caught up with a leader")
+            why = hard_state.doubt or "its disk is new"
+            message = f"its vote does not count until it has caught up with a leader: {why}"
+            conditions.set(ConditionKind.NO_STANDING, message)
+        if problem := self._node.elector.vote_problem:
+            conditions.set(ConditionKind.NO_STANDING, problem, subject="election")
+        else:
+            conditions.clear(ConditionKind.NO_STANDING, "election")
         if full := self._driver.look(_full_members):
             why = f"it refuses appends: no room is left on the disks of {', '.join(full)}, too few members have some"
             conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")

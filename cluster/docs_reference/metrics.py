@@ -60,8 +60,8 @@ _REASONS: Final = {
     RoleReason.NO_PROGRESS: "it led, and committed nothing of what waited for several election timeouts",
     RoleReason.DISK_FULL: "it has no room for a new leader's first entry",
     RoleReason.UNREADABLE_PRODUCERS: "a later version wrote what it knows of producers, and this one cannot read it",
+    RoleReason.STANDING_LOST: "it led or campaigned, and learned that it lacks what it once had",
     RoleReason.DAMAGED_LOG: "what its log tells of producers is damaged, so it must not lead",
-    RoleReason.NO_VOTE_YET: "its disk is new, and it must catch up before it votes",
 }
 
 

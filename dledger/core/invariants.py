@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dledger.core.member_state import Candidate, Leader
+from dledger.core.member_state import Leader
 from dledger.core.node import Node
 from dledger.errors import invariant
 from dledger.types import LogIndex, Term
@@ -44,6 +44,5 @@ def check(node: Node, before: Seen | None = None) -> Seen:
         invariant(log.term_at(noop) == state.term, "a leader's no-op is of its term")
         for peer, match in state.role.match.items():
             invariant(match <= log.last.index, "match <= end", peer=peer, match=match)
-    if isinstance(state.role, Leader | Candidate):
-        invariant(state.hard_state.voter, "only voters campaign and lead", node=state.node_id)
+        invariant(state.has_standing, "a leader has standing", node=state.node_id)
     return Seen(state.term, state.commit_index)

@@ -8,6 +8,7 @@ a leader with a quorum) Raft is followed; see ARCHITECTURE.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
@@ -16,7 +17,6 @@ from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
-    Message,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
@@ -28,6 +28,7 @@ from dledger.core.producer_payload import UnreadableProducersError
 from dledger.core.producers import ProducerTable, rebuild
 from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
+from dledger.core.standing import Ballot, Readmissions, Victory, victory, what_keeps_from_electing
 from dledger.errors import (
     CorruptLogError,
     DiskFullError,
@@ -39,7 +40,7 @@ from dledger.errors import (
     TransferFailedError,
     UnknownMemberError,
 )
-from dledger.types import NO_INDEX, NodeId, Term
+from dledger.types import NO_ENTRY, NO_INDEX, EntryId, NodeId, Standing, Term
 
 _PREFERENCE_PAUSE: Final = 10
 """How many check intervals pass after a failed hand-over before one is started unasked again."""
@@ -57,6 +58,8 @@ class _Transfer:
     target: NodeId
     due_ms: int
     done: TransferDone | None
+    round: int
+    """The heartbeats that announced it."""
     unasked: bool = False
     resend_due_ms: int = 0
 
@@ -79,9 +82,9 @@ class LeaderElector:
         self._transfer: _Transfer | None = None
         self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
         """Of members that did not take leadership unasked: how often in a row, and until when they are left alone."""
-        self._empty_peers: set[NodeId] = set()
-        self._used_peers: set[NodeId] = set()
-        self._asked_ms: int | None = None
+        self._readmissions = Readmissions()
+        self.vote_problem = ""
+        """Why nobody is elected although whoever answers would elect this member, for people."""
         self.client_address = ""
         self.pre_votes = 0
         """How often this member asked whether it would be elected, since it started."""
@@ -107,8 +110,6 @@ class LeaderElector:
                 if now_ms >= due:
                     self._seek_leadership(now_ms)
                     return self._role_due_ms()
-                if self._asked_ms is None and not self._state.hard_state.voter:
-                    self._ask_whether_new(now_ms)
                 return due
             case role:
                 assert_never(role)
@@ -140,13 +141,52 @@ class LeaderElector:
     def _quorum_is_in_contact(self, leader: Leader, now_ms: int) -> bool:
         """Check-quorum: a leader that a quorum no longer answers must not believe that it leads."""
         limit = now_ms - self._state.election.election_timeout_ms_max
-        in_contact = 1 + sum(contact > limit for contact in leader.contact_ms.values())
+        in_contact = 1 + sum(contact > limit and leader.supports[peer] for peer, contact in leader.contact_ms.items())
         return in_contact >= self._state.quorum
 
     def _heartbeat(self, now_ms: int) -> None:
+        """A round of heartbeats, with what the leader knows of its peers' memory."""
         state = self._state
+        leader = state.role
+        if not isinstance(leader, Leader):
+            return
         self._heartbeat_due_ms = now_ms + state.election.heartbeat_interval_ms
-        self._broadcast(HeartbeatRequest(state.term, self._reads.begin_round(), self.client_address))
+        self._append_for_waiting(leader)
+        self._note_watermarks(leader)
+        common = HeartbeatRequest(
+            state.term,
+            self._reads.begin_round(),
+            self.client_address,
+            transfer_target=leader.transfer_target,
+            founded=state.hard_state.standing is Standing.VOTER,
+            watermarks=tuple(state.remembered.items()),
+        )
+        for peer in state.peers:
+            readmission = self._readmissions.due(peer, state.commit_index)
+            doubted = leader.doubted.get(peer, 0)
+            own = (
+                replace(common, readmission=readmission, doubted_boot_id=doubted) if readmission or doubted else common
+            )
+            state.outbox.messages.append((peer, own))
+
+    def _append_for_waiting(self, leader: Leader) -> None:
+        """A member without standing needs an entry that a majority makes durable without it."""
+        state = self._state
+        log = state.log
+        if leader.transferring or log.disk_full or not self._readmissions.needs_entry(log.last.index):
+            return
+        with suppress(DiskFullError):  # the next round tries again
+            self._noops.append(log, state.term, b"")
+            state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
+
+    def _note_watermarks(self, leader: Leader) -> None:
+        """What this leader knows to be durable, for others to remember."""
+        state = self._state
+        log = state.log
+        known = [(peer, index) for peer, index in leader.match.items() if leader.counts[peer]]
+        for member, index in ((state.node_id, state.durable_index), *known):
+            if index > log.begin.index:
+                state.remembered[member] = EntryId(log.term_at(index), index)
 
     # -- campaigns -----------------------------------------------------------------------------------------------
 
@@ -164,33 +204,48 @@ class LeaderElector:
             return
         if self._damaged and self._rebuilt(now_ms) is None:
             return
-        self._bootstrap_if_all_new(now_ms)
-        if not state.hard_state.voter:
-            state.become_follower(state.term, None, now_ms, RoleReason.NO_VOTE_YET)
-            self._ask_whether_new(now_ms)
-        elif state.quorum == 1:
+        if state.quorum == 1:
             self._campaign(now_ms, RoleReason.ELECTION_TIMEOUT)
-        else:
-            self.pre_votes += 1
-            state.become_candidate(now_ms, pre_vote=True)
-            self._broadcast(VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, fresh=state.log_is_empty))
+            return
+        self.pre_votes += 1
+        role = state.role
+        if isinstance(role, Candidate) and role.pre_vote:
+            self.vote_problem = what_keeps_from_electing(role.ballots, len(state.peers) + 1)
+        state.become_candidate(now_ms, pre_vote=True)
+        self._ask_for_votes(Term(state.term + 1), pre_vote=True)
 
     def _campaign(self, now_ms: int, reason: RoleReason) -> None:
         state = self._state
-        transfer = reason is RoleReason.LEADERSHIP_OFFERED
         self.elections += 1
         state.become_candidate(now_ms, pre_vote=False, reason=reason)
-        self._broadcast(VoteRequest(state.term, state.log.last, transfer=transfer, fresh=state.log_is_empty))
-        if state.quorum == 1:
-            self._lead(now_ms)
+        self._ask_for_votes(state.term, transfer=reason is RoleReason.LEADERSHIP_OFFERED)
+        self._lead_if_elected(now_ms)
 
-    def _lead(self, now_ms: int) -> None:
+    def _ask_for_votes(self, term: Term, *, pre_vote: bool = False, transfer: bool = False) -> None:
+        state = self._state
+        for peer in state.peers:
+            remembered = state.remembered.get(peer, NO_ENTRY)
+            request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered)
+            state.outbox.messages.append((peer, request))
+
+    def _lead_if_elected(self, now_ms: int) -> None:
+        role = self._state.role
+        if isinstance(role, Candidate):
+            won = victory(role.ballots, len(self._state.peers) + 1)
+            if won is not None and role.pre_vote:
+                self._campaign(now_ms, RoleReason.PRE_VOTE_WON)
+            elif won is not None:
+                self._lead(role, won, now_ms)
+
+    def _lead(self, candidate: Candidate, won: Victory, now_ms: int) -> None:
         """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then speak up at once.
 
-        It tells what its log tells of producers, so that later leaders need not look further back.
+        It tells what its log tells of producers, so that later leaders need not look further back. A leader without
+        standing takes it: all members voted for it, so that nobody holds more.
         """
         state = self._state
         log = state.log
+        last_index = log.last.index
         producers = self._rebuilt(now_ms)
         if producers is None:
             return
@@ -200,6 +255,12 @@ class LeaderElector:
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
         producers.written(batch.last_index, log.end_position, now_ms)
+        if not state.has_standing:
+            state.take_standing(Standing.FOUNDER if won is Victory.FOUNDING else Standing.VOTER)
+        if not state.peers:
+            state.take_standing(Standing.VOTER)
+        self.vote_problem = ""
+        self._readmissions.begin(candidate.ballots, last_index, unanimous=won is not Victory.MAJORITY)
         state.become_leader(batch.first_index, now_ms, producers)
         self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
         self._heartbeat(now_ms)
@@ -219,60 +280,34 @@ class LeaderElector:
             state.become_follower(state.term, None, now_ms, RoleReason.DAMAGED_LOG)
         return None
 
-    def _ask_whether_new(self, now_ms: int) -> None:
-        """A pre-vote of one that may not lead: it tells the others about its log, and they tell about theirs."""
-        state = self._state
-        self._asked_ms = now_ms
-        self._broadcast(VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, fresh=state.log_is_empty))
-
-    def _bootstrap_if_all_new(self, now_ms: int) -> None:
-        """A new disk may vote once a quorum's logs, its own among them, are empty: nothing was ever committed.
-
-        A member whose disk was wiped meets peers that hold entries, so it stays silent until it has caught up. Where a
-        leader is known the group is not new: the leader's log decides, however many others are empty. Nor is it where
-        one peer holds entries, so all that live get the time to say so:
-
-        1. Two of three disks are lost and replaced; the third member has everything that was acknowledged.
-        2. The two empty members are a quorum: were that enough, they would elect each other and begin anew.
-
-        The only member of a group always may: nobody else can know more. Its log need not be empty either: a crash can
-        leave its first no-op durable and the hard state that made it a voter not.
-        """
-        state = self._state
-        if not state.peers:
-            state.allow_voting()
-            return
-        if state.hard_state.voter or state.leader_id is not None or self._used_peers:
-            return
-        wait_ms = state.election.heartbeat_interval_ms
-        if self._asked_ms is None or now_ms < self._asked_ms + wait_ms:
-            return
-        if state.log_is_empty and len(self._empty_peers) + 1 >= state.quorum:
-            state.allow_voting()
-
     # -- votes ---------------------------------------------------------------------------------------------------
 
     def on_vote_request(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResponse:
         """Decide on a vote; the driver answers only after the hard state is durable."""
         state = self._state
-        self._note_log_of(sender, empty=request.fresh)
-        self._bootstrap_if_all_new(now_ms)
+        state.heed(request.remembered, sender, now_ms)
         if request.pre_vote:
             result = self._judge_pre_vote(sender, request, now_ms)
-            granted = result is VoteResult.ACCEPT
-            return VoteResponse(request.term if granted else state.term, granted, True, result, state.log_is_empty)
-        result = self._judge_vote(sender, request, now_ms)
+        else:
+            result = self._judge_vote(sender, request, now_ms)
         granted = result is VoteResult.ACCEPT
-        if granted:
+        if granted and not request.pre_vote:
             state.save_hard_state(replace(state.hard_state, vote=sender))
             if isinstance(state.role, Follower):
                 state.role.election_due_ms = state.next_election_due_ms(now_ms)
-        return VoteResponse(state.term, granted, False, result, state.log_is_empty)
+        return VoteResponse(
+            term=request.term if granted else state.term,
+            granted=granted,
+            pre_vote=request.pre_vote,
+            result=result,
+            standing=state.hard_state.standing,
+            boot_id=state.boot_id,
+            used=state.is_used,
+            remembered=state.remembered.get(sender, NO_ENTRY),
+        )
 
     def _judge_pre_vote(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
         state = self._state
-        if not state.hard_state.voter:
-            return VoteResult.REJECT_NOT_VOTER
         if state.hears_leader(now_ms):
             return VoteResult.REJECT_ALREADY_HAS_LEADER
         if request.term < state.term:
@@ -288,11 +323,9 @@ class LeaderElector:
         if request.term < state.term:
             return VoteResult.REJECT_EXPIRED_TERM
         if request.term > state.term:
-            if not request.transfer and state.hears_leader(now_ms):
+            if self.is_blocked(sender, request, now_ms):
                 return VoteResult.REJECT_ALREADY_HAS_LEADER
             state.become_follower(request.term, None, now_ms)
-        if not state.hard_state.voter:
-            return VoteResult.REJECT_NOT_VOTER
         if state.leader_id is not None:
             return VoteResult.REJECT_ALREADY_HAS_LEADER
         if state.hard_state.vote not in (None, sender):
@@ -301,10 +334,19 @@ class LeaderElector:
             return VoteResult.REJECT_SMALL_LEDGER_END
         return VoteResult.ACCEPT
 
+    def is_blocked(self, sender: NodeId, request: VoteRequest, now_ms: int) -> bool:
+        """Whether a live leader keeps this request from being heard; not if that leader hands over to ``sender``.
+
+        The leader's own word is needed. Were ``request.transfer`` enough, anybody could depose it again and again.
+        """
+        role = self._state.role
+        handed_over = request.transfer and not isinstance(role, Candidate) and role.transfer_target == sender
+        return self._state.hears_leader(now_ms) and not handed_over
+
     def on_vote_response(self, sender: NodeId, response: VoteResponse, now_ms: int) -> None:
         """Count an answer; a quorum of them turns a pre-vote into a campaign and a campaign into leadership."""
         state = self._state
-        self._note_log_of(sender, empty=response.fresh)
+        state.heed(response.remembered, sender, now_ms)
         role = state.role
         if response.pre_vote and response.granted:
             expected = Term(state.term + 1)
@@ -315,18 +357,11 @@ class LeaderElector:
                 return
         if not isinstance(role, Candidate) or role.pre_vote != response.pre_vote or response.term != expected:
             return
-        role.granted[sender] = response.granted
-        if sum(role.granted.values()) >= state.quorum:
-            if role.pre_vote:
-                self._campaign(now_ms, RoleReason.PRE_VOTE_WON)
-            else:
-                self._lead(now_ms)
-
-    def _note_log_of(self, peer: NodeId, *, empty: bool) -> None:
-        """Remember whose log is empty: what a member with a new disk needs to know before it may vote."""
-        known, other = (self._empty_peers, self._used_peers) if empty else (self._used_peers, self._empty_peers)
-        known.add(peer)
-        other.discard(peer)
+        if not response.granted:
+            role.ballots.pop(sender, None)
+            return
+        role.ballots[sender] = Ballot(response.standing, response.boot_id, response.used)
+        self._lead_if_elected(now_ms)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------
 
@@ -337,8 +372,36 @@ class LeaderElector:
         """
         state = self._state
         follows = state.follow(sender, request.term, now_ms)
-        read_sequence = request.read_sequence if follows else 0
-        return HeartbeatResponse(state.term, read_sequence, state.log.disk_full, self.client_address)
+        if follows:
+            self._take_leaders_word(sender, request, now_ms)
+        return HeartbeatResponse(
+            term=state.term,
+            read_sequence=request.read_sequence if follows and state.has_standing else 0,
+            disk_full=state.log.disk_full,
+            client_address=self.client_address,
+            standing=state.hard_state.standing,
+            boot_id=state.boot_id,
+        )
+
+    def _take_leaders_word(self, leader: NodeId, request: HeartbeatRequest, now_ms: int) -> None:
+        """What a leader says of itself and of the members' memory."""
+        state = self._state
+        self.vote_problem = ""
+        if isinstance(state.role, Follower):
+            state.role.transfer_target = request.transfer_target
+        state.remember(request.watermarks, request.term)
+        if request.doubted_boot_id == state.boot_id:
+            state.lose_standing(f"{leader} found that it holds less than it said it held", now_ms)
+        for member, held in request.watermarks:
+            if member == state.node_id:
+                state.heed(held, leader, now_ms)
+        if request.founded and state.hard_state.standing is Standing.FOUNDER:
+            state.take_standing(Standing.VOTER)
+        readmission = request.readmission
+        if readmission is not None and readmission.boot_id == state.boot_id and not state.has_standing:
+            state.readmission = readmission
+            state.readmission_standing = Standing.VOTER if request.founded else Standing.FOUNDER
+            state.outbox.wake |= Wake.HANDLER
 
     def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
         """Note the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""
@@ -350,7 +413,27 @@ class LeaderElector:
         if isinstance(leader, Leader) and response.term == state.term and sender in leader.contact_ms:
             leader.contact_ms[sender] = now_ms
             leader.disk_full[sender] = response.disk_full
-            self._reads.on_answer(sender, response.read_sequence)
+            self._note_standing(leader, sender, response)
+            if response.standing.counts:
+                self._reads.on_answer(sender, response.read_sequence)
+            if self._transfer is not None:
+                state.outbox.wake |= Wake.ELECTOR
+
+    def _note_standing(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> None:
+        """Who has standing counts; who has none may have it again; once all have it, the group is founded."""
+        state = self._state
+        counts = response.standing.counts
+        self._readmissions.note(peer, response.standing, response.boot_id, state.log.last.index)
+        leader.supports[peer] = counts or self._readmissions.is_elector(peer, response.boot_id)
+        if not counts:
+            leader.stand.discard(peer)
+            return
+        leader.stand.add(peer)
+        if leader.boot_ids.get(peer) == response.boot_id and not leader.counts[peer] and peer not in leader.doubted:
+            leader.counts[peer] = True
+            state.outbox.wake |= Wake.QUORUM_ACK
+        if state.hard_state.standing is Standing.FOUNDER and len(leader.stand) == len(state.peers):
+            state.take_standing(Standing.VOTER)
 
     # -- leadership transfer -------------------------------------------------------------------------------------
 
@@ -376,10 +459,12 @@ class LeaderElector:
                 self._finish_transfer(done, refusal or TransferFailedError("there is no other member to lead"))
                 return
             leader.transferring = True
+            leader.transfer_target = chosen
             timeout_ms = state.election.transfer_timeout_ms
             if unasked:  # nobody waits for it, but appends do
                 timeout_ms = min(timeout_ms, state.election.election_timeout_ms_min)
-            self._transfer = _Transfer(state.term, chosen, now_ms + timeout_ms, done, unasked)
+            self._heartbeat(now_ms)  # the others must know before the target asks them
+            self._transfer = _Transfer(state.term, chosen, now_ms + timeout_ms, done, self._reads.round, unasked)
             state.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS
 
     def _refuse_transfer(self, leader: Leader, target: NodeId | None, now_ms: int) -> DLedgerError | None:
@@ -392,6 +477,8 @@ class LeaderElector:
             return LeaderTransferringError(f"leadership is being handed to {self._transfer.target} already")
         if leader.disk_full[target]:
             return TransferFailedError(f"{target} has no room left on its disk")
+        if leader.match[target] != NO_INDEX and not leader.counts[target]:
+            return TransferFailedError(f"{target} has no vote at present: it may lack what it once held")
         lag = state.log.last.index - leader.match[target]
         if lag > state.election.transfer_max_lag_entries:
             return FallBehindError(f"{target} lags {lag} entries behind; wait until it has caught up")
@@ -439,12 +526,13 @@ class LeaderElector:
                 self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
             if isinstance(leader, Leader):
                 leader.transferring = False
+                leader.transfer_target = ""
             error = TransferFailedError(f"{transfer.target} did not take leadership in time; the group goes on")
             self._finish_transfer(transfer.done, error)
             return None
         if isinstance(leader, Leader) and still_leads and now_ms >= transfer.resend_due_ms:
             caught_up = leader.match[transfer.target] == state.log.last.index
-            if caught_up:
+            if caught_up and self._reads.confirmed_round >= transfer.round:
                 transfer.resend_due_ms = now_ms + state.election.heartbeat_interval_ms
                 state.outbox.messages.append((transfer.target, TakeLeadership(state.term)))
         return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
@@ -462,10 +550,7 @@ class LeaderElector:
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
         able = (
-            state.hard_state.voter
-            and not state.log.disk_full
-            and self.unreadable_producers is None
-            and not self._damaged
+            state.has_standing and not state.log.disk_full and self.unreadable_producers is None and not self._damaged
         )
         able = able and now_ms >= self._progress.pause_until_ms
         if message.term == state.term and follows and able:
@@ -474,6 +559,3 @@ class LeaderElector:
     def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:
         if done is not None:
             self._state.outbox.completions.append(lambda: done(result))
-
-    def _broadcast(self, message: Message) -> None:
-        self._state.outbox.messages += [(peer, message) for peer in self._state.peers]

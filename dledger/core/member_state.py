@@ -7,15 +7,18 @@ message leaves (see ``dledger.core.outbox``).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from dledger.config import FlushMode, ServerConfig
+from dledger.core.messages import Readmission
 from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
+from dledger.core.standing import Ballot
 from dledger.errors import invariant
-from dledger.types import GENESIS, NO_ENTRY, NO_INDEX, HardState, LogIndex, NodeId, Role, Standing, Term
+from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
 
 @dataclass(slots=True)
@@ -25,6 +28,8 @@ class Follower:
     leader: NodeId | None
     election_due_ms: int
     last_heard_ms: int | None = None
+    transfer_target: str = ""
+    """To whom the leader said last that it hands over."""
 
 
 @dataclass(slots=True)
@@ -33,7 +38,8 @@ class Candidate:
 
     pre_vote: bool
     election_due_ms: int
-    granted: dict[NodeId, bool] = field(default_factory=dict)
+    ballots: dict[NodeId, Ballot] = field(default_factory=dict)
+    """What was granted, its own vote included."""
 
 
 @dataclass(slots=True)
@@ -46,12 +52,27 @@ class Leader:
     contact_ms: dict[NodeId, int]
     disk_full: dict[NodeId, bool]
     producers: ProducerTable
+    counts: dict[NodeId, bool]
+    """Whether ``match`` counts towards a quorum: the process that said so has standing."""
+    supports: dict[NodeId, bool]
+    """Whether the peer's contact counts for check-quorum; true until it says that it has no standing."""
+    boot_ids: dict[NodeId, int]
+    """The process that ``match`` is of."""
+    doubted: dict[NodeId, int] = field(default_factory=dict)
+    """Processes that hold less than an earlier one of the same peer did, and do not know it."""
+    stand: set[NodeId] = field(default_factory=set)
+    """Peers that have said in this term that they have standing."""
+    transfer_target: str = ""
     transferring: bool = False
     reads_waiting: bool = False
     """Whether linearizable reads wait for a round or for the commit index."""
 
 
 RoleState = Follower | Candidate | Leader
+
+_BOOT_IDS: Final = 1 << 62
+_BOOT_ID_STEP: Final = 0x2545F4914F6CDD1D
+"""Odd, so that no two of a process's ids are the same, and no neighbour of another process's."""
 
 
 class MemberState:
@@ -76,6 +97,12 @@ class MemberState:
         self.flush_mode = config.store.flush_mode
         self.boot_id = boot_id
         self.outbox = Outbox()
+        self.remembered: dict[NodeId, EntryId] = {}
+        """What members are known to have held durably, by what the latest leader knew."""
+        self._remembered_term = NO_TERM
+        self.readmission: Readmission | None = None
+        """What the leader of this term said, until it is done."""
+        self.readmission_standing = Standing.VOTER
         self.commit_index: LogIndex = max(log.committed_index, log.begin.index)
         self._hard_state = hard_state
         self._hard_state_version = 0
@@ -89,7 +116,7 @@ class MemberState:
 
     @property
     def hard_state(self) -> HardState:
-        """Term, vote and the right to vote."""
+        """Term, vote and standing."""
         return self._hard_state
 
     @property
@@ -129,9 +156,19 @@ class MemberState:
                 assert_never(role)
 
     @property
-    def log_is_empty(self) -> bool:
-        """Whether this member never stored anything: with a quorum of such members nothing was ever committed."""
-        return self.log.last == NO_ENTRY and self.log.begin == GENESIS
+    def has_standing(self) -> bool:
+        """Whether this member's votes and acknowledgements count."""
+        return self._hard_state.standing.counts
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this member knows of committed entries."""
+        return self.commit_index != NO_INDEX
+
+    @property
+    def own_ballot(self) -> Ballot:
+        """What its vote is worth."""
+        return Ballot(self._hard_state.standing, self.boot_id, self.is_used)
 
     @property
     def durable_index(self) -> LogIndex:
@@ -162,6 +199,7 @@ class MemberState:
         invariant(term >= self.term, "a term never goes back", term=term, current=self.term)
         before = self._view()
         if term > self.term:
+            self.readmission = None
             self.save_hard_state(replace(self._hard_state, term=term, vote=None))
         elif leader is not None:
             known = self.leader_id
@@ -174,11 +212,11 @@ class MemberState:
         self, now_ms: int, *, pre_vote: bool, reason: RoleReason = RoleReason.ELECTION_TIMEOUT
     ) -> None:
         """Ask for votes; a real campaign (not ``pre_vote``) starts a new term with a vote for itself."""
-        invariant(self._hard_state.voter, "only a voter campaigns", node=self.node_id)
         before = self._view()
         if not pre_vote:
+            self.readmission = None
             self.save_hard_state(replace(self._hard_state, term=Term(self.term + 1), vote=self.node_id))
-        self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: True})
+        self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: self.own_ballot})
         self._announce(before, reason)
 
     def become_leader(self, noop_index: LogIndex, now_ms: int, producers: ProducerTable | None = None) -> None:
@@ -189,6 +227,7 @@ class MemberState:
         role = self.role
         invariant(isinstance(role, Candidate) and not role.pre_vote, "only a candidate becomes leader")
         invariant(self._hard_state.vote == self.node_id, "a leader voted for itself", vote=self._hard_state.vote)
+        invariant(self.has_standing, "a leader has standing", node=self.node_id)
         before = self._view()
         self.role = Leader(
             since_ms=now_ms,
@@ -197,7 +236,11 @@ class MemberState:
             contact_ms=dict.fromkeys(self.peers, now_ms),
             disk_full=dict.fromkeys(self.peers, False),
             producers=ProducerTable(self._replication) if producers is None else producers,
+            counts=dict.fromkeys(self.peers, False),
+            supports=dict.fromkeys(self.peers, True),
+            boot_ids={},
         )
+        self._forget_other_histories()
         self._announce(before, RoleReason.ELECTED)
         self.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS | Wake.FLUSH
 
@@ -239,15 +282,63 @@ class MemberState:
         if term > self.term:
             self.save_hard_state(replace(self._hard_state, term=term, vote=None))
 
-    def allow_voting(self) -> None:
-        """From now on this member's vote counts (its log can no longer lack a committed entry).
+    # -- standing ------------------------------------------------------------------------------------------------
 
-        The vote of the present term belongs to its leader: before its disk was lost the member may have given it to
-        anybody, and nobody may get a second one.
+    def take_standing(self, standing: Standing) -> None:
+        """From now on this member's votes and acknowledgements count.
+
+        The vote of the present term belongs to its leader: in an earlier life the member may have given it to anybody,
+        and nobody may get a second one.
         """
-        if not self._hard_state.voter:
+        if self._hard_state.standing is not standing:
             vote = self._hard_state.vote or self.leader_id
-            self.save_hard_state(HardState(self.term, vote, Standing.VOTER))
+            self.save_hard_state(HardState(self.term, vote, standing))
+
+    def lose_standing(self, reason: str, now_ms: int) -> None:
+        """This member lacks what it once had, so nobody knows what else it has forgotten: it counts for nothing now.
+
+        What its process said before is void, as after a restart.
+        """
+        if not self.has_standing:
+            return
+        self.save_hard_state(self._hard_state.doubted(reason))
+        self.boot_id = (self.boot_id + _BOOT_ID_STEP) % _BOOT_IDS
+        self.readmission = None
+        if not isinstance(self.role, Follower):
+            self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
+
+    def heed(self, remembered: EntryId, witness: NodeId, now_ms: int) -> None:
+        """``witness`` knows this member to have held ``remembered``: one that holds less has lost something.
+
+        What was truncated for a conflict was followed by an entry of a later term. Only a crash between the two looks
+        like a loss and is none; then doubt costs nothing but the way back.
+        """
+        if self.log.last < remembered:
+            had, has = remembered, self.log.last
+            reason = (
+                f"{witness} knows it to have held entry {had.index} of term {had.term}; its log ends at {has.index}"
+            )
+            self.lose_standing(reason, now_ms)
+
+    def remember(self, watermarks: Iterable[tuple[NodeId, EntryId]], term: Term) -> None:
+        """Note what the leader of ``term`` knows members to hold; a later leader knows better than an earlier one."""
+        if term < self._remembered_term:
+            return
+        later, self._remembered_term = term > self._remembered_term, term
+        for member, held in watermarks:
+            if member == self.node_id or member in self.peers:
+                self.remembered[member] = held if later else max(held, self.remembered.get(member, NO_ENTRY))
+
+    def _forget_other_histories(self) -> None:
+        """What a leader's log lacks was never committed: a member that lacks it, too, has lost nothing."""
+        log = self.log
+        self.remembered = {
+            member: held
+            for member, held in self.remembered.items()
+            if held.index <= log.last.index and (held.index < log.begin.index or log.term_at(held.index) == held.term)
+        }
+
+    # -- the commit index ----------------------------------------------------------------------------------------
 
     def advance_commit(self, index: LogIndex) -> None:
         """Move the commit index forward to ``index``, if that is forward."""

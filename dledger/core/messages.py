@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from dledger.errors import ResponseCode
 from dledger.records import record
-from dledger.types import CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
+from dledger.types import NO_ENTRY, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 
 class VoteResult(IntEnum):
@@ -30,35 +30,63 @@ class VoteRequest:
     """Asks for a vote in ``term``; with ``pre_vote`` only asks whether one would be given (dissertation §9.6).
 
     ``transfer`` marks a campaign started by the leader's own hand-over, which a live leader does not block (§4.2.3).
-    ``fresh`` tells that the sender's log is empty (a quorum of such members may begin a group).
+    ``remembered`` is what the sender knows the addressee to have held durably (``NO_ENTRY``: nothing).
     """
 
     term: Term
     last: EntryId
     pre_vote: bool = False
     transfer: bool = False
-    fresh: bool = False
+    remembered: EntryId = NO_ENTRY
 
 
 @record(frozen=True, slots=True)
 class VoteResponse:
-    """Answers a ``VoteRequest``; ``term`` is the voter's own, except that a granted pre-vote repeats the asked one."""
+    """Answers a ``VoteRequest``; ``term`` is the voter's own, except that a granted pre-vote repeats the asked one.
+
+    What a voter without ``standing`` grants counts only if everybody does. ``used``: it knows of committed entries.
+    ``remembered`` is what it knows the candidate to have held.
+    """
 
     term: Term
     granted: bool
     pre_vote: bool = False
     result: VoteResult = VoteResult.ACCEPT
-    fresh: bool = False
+    standing: Standing = Standing.VOTER
+    boot_id: int = 0
+    used: bool = False
+    remembered: EntryId = NO_ENTRY
+
+
+@record(frozen=True, slots=True)
+class Readmission:
+    """The leader's word to the process ``boot_id`` of a member without standing: it may have it again.
+
+    It takes it in this term, once it durably holds all entries up to ``index`` (``NO_INDEX``: at once).
+    """
+
+    boot_id: int
+    index: LogIndex
 
 
 @record(frozen=True, slots=True)
 class HeartbeatRequest:
-    """The leader is alive; ``read_sequence`` numbers its heartbeat rounds so that reads can be confirmed."""
+    """The leader is alive; ``read_sequence`` numbers its heartbeat rounds so that reads can be confirmed.
+
+    ``transfer_target``: whom it hands over to. ``founded``: all members have had standing. ``watermarks``: what it
+    knows members to have held durably, itself and the addressee among them. ``doubted_boot_id``: the process with this
+    id holds less than an earlier one did.
+    """
 
     term: Term
     read_sequence: int = 0
     client_address: str = ""
     """Where clients reach the leader, for the hint that followers give."""
+    transfer_target: str = ""
+    readmission: Readmission | None = None
+    founded: bool = False
+    watermarks: tuple[tuple[NodeId, EntryId], ...] = ()
+    doubted_boot_id: int = 0
 
 
 @record(frozen=True, slots=True)
@@ -69,6 +97,8 @@ class HeartbeatResponse:
     read_sequence: int = 0
     disk_full: bool = False
     client_address: str = ""
+    standing: Standing = Standing.VOTER
+    boot_id: int = 0
 
 
 @record(frozen=True, slots=True)
@@ -169,6 +199,7 @@ class PushResponse:
     durable, which is all that may count towards a quorum. ``end_index``: its last entry, equal or not. After a refused
     COMPARE, ``conflict`` is its own term at the compared index with the first index it has of that term, or
     ``NO_ENTRY`` if its log is shorter. ``boot_id`` changes when the process restarts: earlier watermarks are void then.
+    Without ``standing`` the watermark tells how far it is and counts for nothing.
     """
 
     term: Term
@@ -180,6 +211,7 @@ class PushResponse:
     end_index: LogIndex
     conflict: EntryId
     boot_id: int
+    standing: Standing = Standing.VOTER
 
 
 @record(frozen=True, slots=True)

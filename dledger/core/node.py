@@ -27,6 +27,7 @@ from dledger.core.messages import (
     TakeLeadership,
     VoteRequest,
     VoteResponse,
+    VoteResult,
 )
 from dledger.core.noops import Noops
 from dledger.core.outbox import Wake
@@ -37,7 +38,7 @@ from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
 from dledger.types import Body, HardState, LogIndex, NodeId, ProducerBatch, Term
 
 TERM_STEP_MAX = 10**6
-"""How far ahead of its own a member believes a term; at one election per second, eleven days of elections."""
+"""How far ahead of its own a member believes a term at once; at one election per second, eleven days of elections."""
 
 
 class Node:
@@ -113,7 +114,11 @@ class Node:
     ) -> VoteResponse | HeartbeatResponse:
         """Answer a request; send the answer only after the hard state of this moment is durable."""
         self._require_member(sender)
-        self._require_likely_term(sender, request.term)
+        if not self._comes_near(sender, request, now_ms):
+            term = self.state.term
+            if isinstance(request, VoteRequest):
+                return VoteResponse(term, granted=False, result=VoteResult.REJECT_EXPIRED_TERM)
+            return HeartbeatResponse(term)
         match request:
             case VoteRequest():
                 return self.elector.on_vote_request(sender, request, now_ms)
@@ -125,7 +130,8 @@ class Node:
     def receive(self, sender: NodeId, message: Message, now_ms: int) -> None:
         """Take any other message."""
         self._require_member(sender)
-        self._require_likely_term(sender, message.term)
+        if not self._comes_near(sender, message, now_ms):
+            return
         match message:
             case VoteResponse():
                 self.elector.on_vote_response(sender, message, now_ms)
@@ -157,11 +163,23 @@ class Node:
         self.quorum_ack.abandon(error)
         self.reads.abandon(error)
 
-    def _require_likely_term(self, sender: NodeId, term: Term) -> None:
-        """Terms only grow, and end: a forged or damaged message must not use up those of the whole group."""
-        own = self.state.term
-        if term > own + TERM_STEP_MAX:
-            raise InvalidRequestError(f"{sender!r} speaks of term {term}, which cannot follow the present one, {own}")
+    def _comes_near(self, sender: NodeId, message: Message, now_ms: int) -> bool:
+        """Whether a message's term can be believed at once; if not, this member moves ``TERM_STEP_MAX`` towards it.
+
+        Terms only grow, and end: no forged or damaged message may use up those of the whole group. But members whose
+        terms have come apart must meet again, whatever brought them there, so each message brings them nearer; not
+        while a leader is heard, who needs nobody in another term.
+        """
+        state = self.state
+        near = Term(state.term + TERM_STEP_MAX)
+        if message.term <= near:
+            return True
+        if isinstance(message, VoteRequest) and (message.pre_vote or self.elector.is_blocked(sender, message, now_ms)):
+            return True  # it is granted or refused without a change of term
+        answer = isinstance(message, VoteResponse | HeartbeatResponse | PushResponse)
+        if not (answer and state.hears_leader(now_ms)):
+            state.become_follower(near, None, now_ms)
+        return False
 
     def _require_member(self, sender: NodeId) -> None:
         if sender not in self.dispatchers:

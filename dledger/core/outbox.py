@@ -55,10 +55,10 @@ class RoleReason(StrEnum):
     """It has no room for a new leader's first entry."""
     UNREADABLE_PRODUCERS = "unreadable_producers"
     """Its log tells about producers what this version does not understand: a later one wrote it."""
+    STANDING_LOST = "standing_lost"
+    """It led or campaigned, and learned that it lacks what it once had."""
     DAMAGED_LOG = "damaged_log"
     """What its log tells about producers is damaged: it cannot know what is a repetition."""
-    NO_VOTE_YET = "no_vote_yet"
-    """Its disk is new: it may neither vote nor lead before it has caught up."""
 
 
 @dataclass(frozen=True, slots=True)

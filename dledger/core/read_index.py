@@ -89,7 +89,7 @@ class ReadIndexQueue:
         while pending and not (leads and pending[0].term == state.term):
             error = NotLeaderError("leadership was lost before it was confirmed", leader=hint(state.leader_id))
             self._finish(pending.popleft().done, error)
-        confirmed = self._confirmed_round()
+        confirmed = self.confirmed_round
         while pending and pending[0].round <= confirmed and pending[0].index <= state.commit_index:
             read = pending.popleft()
             self._finish(read.done, read.index)
@@ -104,7 +104,9 @@ class ReadIndexQueue:
         while self._pending:
             self._finish(self._pending.popleft().done, error)
 
-    def _confirmed_round(self) -> int:
+    @property
+    def confirmed_round(self) -> int:
+        """The last round that a quorum has answered."""
         state = self._state
         answers = sorted((self._answered.get(peer, 0) for peer in state.peers), reverse=True)
         return self.round if state.quorum == 1 else answers[state.quorum - 2]

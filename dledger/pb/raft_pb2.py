@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/pb/raft.proto\x12\ndledger.v1\"K\n\x06Header\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\"&\n\x07\x45ntryId\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\"\x95\x01\n\x0bVoteRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12!\n\x04last\x18\x03 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x10\n\x08transfer\x18\x05 \x01(\x08\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\"\x82\x01\n\x0cVoteResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x0e\n\x06result\x18\x05 \x01(\x05\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\"s\n\x10HeartbeatRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t\"\x87\x01\n\x11HeartbeatResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x11\n\tdisk_full\x18\x04 \x01(\x08\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\"I\n\x15TakeLeadershipRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\"\x18\n\x16TakeLeadershipResponse\"L\n\x07\x43ompare\x12%\n\x08previous\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x02 \x01(\x07\"D\n\x08Truncate\x12%\n\x08\x63onflict\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\"\x9c\x01\n\x06\x41ppend\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\x12%\n\x08previous\x18\x02 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x03 \x01(\x07\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\x12\n\nlast_index\x18\x05 \x01(\x03\x12\x10\n\x08position\x18\x06 \x01(\x03\"\x1e\n\x06\x43ommit\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\"Y\n\x07Install\x12)\n\x0c\x62\x65\x66ore_begin\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\x12\x10\n\x08position\x18\x03 \x01(\x03\"\xa9\x02\n\x0bPushRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12&\n\x07\x63ompare\x18\x04 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x05 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x06 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x07 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07install\x18\x08 \x01(\x0b\x32\x13.dledger.v1.InstallH\x00\x12\x0b\n\x03run\x18\t \x01(\x0c\x42\x06\n\x04push\"\xe5\x01\n\x0cPushResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0c\n\x04kind\x18\x04 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x16\n\x0everified_index\x18\x06 \x01(\x03\x12\x15\n\rflushed_index\x18\x07 \x01(\x03\x12\x11\n\tend_index\x18\x08 \x01(\x03\x12%\n\x08\x63onflict\x18\t \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x0f\n\x07\x62oot_id\x18\n \x01(\x03\"\xa9\x01\n\x10HandshakeRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x15\n\rsegment_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fmax_entry_bytes\x18\x05 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x06 \x01(\t\"c\n\x11HandshakeResponse\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t2\xb5\x02\n\x0bRaftService\x12H\n\tHandshake\x12\x1c.dledger.v1.HandshakeRequest\x1a\x1d.dledger.v1.HandshakeResponse\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/pb/raft.proto\x12\ndledger.v1\"K\n\x06Header\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\"&\n\x07\x45ntryId\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\"\xbe\x01\n\x0bVoteRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12!\n\x04last\x18\x03 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x10\n\x08transfer\x18\x05 \x01(\x08\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\'\n\nremembered\x18\x07 \x01(\x0b\x32\x13.dledger.v1.EntryId\"\xfa\x01\n\x0cVoteResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\x0e\n\x06result\x18\x05 \x01(\x05\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\x10\n\x08standing\x18\x07 \x01(\x05\x12\x1c\n\x14granted_if_unanimous\x18\x08 \x01(\x08\x12\x0f\n\x07\x62oot_id\x18\t \x01(\x03\x12\x0c\n\x04used\x18\n \x01(\x08\x12\'\n\nremembered\x18\x0b \x01(\x0b\x32\x13.dledger.v1.EntryId\"?\n\tWatermark\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12!\n\x04last\x18\x02 \x01(\x0b\x32\x13.dledger.v1.EntryId\"\x91\x02\n\x10HeartbeatRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t\x12\x17\n\x0ftransfer_target\x18\x05 \x01(\t\x12\x17\n\x0freadmit_boot_id\x18\x06 \x01(\x03\x12\x15\n\rreadmit_index\x18\x07 \x01(\x03\x12\x0f\n\x07\x66ounded\x18\x08 \x01(\x08\x12)\n\nwatermarks\x18\t \x03(\x0b\x32\x15.dledger.v1.Watermark\x12\x17\n\x0f\x64oubted_boot_id\x18\n \x01(\x03\"\xaa\x01\n\x11HeartbeatResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x15\n\rread_sequence\x18\x03 \x01(\x03\x12\x11\n\tdisk_full\x18\x04 \x01(\x08\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x10\n\x08standing\x18\x06 \x01(\x05\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\x03\"I\n\x15TakeLeadershipRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\"\x18\n\x16TakeLeadershipResponse\"L\n\x07\x43ompare\x12%\n\x08previous\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x02 \x01(\x07\"D\n\x08Truncate\x12%\n\x08\x63onflict\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\"\x9c\x01\n\x06\x41ppend\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\x12%\n\x08previous\x18\x02 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x1a\n\x12previous_chain_crc\x18\x03 \x01(\x07\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\x12\n\nlast_index\x18\x05 \x01(\x03\x12\x10\n\x08position\x18\x06 \x01(\x03\"\x1e\n\x06\x43ommit\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x03\"Y\n\x07Install\x12)\n\x0c\x62\x65\x66ore_begin\x18\x01 \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x11\n\tchain_crc\x18\x02 \x01(\x07\x12\x10\n\x08position\x18\x03 \x01(\x03\"\xa9\x02\n\x0bPushRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12&\n\x07\x63ompare\x18\x04 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x05 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x06 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x07 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07install\x18\x08 \x01(\x0b\x32\x13.dledger.v1.InstallH\x00\x12\x0b\n\x03run\x18\t \x01(\x0c\x42\x06\n\x04push\"\x8b\x02\n\x0cPushResponse\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0c\n\x04kind\x18\x04 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x16\n\x0everified_index\x18\x06 \x01(\x03\x12\x15\n\rflushed_index\x18\x07 \x01(\x03\x12\x11\n\tend_index\x18\x08 \x01(\x03\x12%\n\x08\x63onflict\x18\t \x01(\x0b\x32\x13.dledger.v1.EntryId\x12\x0f\n\x07\x62oot_id\x18\n \x01(\x03\x12\x10\n\x08standing\x18\x0b \x01(\x05\x12\x12\n\nheld_index\x18\x0c \x01(\x03\"\xa9\x01\n\x10HandshakeRequest\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.dledger.v1.Header\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x15\n\rsegment_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fmax_entry_bytes\x18\x05 \x01(\x03\x12\x16\n\x0e\x63lient_address\x18\x06 \x01(\t\"c\n\x11HandshakeResponse\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x04 \x01(\t2\xb5\x02\n\x0bRaftService\x12H\n\tHandshake\x12\x1c.dledger.v1.HandshakeRequest\x1a\x1d.dledger.v1.HandshakeResponse\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,35 +36,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENTRYID']._serialized_start=114
   _globals['_ENTRYID']._serialized_end=152
   _globals['_VOTEREQUEST']._serialized_start=155
-  _globals['_VOTEREQUEST']._serialized_end=304
-  _globals['_VOTERESPONSE']._serialized_start=307
-  _globals['_VOTERESPONSE']._serialized_end=437
-  _globals['_HEARTBEATREQUEST']._serialized_start=439
-  _globals['_HEARTBEATREQUEST']._serialized_end=554
-  _globals['_HEARTBEATRESPONSE']._serialized_start=557
-  _globals['_HEARTBEATRESPONSE']._serialized_end=692
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=694
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=767
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=769
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=793
-  _globals['_COMPARE']._serialized_start=795
-  _globals['_COMPARE']._serialized_end=871
-  _globals['_TRUNCATE']._serialized_start=873
-  _globals['_TRUNCATE']._serialized_end=941
-  _globals['_APPEND']._serialized_start=944
-  _globals['_APPEND']._serialized_end=1100
-  _globals['_COMMIT']._serialized_start=1102
-  _globals['_COMMIT']._serialized_end=1132
-  _globals['_INSTALL']._serialized_start=1134
-  _globals['_INSTALL']._serialized_end=1223
-  _globals['_PUSHREQUEST']._serialized_start=1226
-  _globals['_PUSHREQUEST']._serialized_end=1523
-  _globals['_PUSHRESPONSE']._serialized_start=1526
-  _globals['_PUSHRESPONSE']._serialized_end=1755
-  _globals['_HANDSHAKEREQUEST']._serialized_start=1758
-  _globals['_HANDSHAKEREQUEST']._serialized_end=1927
-  _globals['_HANDSHAKERESPONSE']._serialized_start=1929
-  _globals['_HANDSHAKERESPONSE']._serialized_end=2028
-  _globals['_RAFTSERVICE']._serialized_start=2031
-  _globals['_RAFTSERVICE']._serialized_end=2340
+  _globals['_VOTEREQUEST']._serialized_end=345
+  _globals['_VOTERESPONSE']._serialized_start=348
+  _globals['_VOTERESPONSE']._serialized_end=598
+  _globals['_WATERMARK']._serialized_start=600
+  _globals['_WATERMARK']._serialized_end=663
+  _globals['_HEARTBEATREQUEST']._serialized_start=666
+  _globals['_HEARTBEATREQUEST']._serialized_end=939
+  _globals['_HEARTBEATRESPONSE']._serialized_start=942
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1112
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=1114
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=1187
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=1189
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=1213
+  _globals['_COMPARE']._serialized_start=1215
+  _globals['_COMPARE']._serialized_end=1291
+  _globals['_TRUNCATE']._serialized_start=1293
+  _globals['_TRUNCATE']._serialized_end=1361
+  _globals['_APPEND']._serialized_start=1364
+  _globals['_APPEND']._serialized_end=1520
+  _globals['_COMMIT']._serialized_start=1522
+  _globals['_COMMIT']._serialized_end=1552
+  _globals['_INSTALL']._serialized_start=1554
+  _globals['_INSTALL']._serialized_end=1643
+  _globals['_PUSHREQUEST']._serialized_start=1646
+  _globals['_PUSHREQUEST']._serialized_end=1943
+  _globals['_PUSHRESPONSE']._serialized_start=1946
+  _globals['_PUSHRESPONSE']._serialized_end=2213
+  _globals['_HANDSHAKEREQUEST']._serialized_start=2216
+  _globals['_HANDSHAKEREQUEST']._serialized_end=2385
+  _globals['_HANDSHAKERESPONSE']._serialized_start=2387
+  _globals['_HANDSHAKERESPONSE']._serialized_end=2486
+  _globals['_RAFTSERVICE']._serialized_start=2489
+  _globals['_RAFTSERVICE']._serialized_end=2798
 # @@protoc_insertion_point(module_scope)

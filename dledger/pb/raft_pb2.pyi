@@ -27,62 +27,98 @@ class EntryId(_message.Message):
     def __init__(self, term: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh")
+    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh", "remembered")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     last: EntryId
     pre_vote: bool
     transfer: bool
     fresh: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    remembered: EntryId
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh")
+    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_IF_UNANIMOUS_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     granted: bool
     pre_vote: bool
     result: int
     fresh: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    standing: int
+    granted_if_unanimous: bool
+    boot_id: int
+    used: bool
+    remembered: EntryId
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
+
+class Watermark(_message.Message):
+    __slots__ = ("node_id", "last")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    last: EntryId
+    def __init__(self, node_id: _Optional[str] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("header", "term", "read_sequence", "client_address")
+    __slots__ = ("header", "term", "read_sequence", "client_address", "transfer_target", "readmit_boot_id", "readmit_index", "founded", "watermarks", "doubted_boot_id")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_TARGET_FIELD_NUMBER: _ClassVar[int]
+    READMIT_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    READMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FOUNDED_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
+    DOUBTED_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     read_sequence: int
     client_address: str
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...
+    transfer_target: str
+    readmit_boot_id: int
+    readmit_index: int
+    founded: bool
+    watermarks: _containers.RepeatedCompositeFieldContainer[Watermark]
+    doubted_boot_id: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ..., transfer_target: _Optional[str] = ..., readmit_boot_id: _Optional[int] = ..., readmit_index: _Optional[int] = ..., founded: _Optional[bool] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., doubted_boot_id: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("header", "term", "read_sequence", "disk_full", "client_address")
+    __slots__ = ("header", "term", "read_sequence", "disk_full", "client_address", "standing", "boot_id")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DISK_FULL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     read_sequence: int
     disk_full: bool
     client_address: str
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ...) -> None: ...
+    standing: int
+    boot_id: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ...) -> None: ...
 
 class TakeLeadershipRequest(_message.Message):
     __slots__ = ("header", "term")
@@ -167,7 +203,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., run: _Optional[bytes] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("header", "term", "epoch", "kind", "code", "verified_index", "flushed_index", "end_index", "conflict", "boot_id")
+    __slots__ = ("header", "term", "epoch", "kind", "code", "verified_index", "flushed_index", "end_index", "conflict", "boot_id", "standing", "held_index")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +214,8 @@ class PushResponse(_message.Message):
     END_INDEX_FIELD_NUMBER: _ClassVar[int]
     CONFLICT_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    HELD_INDEX_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     epoch: int
@@ -188,7 +226,9 @@ class PushResponse(_message.Message):
     end_index: int
     conflict: EntryId
     boot_id: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ...) -> None: ...
+    standing: int
+    held_index: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ..., standing: _Optional[int] = ..., held_index: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("header", "protocol_version", "members", "segment_bytes", "max_entry_bytes", "client_address")

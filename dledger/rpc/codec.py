@@ -27,6 +27,7 @@ from dledger.core.messages import (
     PushRequest,
     PushResponse,
     PushTruncate,
+    Readmission,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
@@ -35,7 +36,7 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.records import record
-from dledger.types import EntryId, EntryRun, LogIndex, NodeId, Position, Term
+from dledger.types import NO_ENTRY, NO_INDEX, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 PROTOCOL_VERSION: Final = 1
 NUMBER_LIMIT: Final = 1 << 62
@@ -125,36 +126,53 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
                 last=_entry_id_to_proto(message.last),
                 pre_vote=message.pre_vote,
                 transfer=message.transfer,
-                fresh=message.fresh,
+                remembered=_memory_to_proto(message.remembered),
             )
         case VoteResponse():
             return pb.VoteResponse(
                 header=header,
                 term=message.term,
-                granted=message.granted,
+                granted=message.granted and message.standing.counts,
                 pre_vote=message.pre_vote,
                 result=message.result,
-                fresh=message.fresh,
+                standing=message.standing,
+                granted_if_unanimous=message.granted and not message.standing.counts,
+                boot_id=message.boot_id,
+                used=message.used,
+                remembered=_memory_to_proto(message.remembered),
             )
         case HeartbeatRequest():
-            return pb.HeartbeatRequest(
-                header=header,
-                term=message.term,
-                read_sequence=message.read_sequence,
-                client_address=message.client_address,
-            )
+            return _heartbeat_to_proto(header, message)
         case HeartbeatResponse():
             return pb.HeartbeatResponse(
                 header=header,
                 term=message.term,
-                read_sequence=message.read_sequence,
+                read_sequence=message.read_sequence if message.standing.counts else 0,
                 disk_full=message.disk_full,
                 client_address=message.client_address,
+                standing=message.standing,
+                boot_id=message.boot_id,
             )
         case TakeLeadership():
             return pb.TakeLeadershipRequest(header=header, term=message.term)
         case LoadRun() | CheckedAppend():
             raise InvariantError(f"{type(message).__name__} never goes on the wire")
+
+
+def _heartbeat_to_proto(header: pb.Header, message: HeartbeatRequest) -> pb.HeartbeatRequest:
+    readmission = message.readmission
+    return pb.HeartbeatRequest(
+        header=header,
+        term=message.term,
+        read_sequence=message.read_sequence,
+        client_address=message.client_address,
+        transfer_target=message.transfer_target,
+        readmit_boot_id=0 if readmission is None else readmission.boot_id,
+        readmit_index=0 if readmission is None else readmission.index,
+        founded=message.founded,
+        watermarks=[pb.Watermark(node_id=one, last=_entry_id_to_proto(last)) for one, last in message.watermarks],
+        doubted_boot_id=message.doubted_boot_id,
+    )
 
 
 def _push_to_proto(header: pb.Header, push: PushRequest) -> pb.PushRequest:
@@ -191,15 +209,21 @@ def _push_response_to_proto(header: pb.Header, message: PushResponse) -> pb.Push
         kind=message.kind,
         code=message.code,
         verified_index=message.verified_index,
-        flushed_index=message.flushed_index,
+        flushed_index=message.flushed_index if message.standing.counts else NO_INDEX,
         end_index=message.end_index,
         conflict=_entry_id_to_proto(message.conflict),
         boot_id=message.boot_id,
+        standing=message.standing,
+        held_index=NO_INDEX if message.standing.counts else message.flushed_index,
     )
 
 
 def _entry_id_to_proto(entry_id: EntryId) -> pb.EntryId:
     return pb.EntryId(term=entry_id.term, index=entry_id.index)
+
+
+def _memory_to_proto(entry_id: EntryId) -> pb.EntryId | None:
+    return None if entry_id == NO_ENTRY else _entry_id_to_proto(entry_id)
 
 
 def encode_handshake(handshake: Handshake) -> bytes:
@@ -241,7 +265,7 @@ def decode_vote_request(data: bytes) -> Envelope:
         last=_entry_id(wire.last, wire.HasField("last"), "last"),
         pre_vote=wire.pre_vote,
         transfer=wire.transfer,
-        fresh=wire.fresh,
+        remembered=_memory(wire.remembered, wire.HasField("remembered")),
     )
     return _envelope(wire.header, message)
 
@@ -253,15 +277,38 @@ def decode_vote_response(data: bytes) -> Envelope:
         result = VoteResult(wire.result)
     except ValueError as error:
         raise InvalidRequestError(f"vote result {wire.result} is unknown") from error
-    message = VoteResponse(_term(wire.term), wire.granted, wire.pre_vote, result, wire.fresh)
+    standing = _standing(wire.standing)
+    message = VoteResponse(
+        term=_term(wire.term),
+        granted=wire.granted if standing.counts else wire.granted_if_unanimous,
+        pre_vote=wire.pre_vote,
+        result=result,
+        standing=standing,
+        boot_id=wire.boot_id,
+        used=wire.used,
+        remembered=_memory(wire.remembered, wire.HasField("remembered")),
+    )
     return _envelope(wire.header, message)
 
 
 def decode_heartbeat_request(data: bytes) -> Envelope:
     """A leader's heartbeat."""
     wire = parse(pb.HeartbeatRequest, data)
+    if len(wire.watermarks) > MEMBERS_MAX:
+        raise InvalidRequestError(f"heartbeat speaks of {len(wire.watermarks)} members; at most {MEMBERS_MAX} exist")
+    readmit_index = index(wire.readmit_index, "readmit_index")
     message = HeartbeatRequest(
-        _term(wire.term), _count(wire.read_sequence, "read_sequence"), name(wire.client_address, "client_address")
+        term=_term(wire.term),
+        read_sequence=_count(wire.read_sequence, "read_sequence"),
+        client_address=name(wire.client_address, "client_address"),
+        transfer_target=name(wire.transfer_target, "transfer_target"),
+        readmission=Readmission(wire.readmit_boot_id, readmit_index) if wire.readmit_boot_id else None,
+        founded=wire.founded,
+        watermarks=tuple(
+            (NodeId(name(one.node_id, "node_id")), _entry_id(one.last, one.HasField("last"), "watermark"))
+            for one in wire.watermarks
+        ),
+        doubted_boot_id=wire.doubted_boot_id,
     )
     return _envelope(wire.header, message)
 
@@ -274,6 +321,8 @@ def decode_heartbeat_response(data: bytes) -> Envelope:
         _count(wire.read_sequence, "read_sequence"),
         wire.disk_full,
         name(wire.client_address, "client_address"),
+        _standing(wire.standing),
+        wire.boot_id,
     )
     return _envelope(wire.header, message)
 
@@ -319,16 +368,19 @@ def decode_push_response(data: bytes) -> Envelope:
         kind = PushKind(wire.kind)
     except ValueError as error:
         raise InvalidRequestError(f"push kind {wire.kind} is unknown") from error
+    standing = _standing(wire.standing)
+    held = wire.flushed_index if standing.counts else wire.held_index
     message = PushResponse(
         term=_term(wire.term),
         epoch=_count(wire.epoch, "epoch"),
         kind=kind,
         code=ResponseCode(wire.code),
         verified_index=index(wire.verified_index, "verified_index"),
-        flushed_index=index(wire.flushed_index, "flushed_index"),
+        flushed_index=index(held, "flushed_index"),
         end_index=index(wire.end_index, "end_index"),
         conflict=_entry_id(wire.conflict, wire.HasField("conflict"), "conflict"),
         boot_id=wire.boot_id,
+        standing=standing,
     )
     return _envelope(wire.header, message)
 
@@ -408,6 +460,18 @@ def _entry_id(wire: pb.EntryId, present: bool, field: str) -> EntryId:
     if not -1 <= wire.term < NUMBER_LIMIT:
         raise InvalidRequestError(f"{field}.term={wire.term} is no term")
     return EntryId(Term(wire.term), index(wire.index, f"{field}.index"))
+
+
+def _memory(wire: pb.EntryId, present: bool) -> EntryId:
+    """What a peer remembers; one that says nothing remembers nothing."""
+    return _entry_id(wire, True, "remembered") if present else NO_ENTRY
+
+
+def _standing(value: int) -> Standing:
+    try:
+        return Standing(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"standing {value} is unknown") from error
 
 
 def _term(value: int) -> Term:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -16,11 +17,13 @@ from tests.support.waiting import wait_until
 
 
 class Stranger(Group):
-    """``n2`` is configured differently from the others."""
+    """``n2`` is configured differently from the others, once it is ``odd``."""
+
+    odd = False
 
     def command(self, node: NodeId) -> list[str]:
         words = [*super().command(node), *self.common_words]
-        if node == N2:
+        if node == N2 and self.odd:
             old, new = self.replaced_words
             words = [new if word == old else word for word in [*words, *self.extra_words]]
         return words
@@ -31,17 +34,19 @@ class Stranger(Group):
 
 
 class Swapped(Group):
-    """``n2``'s process believes to be ``n1`` (its directory is new): the same id runs twice."""
+    """``n2``'s process, once it is ``odd``, believes to be ``n1`` (its directory is new): the same id runs twice."""
+
+    odd = False
 
     def command(self, node: NodeId) -> list[str]:
         words = super().command(node)
-        if node == N2:
+        if node == N2 and self.odd:
             words[words.index("-i") + 1] = N1
             words[words.index("-s") + 1] = str(self.directory / "impostor")
         return words
 
     def members_of(self, node: NodeId) -> str:
-        if node != N2:
+        if node != N2 or not self.odd:
             return super().members_of(node)
         ports = {one.node_id: one.peer_port for one in self.nodes.values()}
         ports[N1], ports[N2] = ports[N2], ports[N1]
@@ -54,27 +59,26 @@ def test_misconfigured_node_takes_no_part_and_harms_nobody(
 ) -> None:
     """It neither replicates nor votes, the two others serve in one term, and the logs name the difference."""
     directory = tmp_path_factory.mktemp("group")
-    group: Group
-    if kind == "node id":
-        group = adopt(Swapped(directory))
-    else:
-        stranger = Stranger(directory)
-        group = adopt(stranger)
+    group: Swapped | Stranger = Swapped(directory) if kind == "node id" else Stranger(directory)
+    if isinstance(group, Stranger) and kind == "members":
+        group.common_words = ("--set", "cluster_id=one")
+    adopt(group).start_all()  # a group begins with all its members
+    group.leader()
+    group.stop(N2)
+    shutil.rmtree(group.store_dir(N2))
+    group.odd = True
+    if isinstance(group, Stranger):
+        stranger = group
         if kind == "group":
             stranger.overrides[N2] = {"-g": "another"}
         elif kind == "members":
             stranger.overrides[N2] = {"-p": stranger.members_of(N2) + f";n3-{HOST}:{free_ports(1)[0]}"}
-            stranger.common_words = ("--set", "cluster_id=one")
         elif kind == "cluster id":
             stranger.extra_words = ("--set", "cluster_id=another")
         else:
             stranger.replaced_words = ("segment_bytes=1m", "segment_bytes=2m")
 
-    if kind == "node id":  # a second n1 that came first would be, to everybody who sees only its name, n1
-        group.start(N0)
-        group.start(N1)
-        group.leader()
-    group.start_all()
+    group.start(N2)
     leader = group.leader()
     term = group.statuses()[leader].term
     group.append(200)

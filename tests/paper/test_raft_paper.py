@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.core.member_state import Candidate, Follower
+from dledger.core.member_state import Candidate, Follower, Leader
 from dledger.core.messages import (
     HeartbeatRequest,
     PushAppend,
@@ -56,7 +56,7 @@ def check_update_term_from_message(role: Role) -> None:
     arrivals: list[Callable[[Solo], object]] = [
         lambda solo: solo.hear(N1, 2),
         lambda solo: solo.beat(N1, term=2),
-        lambda solo: solo.ask_vote(N1, 2, entry(2, 9), transfer=True),
+        lambda solo: solo.ask_vote(N1, 2, entry(2, 9), transfer=True),  # the leader's word for it: below
         lambda solo: solo.vote(N1, granted=False, term=2),
         lambda solo: solo.push(N1, source.compare(-1)),
         lambda solo: solo.push(N1, source.append(0)),
@@ -64,6 +64,8 @@ def check_update_term_from_message(role: Role) -> None:
     ]
     for arrive in arrivals:
         solo = in_role(role)
+        if isinstance(solo.state.role, Follower | Leader):
+            solo.state.role.transfer_target = N1
 
         arrive(solo)
 
@@ -144,11 +146,11 @@ def check_non_leader_starts_election(role: Role) -> None:
 
     assert isinstance(solo.state.role, Candidate)
     assert solo.state.term == 1  # asking disturbs nobody (pre-vote)
-    assert asked == [(peer, VoteRequest(Term(2), solo.log.last, pre_vote=True, fresh=True)) for peer in (N1, N2)]
+    assert asked == [(peer, VoteRequest(Term(2), solo.log.last, pre_vote=True)) for peer in (N1, N2)]
     solo.vote(N1, pre_vote=True)
     assert solo.state.term == 2
     assert solo.state.hard_state.vote == N0
-    assert solo.take() == [(peer, VoteRequest(Term(2), solo.log.last, fresh=True)) for peer in (N1, N2)]
+    assert solo.take() == [(peer, VoteRequest(Term(2), solo.log.last)) for peer in (N1, N2)]
 
 
 def test_follower_start_election() -> None:
@@ -204,7 +206,7 @@ def test_follower_vote(vote: NodeId | None, asks: NodeId, granted: bool) -> None
 
     response = solo.ask_vote(asks, 1)
 
-    assert response == VoteResponse(Term(1), granted, False, response.result, fresh=True)
+    assert response == VoteResponse(Term(1), granted, False, response.result, boot_id=1)
     assert solo.state.hard_state.vote == (asks if granted else vote)
 
 

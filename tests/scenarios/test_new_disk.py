@@ -1,15 +1,17 @@
-"""Members whose disk is new: who may vote, and when (design decision 11, reliability trap 30)."""
+"""Members whose disk is new: how a group begins, and what a lost disk may not do (reliability trap 30)."""
 
 from __future__ import annotations
 
-from dledger.core.messages import PushAppend, PushCommit, PushKind
-from dledger.types import HardState, LogIndex, Role, Term
-from tests.support.cluster import N0, N1, N2, N3, N4, Cluster
-from tests.support.solo import Solo, Source
+import pytest
+
+from dledger.core.messages import HeartbeatRequest, PushAppend, PushCompare, PushKind
+from dledger.types import HardState, Role, Standing
+from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, FixedTimeouts, made_log
+from tests.support.solo import Solo
 
 
 def test_an_all_new_group_elects_a_leader() -> None:
-    """Three members with new disks bootstrap themselves: a quorum of empty logs proves that nothing was committed."""
+    """Three members with new disks elect one of them, all three together: nobody can know of anything committed."""
     cluster = Cluster(3, voters=False)
 
     cluster.advance_until(lambda: cluster.leader() is not None)
@@ -52,36 +54,6 @@ def test_a_new_group_of_one_leads_at_once() -> None:
 
     assert cluster.role(N0) is Role.LEADER
     assert cluster.append(N0, b"one").value.last_index == 1
-
-
-def test_one_new_member_alone_stays_silent() -> None:
-    """Without a quorum of empty logs a new disk neither votes nor campaigns."""
-    cluster = Cluster(3, start=False, voters=False)
-    cluster.start(N0)
-
-    cluster.advance(10_000)
-
-    assert cluster.role(N0) is Role.FOLLOWER
-    assert cluster.term(N0) == 0
-    assert not cluster[N0].saved.voter
-
-
-def test_a_late_third_member_catches_up_and_becomes_a_voter() -> None:
-    """A member that starts after the group was bootstrapped is filled by its leader, then votes."""
-    cluster = Cluster(3, start=False, voters=False)
-    cluster.start(N0)
-    cluster.start(N1)
-    cluster.advance_until(lambda: cluster.leader() is not None)
-    leader = cluster.leader()
-    assert leader is not None
-    cluster.append(leader, b"a", b"b")
-
-    cluster.start(N2)
-    cluster.advance(2000)
-
-    assert cluster.leader() == leader
-    assert cluster[N2].saved.voter
-    assert cluster.same_logs()
 
 
 def test_a_wiped_member_does_not_vote_until_it_has_caught_up() -> None:
@@ -127,18 +99,6 @@ def test_two_lost_disks_do_not_begin_a_new_group_while_the_third_has_everything(
     assert not cluster[N2].saved.voter
 
 
-def test_a_new_disk_does_not_become_voter_through_entries_of_an_older_term() -> None:
-    """Only a commit of the present leader's own term proves a leader elected without the new disk."""
-    solo = Solo(hard_state=HardState())
-    source = Source(2, 1, 1)
-    solo.push(N1, source.compare(-1))
-
-    solo.push(N1, source.append(0, 1, commit=1))
-
-    assert solo.state.commit_index == 1
-    assert not solo.state.hard_state.voter
-
-
 def test_a_wiped_minority_of_five_does_not_stop_the_others() -> None:
     """Two wiped members of five are filled again and vote again."""
     cluster = Cluster(5)
@@ -174,63 +134,6 @@ def test_appends_are_acknowledged_by_a_new_process_after_a_wipe() -> None:
     assert cluster[N1].saved.voter
 
 
-def test_a_wiped_member_votes_only_after_holding_all_its_leader_had_committed() -> None:
-    """The leader's commit index decides, not the part of it that was received so far.
-
-    n1 acknowledged entries 0 to 4, lost its disk, and has now durably received 0 to 1 again together with the news that
-    4 is committed. A vote of n1 could still elect a member that lacks 2 to 4.
-    """
-    solo = Solo(hard_state=HardState())
-    source = Source(1, 1, 1, 1, 1, 1)
-    solo.push(N1, source.compare(-1))
-
-    solo.push(N1, source.append(0, 1, commit=4))
-    early = solo.state.hard_state.voter
-    solo.push(N1, source.append(2, 4, commit=4))
-
-    assert solo.state.commit_index == 4
-    assert not early
-    assert solo.state.hard_state.voter
-
-
-def test_a_new_disk_ignores_commit_news_below_its_begin() -> None:
-    """A commit index from before the log's begin says nothing; it must not stop the node."""
-    solo = Solo(hard_state=HardState())
-    source = Source(1, 1, 1, 1)
-    solo.push(N1, source.compare(-1))
-    solo.push(N1, source.append(0, 2, commit=-1))
-    solo.state.advance_commit(LogIndex(2))
-    solo.log.expire(LogIndex(1))
-
-    solo.push(N1, PushCommit(Term(1), source.epoch, LogIndex(0)))
-
-    assert not solo.state.hard_state.voter
-
-
-def test_a_member_that_caught_up_has_voted_for_its_leader_in_that_term() -> None:
-    """Its earlier self may have voted in the present term, so it must not vote again in it (one vote per term)."""
-    solo = Solo(hard_state=HardState())
-    source = Source(1, 1)
-    solo.push(N1, source.compare(-1))
-    solo.push(N1, source.append(0, commit=0))
-    assert solo.state.hard_state.voter
-
-    restarted = Solo(hard_state=solo.state.hard_state, log=solo.log, boot_id=2)
-
-    assert not restarted.ask_vote(N2, 1, solo.log.last).granted
-    assert restarted.state.hard_state.vote == N1
-
-
-def test_a_new_disk_that_hears_a_leader_does_not_bootstrap() -> None:
-    """A leader has a no-op, so the group is not new: the leader's log decides, not the number of empty ones."""
-    solo = Solo(hard_state=HardState())
-    solo.hear(N1, 3)
-
-    solo.ask_vote(N2, 4, pre_vote=True, fresh=True)
-
-    assert not solo.state.hard_state.voter
-
-
 def test_a_late_answer_of_a_wiped_process_counts_for_nothing() -> None:
     """Answers of the process before the wipe must not raise the watermark once the new process was heard.
 
@@ -248,3 +151,141 @@ def test_a_late_answer_of_a_wiped_process_counts_for_nothing() -> None:
     solo.respond(N1, PushKind.APPEND, verified=0, epoch=epoch, boot_id=7)
 
     assert solo.leader_role.match[N1] == -1
+
+
+@pytest.mark.parametrize("up", [1, 2])
+def test_a_new_group_waits_for_all_its_members(up: int) -> None:
+    """Blank members elect nobody while one is missing: it might be the one that remembers. They use up no terms."""
+    cluster = Cluster(3, start=False, voters=False)
+    for one in cluster.ids[:up]:
+        cluster.start(one)
+
+    cluster.advance(10_000)
+
+    assert cluster.leader() is None
+    assert all(cluster[one].saved == HardState() for one in cluster.ids)
+    assert "all 3 members must be up" in cluster[N0].node.elector.vote_problem
+
+
+def test_a_new_group_needs_all_its_members_once() -> None:
+    """Afterwards a majority is enough, also one that has received no entry: its leader's first word counts."""
+    cluster = Cluster(3, voters=False)
+    cluster.hold(PushCompare)
+    cluster.advance_until(lambda: cluster.leader() is not None)
+    cluster.settle()
+    leader = cluster.leader()
+    assert leader is not None
+
+    cluster.crash(leader)
+    cluster.holds.clear()
+    cluster.advance_until(lambda: cluster.leader() not in (None, leader), 3000)
+
+    assert all(cluster[one].saved.standing is Standing.FOUNDER for one in cluster.ids)
+
+
+def test_a_group_whose_first_leader_dies_at_once_begins_all_the_same() -> None:
+    """Its standing is durable, nobody else's: two blank disks of three, but nothing can have been committed."""
+    cluster = Cluster(3, voters=False)
+    cluster.drop(HeartbeatRequest)
+    cluster.advance_until(lambda: cluster.leader() is not None)
+    leader = cluster.leader()
+    assert leader is not None
+    assert [cluster[one].saved.standing for one in cluster.ids].count(Standing.BLANK) == 2
+
+    cluster.restart(leader)
+    cluster.heal()
+    cluster.advance_until(lambda: cluster.leader() is not None)
+    cluster.advance(1000)
+
+    assert cluster.same_logs()
+    assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.VOTER}
+
+
+def test_one_lost_disk_and_an_empty_voter_do_not_begin_a_new_group() -> None:
+    """n2 has standing and has received nothing yet, n1 loses its disk, n0 holds what is acknowledged.
+
+    n1 and n2 are a majority of empty logs, and n0 is slow to campaign: n2 must not win.
+    """
+    cluster = Cluster(3)
+    cluster.isolate(N2)
+    cluster.elect()
+    cluster.append(N0, b"acknowledged")
+    cluster.wipe(N1)
+    cluster.restart(N0)
+    cluster[N0].random, cluster[N2].random = FixedTimeouts(450), FixedTimeouts(0)
+    cluster.heal()
+    cluster.partition([N0], [N1])
+    cluster.start(N1)
+
+    cluster.advance(5000)
+    assert cluster.leader() == N0, "n2 may elect it, n1 nobody"
+
+    cluster.heal()
+    cluster.advance(1000)
+    assert cluster.same_logs()
+    assert all(cluster[one].saved.voter for one in cluster.ids)
+
+
+def test_a_lost_disk_and_a_member_that_was_never_up_begin_no_new_group() -> None:
+    """However late the intact member comes: its word is needed, not only its silence."""
+    cluster = Cluster(3)
+    cluster[N1].saved = HardState()
+    cluster.crash(N1)
+    cluster.elect()
+    cluster.append(N0, b"acknowledged")
+    cluster.wipe(N2)
+    cluster.crash(N0)
+    cluster.start(N1)
+    cluster.start(N2)
+
+    cluster.advance(20_000)
+
+    assert cluster.leader() is None
+    assert [cluster[one].log.last.index for one in (N1, N2)] == [-1, -1]
+
+
+def test_two_lost_disks_of_three_halt_the_group_and_say_so() -> None:
+    """What only they held is gone: that is for a person to accept, also when all three are up."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.append(N0, b"acknowledged")
+    for one in (N1, N2):
+        cluster.wipe(one)
+    for one in (N1, N2):
+        cluster.start(one)
+
+    cluster.advance(20_000)
+
+    assert cluster.leader() is None
+    assert "n1 (blank), n2 (blank)" in cluster[N0].node.elector.vote_problem
+    assert "restore-vote" in cluster[N0].node.elector.vote_problem
+
+
+def test_a_group_of_two_survives_a_lost_disk() -> None:
+    """The other one holds whatever both acknowledged, and both together elect it."""
+    cluster = Cluster(2)
+    cluster.elect()
+    cluster.append(N0, b"acknowledged")
+    cluster.wipe(N1)
+    cluster.start(N1)
+
+    cluster.advance_until(lambda: cluster[N1].saved.voter)
+    cluster.advance(100)
+
+    assert cluster.bodies(N1) == [b"acknowledged"]
+
+
+def test_three_doubtful_members_elect_the_longest_log() -> None:
+    """Three imported logs, or a power cut of all with ``flush_mode=async``: together they know all that is known."""
+    logs = {N0: made_log(1, 1), N1: made_log(1, 1, 2), N2: made_log(1)}
+    cluster = Cluster(3, start=False, logs=logs)
+    for one in cluster.ids:
+        cluster[one].saved = cluster[one].saved.doubted("it was imported")
+        cluster.start(one)
+
+    cluster.advance_until(lambda: cluster.leader() is not None)
+    cluster.advance(1000)
+
+    assert cluster.leader() == N1
+    assert cluster.same_logs()
+    assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.VOTER}

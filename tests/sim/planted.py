@@ -5,14 +5,14 @@ A simulator that never fails proves nothing. ``planted(name)`` replaces one meth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 from unittest.mock import patch
 
 from dledger.config import ReplicationConfig, ServerConfig
-from dledger.core import leader_elector
+from dledger.core import leader_elector, standing
 from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker
 from dledger.core.leader_elector import LeaderElector
 from dledger.core.member_state import Candidate, Leader, MemberState
@@ -24,6 +24,7 @@ from dledger.core.messages import (
     PushKind,
     PushResponse,
     PushTruncate,
+    Readmission,
     ReceivedPush,
     VoteRequest,
     VoteResult,
@@ -32,8 +33,9 @@ from dledger.core.outbox import RoleReason, Wake
 from dledger.core.ports import Log
 from dledger.core.producers import Plan, ProducerTable, Rebuilt, rebuild
 from dledger.core.read_index import ReadDone, ReadIndexQueue
+from dledger.core.standing import Ballot, Readmissions, Victory
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, TermChangedError
-from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, ProducerBatch, Term
+from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
 from tests.sim import faults
 from tests.sim.simulation import Result, run_seed
 
@@ -47,10 +49,14 @@ class Plant:
     replacement: object
 
 
+def _counted(leader: Leader) -> list[LogIndex]:
+    return [index for peer, index in leader.match.items() if leader.counts[peer]]
+
+
 def _commit_old_terms(self: QuorumAckChecker) -> None:
     state, leader = self._state, self._state.role
     if isinstance(leader, Leader):
-        held = sorted([state.durable_index, *leader.match.values()], reverse=True)[state.quorum - 1]
+        held = sorted([state.durable_index, *_counted(leader)], reverse=True)[state.quorum - 1]
         if held > state.commit_index:
             state.advance_commit(held)
             state.outbox.wake |= Wake.DISPATCHERS | Wake.ELECTOR
@@ -59,7 +65,7 @@ def _commit_old_terms(self: QuorumAckChecker) -> None:
 def _commit_without_quorum(self: QuorumAckChecker) -> None:
     state, leader = self._state, self._state.role
     if isinstance(leader, Leader):
-        held = sorted([state.durable_index, *leader.match.values()], reverse=True)[max(state.quorum - 2, 0)]
+        held = sorted([state.durable_index, *_counted(leader)], reverse=True)[max(state.quorum - 2, 0)]
         if held > state.commit_index and state.log.term_at(held) == state.term:
             state.advance_commit(held)
             state.outbox.wake |= Wake.DISPATCHERS | Wake.ELECTOR
@@ -104,9 +110,8 @@ def _stale_push(self: EntryHandler, sender: NodeId, push: ReceivedPush, now_ms: 
 
 
 def _commit_unverified(self: EntryHandler, leader_commit: LogIndex) -> None:
-    self._leader_commit = max(self._leader_commit, leader_commit)
     self._state.advance_commit(min(leader_commit, self._state.log.last.index))
-    self._become_voter_if_caught_up()
+    self.take_standing_if_due()
 
 
 _judge_vote = LeaderElector._judge_vote
@@ -125,8 +130,22 @@ def _unconfirmed_reads(self: ReadIndexQueue) -> int:
     return self.round
 
 
-def _new_disks_vote(self: LeaderElector, _now_ms: int) -> None:
-    self._state.allow_voting()
+def _whoever_votes_counts(ballots: Mapping[NodeId, Ballot], members: int) -> Victory | None:
+    return Victory.MAJORITY if len(ballots) > members // 2 else None
+
+
+def _majority_of_blanks_founds(ballots: Mapping[NodeId, Ballot], members: int) -> Victory | None:
+    blank = all(ballot.standing is Standing.BLANK for ballot in ballots.values())
+    return Victory.FOUNDING if blank and len(ballots) > members // 2 else standing.victory(ballots, members)
+
+
+def _at_once(self: Readmissions, peer: NodeId, _commit_index: LogIndex) -> Readmission | None:
+    waiting = self._waiting.get(peer)
+    return None if waiting is None else Readmission(waiting.boot_id, NO_INDEX)
+
+
+def _counted_whoever_says_so(self: EntryDispatcher, leader: Leader, response: PushResponse) -> None:
+    _raise_watermark(self, leader, replace(response, standing=Standing.VOTER))
 
 
 _init_dispatcher = EntryDispatcher.__init__
@@ -165,7 +184,7 @@ def _campaign_in_old_term(
     if not pre_vote:
         term = self.term if self.term > 0 and self._hard_state.vote in (None, self.node_id) else Term(self.term + 1)
         self.save_hard_state(replace(self._hard_state, term=term, vote=self.node_id))
-    self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: True})
+    self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: self.own_ballot})
     self._announce(before, reason)
 
 
@@ -245,9 +264,12 @@ PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
         Plant(LeaderElector, "_judge_vote", _any_log_wins),
         Plant(LeaderElector, "_judge_pre_vote", _any_log_may_win),
     ),
-    "unconfirmed-reads": (Plant(ReadIndexQueue, "_confirmed_round", _unconfirmed_reads),),
+    "unconfirmed-reads": (Plant(ReadIndexQueue, "confirmed_round", property(_unconfirmed_reads)),),
     "read-before-noop": (Plant(ReadIndexQueue, "submit", _read_what_is_committed),),
-    "new-disks-vote": (Plant(LeaderElector, "_bootstrap_if_all_new", _new_disks_vote),),
+    "blank-votes-count": (Plant(leader_elector, "victory", _whoever_votes_counts),),
+    "majority-of-blanks-founds": (Plant(leader_elector, "victory", _majority_of_blanks_founds),),
+    "readmitted-at-once": (Plant(Readmissions, "due", _at_once),),
+    "blank-acks-count": (Plant(EntryDispatcher, "_raise_watermark", _counted_whoever_says_so),),
     "no-push-deadline": (Plant(EntryDispatcher, "__init__", _no_deadline),),
     "success-in-another-term": (Plant(QuorumAckChecker, "step", _success_in_another_term),),
     "verified-of-last-leader": (Plant(EntryHandler, "_begin_session", _verified_of_last_leader),),

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from dledger.config import MIB, ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.invariants import Seen, check
-from dledger.core.member_state import Leader
+from dledger.core.member_state import Follower, Leader
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -446,6 +446,7 @@ class Cluster:
         state.become_candidate(self.now_ms, pre_vote=False)
         request = VoteRequest(state.term, state.log.last, transfer=True)
         self._collect(self[node_id])
+        self._announce(node_id)
         for voter in voters:
             self.deliver(Sent(node_id, voter, request))
         self.settle()
@@ -455,8 +456,15 @@ class Cluster:
         """Make a follower campaign at once, as its leader's hand-over would."""
         state = self[node_id].node.state
         assert state.leader_id is not None
+        self._announce(node_id)
         self.deliver(Sent(state.leader_id, node_id, TakeLeadership(state.term)))
         self.settle()
+
+    def _announce(self, target: NodeId) -> None:
+        """All have the leader's word that it hands over to ``target``."""
+        for host in self.hosts.values():
+            if host.up and isinstance(role := host.node.state.role, Leader | Follower):
+                role.transfer_target = target
 
 
 def _matches(sent: Sent, kinds: tuple[type, ...], sender: NodeId | None, target: NodeId | None) -> bool:

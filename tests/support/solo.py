@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dledger.core.member_state import Leader
 from dledger.core.messages import (
@@ -117,30 +118,55 @@ class Solo:
         *,
         pre_vote: bool = False,
         transfer: bool = False,
-        fresh: bool = False,
+        remembered: EntryId = NO_ENTRY,
     ) -> VoteResponse:
         """A peer asks for a vote."""
-        request = VoteRequest(Term(term), last, pre_vote, transfer, fresh)
+        request = VoteRequest(Term(term), last, pre_vote, transfer, remembered)
         response = self.node.answer(sender, request, self.now_ms)
         assert isinstance(response, VoteResponse)
         return response
 
-    def hear(self, sender: NodeId, term: int, read_sequence: int = 0) -> HeartbeatResponse:
-        """A heartbeat arrives."""
-        response = self.node.answer(sender, HeartbeatRequest(Term(term), read_sequence), self.now_ms)
+    def hear(self, sender: NodeId, term: int, read_sequence: int = 0, **more: object) -> HeartbeatResponse:
+        """A heartbeat arrives, with ``more`` of its fields; then the handler looks what it means."""
+        request = replace(HeartbeatRequest(Term(term), read_sequence), **more)  # type: ignore[arg-type]  # by name
+        response = self.node.answer(sender, request, self.now_ms)
+        self.node.handler.step(self.now_ms)
         assert isinstance(response, HeartbeatResponse)
         return response
 
-    def vote(self, sender: NodeId, *, granted: bool = True, term: int | None = None, pre_vote: bool = False) -> None:
+    def vote(
+        self,
+        sender: NodeId,
+        *,
+        granted: bool = True,
+        term: int | None = None,
+        pre_vote: bool = False,
+        standing: Standing = Standing.VOTER,
+        boot_id: int = 7,
+        used: bool = False,
+        remembered: EntryId = NO_ENTRY,
+    ) -> None:
         """A peer answers a vote request of the present term (a pre-vote: of the next one)."""
-        own = self.state.term + (1 if pre_vote and granted else 0)
-        response = VoteResponse(Term(own if term is None else term), granted, pre_vote)
+        own = Term((self.state.term + (1 if pre_vote and granted else 0)) if term is None else term)
+        response = VoteResponse(
+            own, granted, pre_vote, standing=standing, boot_id=boot_id, used=used, remembered=remembered
+        )
         self.node.receive(sender, response, self.now_ms)
 
-    def beat(self, sender: NodeId, read_sequence: int = 0, *, term: int | None = None, disk_full: bool = False) -> None:
+    def beat(
+        self,
+        sender: NodeId,
+        read_sequence: int = 0,
+        *,
+        term: int | None = None,
+        disk_full: bool = False,
+        standing: Standing = Standing.VOTER,
+        boot_id: int = 7,
+    ) -> None:
         """A peer answers a heartbeat."""
         own = self.state.term if term is None else Term(term)
-        self.node.receive(sender, HeartbeatResponse(own, read_sequence, disk_full), self.now_ms)
+        answer = HeartbeatResponse(own, read_sequence, disk_full, standing=standing, boot_id=boot_id)
+        self.node.receive(sender, answer, self.now_ms)
 
     def campaign(self) -> None:
         """Time out and win the pre-vote: a candidate of a new term, its vote requests in the outbox."""
@@ -157,6 +183,11 @@ class Solo:
             self.vote(peer)
         assert self.role is Role.LEADER
         self.take()
+
+    def matches(self, peer: NodeId, index: int) -> None:
+        """As leader: a peer with standing holds everything up to there."""
+        self.leader_role.match[peer] = LogIndex(index)
+        self.leader_role.counts[peer] = True
 
     def push(self, sender: NodeId, push: ReceivedPush | PushAppend, *, flush: bool = True) -> list[PushResponse]:
         """A push arrives and is executed; gives the answers."""
@@ -195,6 +226,7 @@ class Solo:
         epoch: int | None = None,
         term: int | None = None,
         boot_id: int = 7,
+        standing: Standing = Standing.VOTER,
     ) -> None:
         """A peer answers a push, by default the latest attempt's and with everything verified flushed."""
         self.node.receive(
@@ -209,6 +241,7 @@ class Solo:
                 end_index=LogIndex(verified if end is None else end),
                 conflict=conflict,
                 boot_id=boot_id,
+                standing=standing,
             ),
             self.now_ms,
         )

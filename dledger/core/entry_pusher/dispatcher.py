@@ -248,6 +248,8 @@ class EntryDispatcher:
         leader.contact_ms[self.peer] = now_ms
         if not self._is_same_process(leader, response):
             return
+        if response.kind is PushKind.COMPARE and response.epoch == self._epoch:  # asked after all that it said before
+            self._doubt_if_less(leader, response, leader.match[self.peer])
         if response.flushed_index > state.log.last.index:
             self._ignore_longer_history(response, now_ms)
             return
@@ -273,10 +275,13 @@ class EntryDispatcher:
         from before the change was noticed and are ignored.
         """
         if self._boot_id is None:
-            self._boot_id = response.boot_id
+            self._boot_id = leader.boot_ids[self.peer] = response.boot_id
+            self._doubt_if_less(leader, response, NO_INDEX)
         elif self._boot_id != response.boot_id:
-            leader.match[self.peer] = NO_INDEX
-            self._boot_id = response.boot_id
+            said, leader.match[self.peer] = leader.match[self.peer], NO_INDEX
+            leader.counts[self.peer] = False
+            self._boot_id = leader.boot_ids[self.peer] = response.boot_id
+            self._doubt_if_less(leader, response, said)
             self._restart()
             self._boot_epoch = self._epoch
             return False
@@ -294,8 +299,30 @@ class EntryDispatcher:
         if response.epoch == self._epoch:
             self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
+    def _doubt_if_less(self, leader: Leader, response: PushResponse, said: LogIndex) -> None:
+        """A process that holds less of this log than its peer ``said``, or is known to have held forgot something.
+
+        It does not know, so it is told (by heartbeats), and until it has heard that it counts for nothing.
+        """
+        log = self._state.log
+        remembered = self._state.remembered.get(self.peer, NO_ENTRY)
+        if log.begin.index <= remembered.index <= log.last.index and log.term_at(remembered.index) == remembered.term:
+            said = max(said, remembered.index)
+        if response.standing.counts and response.end_index < said:
+            self._doubt(leader, response.boot_id)
+
+    def _doubt(self, leader: Leader, boot_id: int) -> None:
+        leader.doubted[self.peer] = boot_id
+        leader.counts[self.peer] = False
+        leader.match[self.peer] = NO_INDEX
+
     def _raise_watermark(self, leader: Leader, response: PushResponse) -> None:
         flushed = response.flushed_index
+        if leader.doubted.get(self.peer, 0) != response.boot_id:
+            leader.doubted.pop(self.peer, None)
+            if response.standing.counts and not leader.counts[self.peer]:
+                leader.counts[self.peer] = True
+                self._state.outbox.wake |= Wake.QUORUM_ACK
         if flushed > leader.match[self.peer]:
             leader.match[self.peer] = flushed
             self._state.outbox.wake |= Wake.QUORUM_ACK

@@ -67,8 +67,6 @@ class EntryHandler:
         self._deferred: deque[_Deferred] = deque()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
-        self._leader_commit = NO_INDEX
-        """What the leader of this session has committed, which may be more than is held here."""
         self.verified_index: LogIndex = state.commit_index
         """The last entry known to be equal to the present leader's."""
 
@@ -84,6 +82,7 @@ class EntryHandler:
 
     def step(self, now_ms: int) -> int | None:
         """Execute the next queued push; due again at once while more wait."""
+        self.take_standing_if_due()
         if not self._queue:
             return None
         sender, push = self._queue.popleft()
@@ -133,7 +132,6 @@ class EntryHandler:
         self._deferred.clear()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
-        self._leader_commit = NO_INDEX
         self.verified_index = self._state.commit_index
 
     def _compare(self, push: PushCompare) -> None:
@@ -232,23 +230,26 @@ class EntryHandler:
 
     def _commit(self, leader_commit: LogIndex) -> None:
         """Commit what the leader committed, as far as it is verified here (reliability trap 18)."""
-        self._leader_commit = max(self._leader_commit, leader_commit)
         self._state.advance_commit(LogIndex(min(leader_commit, self.verified_index)))
-        self._become_voter_if_caught_up()
+        self.take_standing_if_due()
 
-    def _become_voter_if_caught_up(self) -> None:
-        """A member with a new disk may vote once it durably holds what a leader elected without it has committed.
+    def take_standing_if_due(self) -> None:
+        """Take standing once all that the leader asked for is verified and durable here.
 
-        That is the leader's commit index, not this member's own: between the two may lie entries that an earlier life
-        of this member acknowledged, and with its vote a member that lacks them could be elected.
+        Between what is committed here and that may lie entries that an earlier life of this member acknowledged, and
+        with its vote a member that lacks them could be elected.
         """
         state = self._state
-        leader_commit = self._leader_commit
-        if state.hard_state.voter or leader_commit < max(0, state.log.begin.index):
+        readmission = state.readmission
+        if readmission is None or state.leader_id is None:
             return
-        durable = min(state.log.flushed.index, self.verified_index)
-        if durable >= leader_commit and state.log.term_at(leader_commit) == state.term:
-            state.allow_voting()
+        durable = min(state.log.flushed.index, self.verified_index) if self._is_in_session() else NO_INDEX
+        if durable < readmission.index:
+            return
+        state.readmission = None
+        state.take_standing(state.readmission_standing)
+        if self._is_in_session():  # from now on what was said counts: say it again
+            self._answer(self._leader_epoch, PushKind.APPEND, ResponseCode.SUCCESS)
 
     def _require_uncommitted(self, index: LogIndex) -> None:
         """An entry that conflicts is proven by now (``term_at``); what is committed here cannot be another leader's."""
@@ -268,8 +269,7 @@ class EntryHandler:
             deferred = self._deferred.popleft()
             self._answer(deferred.epoch, deferred.kind, ResponseCode.SUCCESS)
         self._acknowledge()
-        if not self._state.hard_state.voter and self._is_in_session():
-            self._become_voter_if_caught_up()
+        self.take_standing_if_due()
 
     def _acknowledge(self) -> None:
         """One answer for all appends that have become durable since the last one (or need not be)."""
@@ -332,6 +332,7 @@ class EntryHandler:
             end_index=state.log.last.index,
             conflict=conflict,
             boot_id=state.boot_id,
+            standing=state.hard_state.standing,
         )
         state.outbox.messages.append((target, response))
 

@@ -298,7 +298,8 @@ class QuorumAckChecker:
         leader = state.role
         if not isinstance(leader, Leader):
             return
-        watermarks = sorted([state.durable_index, *leader.match.values()], reverse=True)
+        counted = [index if leader.counts[peer] else NO_INDEX for peer, index in leader.match.items()]
+        watermarks = sorted([state.durable_index, *counted], reverse=True)
         held = watermarks[state.quorum - 1]
         if held > state.commit_index and held >= leader.noop_index:  # an entry of its own term
             state.advance_commit(held)

@@ -104,7 +104,7 @@ def _not_a_voter(solo: Solo) -> None:
     [
         (_wrong_noop, "no-op is of its term"),
         (_match_beyond_end, "match <= end"),
-        (_not_a_voter, "only voters campaign and lead"),
+        (_not_a_voter, "a leader has standing"),
     ],
 )
 def test_a_contradicting_leader_is_noticed(damage: Callable[[Solo], None], message: str) -> None:
@@ -117,5 +117,5 @@ def test_a_contradicting_leader_is_noticed(damage: Callable[[Solo], None], messa
 
 
 def test_a_non_voting_follower_is_sound() -> None:
-    """Only candidates and leaders must be voters."""
+    """Only leaders must have standing."""
     assert check(Solo(hard_state=HardState()).node) == Seen(Term(0), LogIndex(-1))

@@ -72,7 +72,7 @@ def test_heartbeats_carry_the_client_address() -> None:
 
     ((_, beat), _) = solo.tick(100)
 
-    assert beat == HeartbeatRequest(Term(1), 2, "here:1")
+    assert beat == HeartbeatRequest(Term(1), 2, "here:1", founded=True)
     assert solo.hear(N1, 5).client_address == "here:1"
 
 
@@ -146,46 +146,6 @@ def test_answers_to_votes_that_nobody_asked_for_are_ignored() -> None:
     assert solo.role is Role.LEADER
 
 
-def test_a_non_voter_asks_without_campaigning() -> None:
-    """Its pre-vote requests only tell that its disk is new."""
-    solo = Solo(hard_state=HardState())
-
-    requests = solo.time_out()
-
-    assert solo.role is Role.FOLLOWER
-    assert requests == [(peer, VoteRequest(Term(1), solo.log.last, pre_vote=True, fresh=True)) for peer in (N1, N2)]
-
-
-def test_a_member_whose_log_is_no_longer_empty_is_forgotten_as_new() -> None:
-    """Five members: two empty peers make a quorum, but one of them has stored something meanwhile."""
-    solo = Solo(5, hard_state=HardState())
-    solo.tick()
-    solo.tick(solo.state.election.heartbeat_interval_ms)
-    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
-    solo.ask_vote(N1, 1, pre_vote=True, fresh=False)
-
-    solo.ask_vote(N2, 1, pre_vote=True, fresh=True)
-    assert not solo.state.hard_state.voter
-    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
-
-    assert solo.state.hard_state.voter
-
-
-def test_a_new_member_asks_before_it_believes_that_the_group_is_new() -> None:
-    """Whoever holds entries gets the time to say so, before a quorum of empty logs is taken for a new group."""
-    solo = Solo(hard_state=HardState())
-
-    questions = solo.tick()
-    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
-    too_early = solo.state.hard_state.voter
-    solo.tick(solo.state.election.heartbeat_interval_ms)
-    solo.ask_vote(N1, 1, pre_vote=True, fresh=True)
-
-    assert questions == [(peer, VoteRequest(Term(1), solo.log.last, pre_vote=True, fresh=True)) for peer in (N1, N2)]
-    assert not too_early
-    assert solo.state.hard_state.voter
-
-
 class _FullAtTheNoOp(DiskLog):
     """A disk that turns out to be full when it is written to."""
 
@@ -212,12 +172,12 @@ def test_take_leadership_starts_a_campaign_without_pre_vote() -> None:
     solo.node.receive(N1, TakeLeadership(Term(1)), 0)
 
     assert solo.state.term == 2
-    assert solo.take() == [(peer, VoteRequest(Term(2), solo.log.last, transfer=True, fresh=True)) for peer in (N1, N2)]
+    assert solo.take() == [(peer, VoteRequest(Term(2), solo.log.last, transfer=True)) for peer in (N1, N2)]
 
 
 @pytest.mark.parametrize("ready", [False, True])
 def test_take_leadership_is_sent_once_the_target_holds_everything(ready: bool) -> None:
-    """And repeated every heartbeat until the transfer ends."""
+    """And a quorum has heard of it, without which they would keep to their leader; repeated until the transfer ends."""
     solo = Solo()
     solo.lead()
     solo.flush()
@@ -227,9 +187,13 @@ def test_take_leadership_is_sent_once_the_target_holds_everything(ready: bool) -
     outcome: Outcome[object] = Outcome()
     solo.node.transfer(N1, solo.now_ms, outcome)
 
+    early = [message for _, message in solo.tick() if isinstance(message, TakeLeadership)]
+    solo.beat(N2, 2)
+
     asked = [message for _, message in solo.tick() if isinstance(message, TakeLeadership)]
     repeated = [message for _, message in solo.tick(100) if isinstance(message, TakeLeadership)]
 
+    assert not early
     assert len(asked) == len(repeated) == ready
     assert outcome.pending
 

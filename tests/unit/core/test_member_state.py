@@ -9,6 +9,7 @@ import pytest
 from dledger.config import FlushMode
 from dledger.core.member_state import Candidate, Follower, Leader
 from dledger.core.outbox import RoleChange, Wake
+from dledger.core.standing import Ballot
 from dledger.errors import InvariantError
 from dledger.types import NO_INDEX, HardState, LogIndex, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2
@@ -45,12 +46,6 @@ def test_the_term_of_the_log_is_adopted_at_the_start() -> None:
 
     assert state.hard_state == HardState(Term(4), None, standing=Standing.VOTER)
     assert state.hard_state_version == 1
-
-
-def test_log_is_empty_only_before_the_first_entry() -> None:
-    """A log whose entries all expired is not a new one."""
-    assert Solo().state.log_is_empty
-    assert not Solo(terms=(1,)).state.log_is_empty
 
 
 def test_durable_index_depends_on_the_flush_mode() -> None:
@@ -118,14 +113,19 @@ def test_a_pre_vote_keeps_the_term() -> None:
 
     state.become_candidate(7, pre_vote=True)
 
-    assert state.role == Candidate(pre_vote=True, election_due_ms=507, granted={N0: True})
+    assert state.role == Candidate(
+        pre_vote=True, election_due_ms=507, ballots={N0: Ballot(Standing.VOTER, 1, used=False)}
+    )
     assert state.hard_state_version == 0
 
 
-def test_only_voters_campaign() -> None:
-    """A new disk never asks for votes in its own name."""
-    with pytest.raises(InvariantError, match="only a voter"):
-        Solo(hard_state=HardState()).state.become_candidate(0, pre_vote=True)
+def test_only_a_member_with_standing_leads() -> None:
+    """One without it must take it first: with what it counts itself, it would commit."""
+    state = Solo(hard_state=HardState()).state
+    state.become_candidate(0, pre_vote=False)
+
+    with pytest.raises(InvariantError, match="a leader has standing"):
+        state.become_leader(LogIndex(0), 0)
 
 
 def test_only_a_candidate_that_voted_for_itself_leads() -> None:
@@ -153,6 +153,9 @@ def test_a_leaders_record_starts_empty() -> None:
         contact_ms={N1: 1000, N2: 1000},
         disk_full={N1: False, N2: False},
         producers=solo.leader_role.producers,
+        counts={N1: False, N2: False},
+        supports={N1: True, N2: True},
+        boot_ids={},
     )
 
 
@@ -203,13 +206,13 @@ def test_commit_moves_forward_within_the_log() -> None:
         solo.state.advance_commit(LogIndex(2))
 
 
-def test_allow_voting_is_saved_once() -> None:
-    """A voter stays one; the vote of the present term goes to its leader, if one is known."""
+def test_standing_is_saved_once() -> None:
+    """Who has it keeps it; the vote of the present term goes to its leader, if one is known."""
     state = Solo(hard_state=HardState(Term(1))).state
     state.follow(N1, Term(1), 0)
 
-    state.allow_voting()
-    state.allow_voting()
+    state.take_standing(Standing.VOTER)
+    state.take_standing(Standing.VOTER)
 
     assert state.hard_state == HardState(Term(1), N1, standing=Standing.VOTER)
     assert state.hard_state_version == 1

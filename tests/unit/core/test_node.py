@@ -10,13 +10,14 @@ from dledger.core.messages import (
     LoadRun,
     Message,
     PushCommit,
+    PushKind,
     VoteRequest,
     VoteResponse,
 )
 from dledger.core.outbox import Wake
 from dledger.errors import InvalidRequestError, UnknownMemberError
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Role, Term
-from tests.support.cluster import N0, N1, Outcome
+from tests.support.cluster import N0, N1, N2, Outcome
 from tests.support.solo import Solo, Source
 
 STRANGER = NodeId("n9")
@@ -36,21 +37,42 @@ def test_strangers_are_refused() -> None:
     assert solo.state.term == 0
 
 
-def test_a_term_far_ahead_is_refused() -> None:
-    """Reliability §4: one forged message must not use up the terms of a group; a million elections are believed."""
+def test_a_term_far_ahead_is_approached() -> None:
+    """Reliability §4: one forged message must not use up the terms of a group; a million elections are believed.
+
+    But each brings the member nearer, so that members whose terms have come apart meet again.
+    """
+    step, far = 10**6, Term(10**9)
     solo = Solo()
-    limit, beyond = Term(10**6), Term(10**6 + 1)
-    push = PushCommit(beyond, 1, LogIndex(0))
 
-    for request in (VoteRequest(beyond, NO_ENTRY), HeartbeatRequest(beyond)):
-        with pytest.raises(InvalidRequestError, match="term 1000001"):
-            solo.node.answer(N1, request, 0)
-    for message in (push, VoteResponse(beyond, granted=False), HeartbeatResponse(beyond)):
-        with pytest.raises(InvalidRequestError, match="term 1000001"):
-            solo.node.receive(N1, message, 0)
+    vote = solo.ask_vote(N1, far)
+    beat = solo.hear(N1, far)
+    for message in (PushCommit(far, 1, LogIndex(0)), VoteResponse(far, granted=False), HeartbeatResponse(far)):
+        solo.node.receive(N1, message, 0)
 
-    assert solo.state.term == 0
-    assert solo.hear(N1, limit).term == limit
+    assert (vote.term, vote.granted, beat.term) == (step, False, 2 * step)
+    assert solo.state.term == 5 * step
+    assert solo.hear(N1, 6 * step).term == 6 * step
+    assert solo.state.leader_id == N1
+
+
+def test_while_a_leader_is_heard_a_member_far_ahead_moves_nobody() -> None:
+    """Neither its votes nor its answers: a group with a leader needs nobody in another term."""
+    far = Term(10**9)
+    follower, leader = Solo(), Solo()
+    follower.hear(N1, 1)
+    leader.lead()
+
+    for solo in (follower, leader):
+        solo.ask_vote(N2, far)
+        solo.ask_vote(N2, far, transfer=True)
+        solo.ask_vote(N2, far, pre_vote=True)
+        solo.beat(N2, term=far)
+        solo.vote(N2, granted=False, term=far)
+        solo.respond(N2, PushKind.COMMIT, term=far)
+
+    assert follower.state.term == leader.state.term == 1
+    assert leader.role is Role.LEADER
 
 
 @pytest.mark.parametrize(

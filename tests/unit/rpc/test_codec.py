@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from dledger.core.messages import (
     PushKind,
     PushResponse,
     PushTruncate,
+    Readmission,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
@@ -30,7 +32,7 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.rpc import codec
-from dledger.types import NO_ENTRY, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Term
+from dledger.types import NO_ENTRY, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 Decode = Callable[[bytes], Envelope]
 
@@ -52,13 +54,39 @@ def runs(draw: st.DrawFn) -> EntryRun:
 
 
 messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
-    (codec.decode_vote_request, st.builds(VoteRequest, terms, entry_ids, st.booleans(), st.booleans(), st.booleans())),
+    (codec.decode_vote_request, st.builds(VoteRequest, terms, entry_ids, st.booleans(), st.booleans(), entry_ids)),
     (
         codec.decode_vote_response,
-        st.builds(VoteResponse, terms, st.booleans(), st.booleans(), st.sampled_from(VoteResult), st.booleans()),
+        st.builds(
+            VoteResponse,
+            terms,
+            st.booleans(),
+            st.booleans(),
+            st.sampled_from(VoteResult),
+            st.sampled_from(Standing),
+            numbers,
+            st.booleans(),
+            entry_ids,
+        ),
     ),
-    (codec.decode_heartbeat_request, st.builds(HeartbeatRequest, terms, numbers, names)),
-    (codec.decode_heartbeat_response, st.builds(HeartbeatResponse, terms, numbers, st.booleans(), names)),
+    (
+        codec.decode_heartbeat_request,
+        st.builds(
+            HeartbeatRequest,
+            terms,
+            numbers,
+            names,
+            names,
+            st.none() | st.builds(Readmission, st.integers(1, codec.NUMBER_LIMIT - 1), indexes),
+            st.booleans(),
+            st.lists(st.tuples(names.map(NodeId), entry_ids), max_size=3).map(tuple),
+            numbers,
+        ),
+    ),
+    (
+        codec.decode_heartbeat_response,
+        st.builds(HeartbeatResponse, terms, numbers, st.booleans(), names, st.sampled_from(Standing), numbers),
+    ),
     (codec.decode_take_leadership, st.builds(TakeLeadership, terms)),
     (codec.decode_push_request, st.builds(PushCompare, terms, numbers, entry_ids, crcs)),
     (codec.decode_push_request, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
@@ -78,6 +106,7 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
             indexes,
             entry_ids,
             numbers,
+            st.sampled_from(Standing),
         ),
     ),
 ]
@@ -86,9 +115,12 @@ DECODERS = sorted({decode for decode, _ in messages}, key=lambda decode: decode.
 
 @given(st.data(), names, names, names, names)
 def test_codec_round_trip(data: st.DataObject, cluster_id: str, group: str, sender: str, target: str) -> None:
-    """Every message of the wire comes back equal, with its addresses."""
+    """Every message of the wire comes back equal, with its addresses; without standing no read is confirmed."""
     decode, strategy = data.draw(st.sampled_from(messages))
-    envelope = Envelope(cluster_id, group, NodeId(sender), NodeId(target), data.draw(strategy))
+    message = data.draw(strategy)
+    if isinstance(message, HeartbeatResponse) and not message.standing.counts:
+        message = replace(message, read_sequence=0)
+    envelope = Envelope(cluster_id, group, NodeId(sender), NodeId(target), message)
 
     assert decode(codec.encode(envelope)) == envelope
 
@@ -222,3 +254,70 @@ def test_handshake_limits_its_members() -> None:
 
     with pytest.raises(InvalidRequestError, match="1025 members"):
         codec.decode_handshake(forged.SerializeToString())
+
+
+# -- members of an earlier version in the same group (a rolling upgrade) ---------------------------------------------
+
+
+@pytest.mark.parametrize("standing", [Standing.DOUBTFUL, Standing.BLANK])
+def test_an_earlier_version_never_counts_a_member_without_standing(standing: Standing) -> None:
+    """It looks at ``granted``, ``read_sequence`` and ``flushed_index``, and skips the fields that it does not know."""
+
+    def wire(message: Message) -> bytes:
+        return codec.encode(Envelope("c", "g", NodeId("a"), NodeId("b"), message))
+
+    vote = pb.VoteResponse.FromString(wire(VoteResponse(Term(3), granted=True, standing=standing, boot_id=5)))
+    beat = pb.HeartbeatResponse.FromString(wire(HeartbeatResponse(Term(3), 17, standing=standing, boot_id=5)))
+    push = pb.PushResponse.FromString(
+        wire(
+            PushResponse(
+                term=Term(3),
+                epoch=1,
+                kind=PushKind.APPEND,
+                code=ResponseCode.SUCCESS,
+                verified_index=LogIndex(9),
+                flushed_index=LogIndex(8),
+                end_index=LogIndex(9),
+                conflict=NO_ENTRY,
+                boot_id=5,
+                standing=standing,
+            )
+        )
+    )
+
+    assert (vote.granted, vote.fresh, vote.granted_if_unanimous) == (False, False, True)
+    assert beat.read_sequence == 0
+    assert (push.flushed_index, push.verified_index, push.held_index) == (-1, 9, 8)
+
+
+def test_a_member_of_an_earlier_version_has_standing_and_remembers_nothing() -> None:
+    """What it leaves out means what it always meant: its votes and acknowledgements count, and it says nothing else."""
+    header = pb.Header(cluster_id="c", group="g", sender="a", target="b")
+    entry = pb.EntryId(term=2, index=7)
+
+    vote = codec.decode_vote_response(
+        pb.VoteResponse(header=header, term=3, granted=True, fresh=True).SerializeToString()
+    )
+    asked = codec.decode_vote_request(pb.VoteRequest(header=header, term=3, last=entry, fresh=True).SerializeToString())
+    beat = codec.decode_heartbeat_request(pb.HeartbeatRequest(header=header, term=3).SerializeToString())
+    answer = codec.decode_heartbeat_response(
+        pb.HeartbeatResponse(header=header, term=3, read_sequence=4).SerializeToString()
+    )
+    push = codec.decode_push_response(
+        pb.PushResponse(header=header, term=3, kind=2, code=200, flushed_index=7, conflict=entry).SerializeToString()
+    )
+
+    assert vote.message == VoteResponse(Term(3), granted=True)
+    assert asked.message == VoteRequest(Term(3), EntryId(Term(2), LogIndex(7)))
+    assert beat.message == HeartbeatRequest(Term(3))
+    assert answer.message == HeartbeatResponse(Term(3), 4)
+    assert isinstance(push.message, PushResponse)
+    assert (push.message.standing, push.message.flushed_index) == (Standing.VOTER, 7)
+
+
+def test_an_unknown_standing_is_refused() -> None:
+    """Of a later version, or damage: whoever may count must be known."""
+    header = pb.Header(cluster_id="c", group="g", sender="a", target="b")
+
+    with pytest.raises(InvalidRequestError, match="standing 9"):
+        codec.decode_heartbeat_response(pb.HeartbeatResponse(header=header, standing=9).SerializeToString())

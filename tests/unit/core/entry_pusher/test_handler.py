@@ -14,12 +14,14 @@ from dledger.core.messages import (
     PushCommit,
     PushInstall,
     PushKind,
+    PushResponse,
     PushTruncate,
+    Readmission,
     ReceivedPush,
 )
 from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, ResponseCode
-from dledger.types import GENESIS, EntryId, HardState, LogIndex, Position, Term
+from dledger.types import GENESIS, EntryId, HardState, LogIndex, Position, Standing, Term
 from tests.support.cluster import N1, N2
 from tests.support.solo import Solo, Source
 
@@ -357,16 +359,32 @@ def test_a_full_queue_refuses_every_kind(kind: PushKind) -> None:
     assert getattr(answer, "verified_index", None) == -1
 
 
-def test_a_non_voter_becomes_one_only_through_its_session() -> None:
-    """A flush while no leader is known proves nothing."""
+def test_standing_is_taken_only_in_the_session_of_the_leader_that_gave_it() -> None:
+    """What is flushed while no leader is known, or verified by another one, proves nothing."""
     solo = Solo(hard_state=HardState())
     source = Source(1, 1)
     solo.push(N1, source.compare(-1))
     solo.push(N1, source.append(0, commit=0), flush=False)
+    solo.hear(N1, 1, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
     solo.state.become_follower(Term(1), None, 0)
     solo.flush()
-    assert not solo.state.hard_state.voter
+    assert not solo.state.has_standing
 
     solo.push(N1, PushCommit(Term(1), source.epoch, LogIndex(0)))
 
-    assert solo.state.hard_state.voter
+    assert solo.state.has_standing
+
+
+def test_what_was_said_without_standing_is_said_again_with_it() -> None:
+    """An append may wait for nobody but this member: its earlier answer did not count."""
+    solo = Solo(hard_state=HardState())
+    source = Source(1, 1)
+    solo.push(N1, source.compare(-1))
+    (before,) = solo.push(N1, source.append(0, commit=-1))
+
+    solo.hear(N1, 1, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
+
+    (again,) = solo.sent(PushResponse)
+    assert isinstance(again, PushResponse)
+    assert (before.standing, before.flushed_index) == (Standing.BLANK, 0)
+    assert (again.standing, again.flushed_index) == (Standing.FOUNDER, 0)

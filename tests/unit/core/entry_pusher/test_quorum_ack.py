@@ -101,7 +101,7 @@ def test_the_commit_index_is_the_highest_that_a_quorum_holds() -> None:
     append(solo, b"3")
     solo.flush()
     for peer, match in ((N1, 2), (N2, 1), (N3, 0), (N4, -1)):
-        solo.leader_role.match[peer] = LogIndex(match)
+        solo.matches(peer, match)
 
     solo.settle_quorum()
 
@@ -110,7 +110,7 @@ def test_the_commit_index_is_the_highest_that_a_quorum_holds() -> None:
     assert not solo.woken & Wake.ELECTOR
 
     solo.leader_role.reads_waiting = True
-    solo.leader_role.match[N2] = LogIndex(2)
+    solo.matches(N2, 2)
     solo.settle_quorum()
 
     assert solo.state.commit_index == 2
@@ -122,11 +122,11 @@ def test_each_append_completes_with_its_own_batch_in_order() -> None:
     solo = leading()
     first, second = append(solo, b"a", b"b"), append(solo, b"c")
     solo.flush()
-    solo.leader_role.match[N1] = LogIndex(1)
+    solo.matches(N1, 1)
     solo.settle_quorum()
     assert first.pending
 
-    solo.leader_role.match[N1] = LogIndex(2)
+    solo.matches(N1, 2)
     solo.settle_quorum()
 
     assert first.value.last_index == 2
@@ -172,7 +172,7 @@ def test_entries_of_earlier_terms_are_not_counted() -> None:
     solo = Solo(terms=(1, 1))
     solo.lead()
     solo.flush()
-    solo.leader_role.match[N1] = LogIndex(1)
+    solo.matches(N1, 1)
 
     solo.settle_quorum()
 
@@ -184,7 +184,7 @@ def test_a_commit_wakes_the_elector_only_for_reads_that_wait_for_it() -> None:
     for reading in (False, True):
         solo = leading()
         solo.flush()
-        solo.leader_role.match[N1] = LogIndex(0)
+        solo.matches(N1, 0)
         if reading:
             solo.node.read_index(solo.now_ms, Outcome[object]())
         solo.take()

@@ -1,0 +1,141 @@
+"""Who counts: elections among members some of whom have forgotten what they said, and how those count again.
+
+A member without standing (``dledger.types.Standing``) counts for nothing by itself. Two rules bring it back, and their
+reasons are in docs/protocol.md, "Standing":
+
+1. An election in which *everybody* votes for one may count it: no forgotten vote can then elect anybody else, and what
+   a majority once had, somebody who has forgotten nothing still has, as long as fewer than a majority began blank.
+2. It has standing again once it holds an entry that its leader appended after it had heard of it, and that a majority
+   without it has made durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from dledger.core.messages import Readmission
+from dledger.records import record
+from dledger.types import NO_INDEX, LogIndex, NodeId, Standing
+
+
+@record(frozen=True, slots=True)
+class Ballot:
+    """A vote that was granted, and by whom: its standing, its process, and whether it knows of committed entries."""
+
+    standing: Standing
+    boot_id: int
+    used: bool
+
+
+class Victory(Enum):
+    """By what an election is won."""
+
+    MAJORITY = "majority"
+    """A majority of all members has standing and votes for the candidate."""
+    UNANIMITY = "unanimity"
+    """All members vote for it, and at least one of any majority remembers."""
+    FOUNDING = "founding"
+    """All members vote for it, and nothing was ever committed that another one could know of: the group begins."""
+
+
+def victory(ballots: Mapping[NodeId, Ballot], members: int) -> Victory | None:
+    """What the candidate's ballots (its own among them) win it, if anything."""
+    quorum = members // 2 + 1
+    given = ballots.values()
+    if sum(ballot.standing.counts for ballot in given) >= quorum:
+        return Victory.MAJORITY
+    if len(ballots) < members:
+        return None
+    if _is_founding(ballots, members):
+        return Victory.FOUNDING
+    return Victory.UNANIMITY if _count(ballots, Standing.BLANK) < quorum else None
+
+
+def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int) -> str:
+    """Why a candidate whom all that answered would elect is not elected, for people; empty if nothing does."""
+    if victory(ballots, members) is not None or all(ballot.standing.counts for ballot in ballots.values()):
+        return ""
+    lost = ", ".join(
+        f"{one} ({ballot.standing.name.lower()})"
+        for one, ballot in sorted(ballots.items())
+        if not ballot.standing.counts
+    )
+    if len(ballots) < members:
+        return f"no majority remembers what it said: {lost}; to elect a leader, all {members} members must be up"
+    return (
+        f"a majority of the disks is new: {lost}; entries that only the lost disks held are gone. If you accept that, "
+        f"stop the members that make a majority with the one that holds most, and run `dledger restore-vote` on each"
+    )
+
+
+def _is_founding(ballots: Mapping[NodeId, Ballot], members: int) -> bool:
+    """Whether nobody can have committed anything that these members do not hold among them.
+
+    A founder has forgotten nothing since the group began, so of what it holds with others nothing is lost while fewer
+    than a majority of disks are. Where all are blank, nobody may know of anything committed: not all began blank then.
+    """
+    standings = {ballot.standing for ballot in ballots.values()}
+    if not standings <= {Standing.BLANK, Standing.FOUNDER}:
+        return False
+    return members == 1 or Standing.FOUNDER in standings or not any(ballot.used for ballot in ballots.values())
+
+
+def _count(ballots: Mapping[NodeId, Ballot], standing: Standing) -> int:
+    return sum(ballot.standing is standing for ballot in ballots.values())
+
+
+@record(frozen=True, slots=True)
+class _Waiting:
+    boot_id: int
+    index: LogIndex
+    needs_commit: bool
+
+
+class Readmissions:
+    """A leader's bookkeeping, for one term: which peers may have standing again, and from which entry on."""
+
+    def __init__(self) -> None:
+        self._electors: dict[NodeId, int] = {}
+        self._elected_index = NO_INDEX
+        self._waiting: dict[NodeId, _Waiting] = {}
+
+    def begin(self, ballots: Mapping[NodeId, Ballot], last_index: LogIndex, *, unanimous: bool) -> None:
+        """A term is won, with a log that ended at ``last_index``.
+
+        Unanimously: the processes that voted may be counted once they hold all that the winner held.
+        """
+        self._waiting.clear()
+        self._elected_index = last_index
+        self._electors = {peer: ballot.boot_id for peer, ballot in ballots.items()} if unanimous else {}
+        for peer, ballot in ballots.items():
+            if not ballot.standing.counts:
+                self.note(peer, ballot.standing, ballot.boot_id, last_index)
+
+    def is_elector(self, peer: NodeId, boot_id: int) -> bool:
+        """Whether this process made the election unanimous."""
+        return self._electors.get(peer) == boot_id
+
+    def note(self, peer: NodeId, standing: Standing, boot_id: int, last_index: LogIndex) -> None:
+        """A peer's process was heard while this log ended at ``last_index``."""
+        if standing.counts:
+            self._waiting.pop(peer, None)
+            return
+        known = self._waiting.get(peer)
+        if known is not None and known.boot_id == boot_id:
+            return
+        if self.is_elector(peer, boot_id):
+            self._waiting[peer] = _Waiting(boot_id, self._elected_index, needs_commit=False)
+        else:
+            self._waiting[peer] = _Waiting(boot_id, LogIndex(last_index + 1), needs_commit=True)
+
+    def needs_entry(self, last_index: LogIndex) -> bool:
+        """Whether somebody waits for an entry that nobody has appended yet."""
+        return any(waiting.index > last_index for waiting in self._waiting.values())
+
+    def due(self, peer: NodeId, commit_index: LogIndex) -> Readmission | None:
+        """What to tell a peer now."""
+        waiting = self._waiting.get(peer)
+        if waiting is None or (waiting.needs_commit and waiting.index > commit_index):
+            return None
+        return Readmission(waiting.boot_id, waiting.index)
