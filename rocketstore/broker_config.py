@@ -64,6 +64,12 @@ class BrokerConfig:
     """Whether RocketMQ makes a consumer group that is not there."""
     default_topic_queue_nums: int = 8
     """Queues of a topic that does not say how many."""
+    queues_max: int = 16_384
+    """Queues that all topics may have together; what sends to unknown topics makes may have nine tenths of them."""
+    groups_max: int = 10_000
+    """Consumer groups that may have offsets."""
+    offsets_max: int = 500_000
+    """Offsets, one per group and queue, that all groups may have together."""
     long_polling_enable: bool = True
     """Whether a pull waits for messages as long as it asks to (``pull_wait_ms_max`` at most)."""
     short_polling_time_mills: int = 1000
@@ -185,6 +191,9 @@ _POSITIVE: Final = (
     "send_pending_bytes_max",
     "read_threads",
     "metrics_topics_max",
+    "queues_max",
+    "groups_max",
+    "offsets_max",
 )
 _STORE_POSITIVE: Final = (
     "mapped_file_size_commit_log",

@@ -6,21 +6,26 @@ RocketMQ's file of 4096 bytes, with what this store adds far behind RocketMQ's f
     +------------+-------------+------------+------------------+--------+--------------+-------------+------+-----+
     | log time   | queues' time| index time | (5.x), zero here | "RSC1" | replay from  | queue units | index| crc |
     +------------+-------------+------------+------------------+--------+--------------+-------------+------+-----+
+    96       100             108   112
+    +--------+---------------+-----+
+    | "RSC2" | index entries | crc |
+    +--------+---------------+-----+
 
 The times are store timestamps of messages (ms). RocketMQ guesses from them at which file to begin; a clock that was set
 back misleads it. ``replay_from`` is exact: everything derived from the log before that offset was durable when the
 checkpoint was written. ``queue_units`` is how many messages the consume queues counted then, ``index`` the physical
-offset up to which the index was durable: if a start finds less, someone has deleted files.
+offset up to which the index was durable: if a start finds less, someone has deleted files. ``index entries`` is how
+many entries the last file of the index had then; it was added later, in a block of its own.
 
-The CRC32 covers all before it. RocketMQ keeps bytes it does not know when it writes its own, so after RocketMQ has used
-the directory the CRC does not match, and the whole log is replayed: slow once, but right.
+Each CRC32 covers all before it. RocketMQ keeps bytes it does not know when it writes its own, so after RocketMQ has
+used the directory the CRC does not match, and the whole log is replayed: slow once, but right.
 """
 
 from __future__ import annotations
 
 import errno
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -36,6 +41,8 @@ _OWN_AT: Final = 64
 _OWN: Final = Struct(">4sqqq")
 _CRC: Final = Struct(">I")
 _MAGIC: Final = b"RSC1"
+_LATER: Final = Struct(">4sq")
+_LATER_MAGIC: Final = b"RSC2"
 _SLACK_MS: Final = 3000
 """RocketMQ's allowance for times that are not quite in log order."""
 
@@ -50,6 +57,7 @@ class Checkpoint:
     replay_from: int = UNKNOWN
     queue_units: int = UNKNOWN
     index_end: int = UNKNOWN
+    index_entries: int = UNKNOWN
 
     def replay_time(self, *, with_index: bool) -> int:
         """RocketMQ's rule: messages stored before this time need no replay (ms)."""
@@ -60,6 +68,8 @@ class Checkpoint:
         """The file's content."""
         head = _TIMES.pack(self.physic_ms, self.logics_ms, self.index_ms).ljust(_OWN_AT, b"\0")
         head += _OWN.pack(_MAGIC, self.replay_from, self.queue_units, self.index_end)
+        head += _CRC.pack(zlib.crc32(head))
+        head += _LATER.pack(_LATER_MAGIC, self.index_entries)
         return (head + _CRC.pack(zlib.crc32(head))).ljust(CHECKPOINT_BYTES, b"\0")
 
 
@@ -74,7 +84,15 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
         return Checkpoint(physic_ms, logics_ms, index_ms)
     if _CRC.unpack_from(content, end)[0] != zlib.crc32(content[:end]):
         return Checkpoint()
-    return Checkpoint(physic_ms, logics_ms, index_ms, replay_from, queue_units, index_end)
+    known = Checkpoint(physic_ms, logics_ms, index_ms, replay_from, queue_units, index_end)
+    start = end + _CRC.size
+    end = start + _LATER.size
+    if len(content) < end + _CRC.size:
+        return known
+    magic, index_entries = _LATER.unpack_from(content, start)
+    if magic != _LATER_MAGIC or _CRC.unpack_from(content, end)[0] != zlib.crc32(content[:end]):
+        return known  # of an earlier program
+    return replace(known, index_entries=index_entries)
 
 
 def is_intact(content: bytes) -> bool:

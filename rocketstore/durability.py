@@ -74,12 +74,12 @@ class Durability:
         """The same as one of several attempts."""
         with self._lock:
             before = attempts.first
-            position, last_ms, units, indexed_to = self._dispatch.standstill(self._mark)
+            position, last_ms, units, indexed_to, entries = self._dispatch.standstill(self._mark)
             attempts.run(self._log.flush)
             attempts.run(lambda: self._queues.flush(0))
             index_ms = attempts.run(self._index.flush) if self._index is not None else last_ms
             if attempts.first is before and index_ms is not None:
-                marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to)
+                marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)
                 attempts.run(lambda: self._checkpoint.write(marked))
 
     def flush_pages(self, least_pages: int) -> None:
@@ -105,7 +105,7 @@ class Durability:
             self._queues.delete_topic(topic)
         self.flush()  # else the next start takes the queues for lost and builds them again
 
-    def _mark(self) -> tuple[int, int, int, int]:
-        dispatch = self._dispatch
-        indexed_to = UNKNOWN if self._index is None else self._index.indexed_to
-        return dispatch.position, dispatch.last_store_ms, queue_units(self._queues), indexed_to
+    def _mark(self) -> tuple[int, int, int, int, int]:
+        dispatch, index = self._dispatch, self._index
+        indexed = (UNKNOWN, UNKNOWN) if index is None else (index.indexed_to, index.last_entries)
+        return dispatch.position, dispatch.last_store_ms, queue_units(self._queues), *indexed

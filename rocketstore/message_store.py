@@ -130,7 +130,6 @@ class MessageStore:
         checkpoint = self._checkpoint.read()
         self._deleted.load()
         self._queues.load()
-        self._queues.recover()
         known = checkpoint.replay_from != UNKNOWN
         self.log.load(
             clean_stop=clean_stop,
@@ -344,11 +343,19 @@ class MessageStore:
         return self._reader.read_record(offset)
 
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        unique: bool = False,
+        max_bytes: int = 0,
     ) -> list[bytes]:
         """The newest messages of ``topic`` with ``key`` stored within the time given, in log order; see ``reads``."""
         self._check_running()
-        return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique=unique)
+        return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique=unique, max_bytes=max_bytes)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of a queue; -1 if it is unknown."""

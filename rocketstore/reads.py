@@ -18,7 +18,7 @@ from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 from dledger.errors import CorruptLogError
-from rocketstore.config import MessageStoreConfig
+from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
@@ -26,7 +26,9 @@ from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 
 _FILLER_SIZE: Final = FILLER.size
 UNITS_PER_GET_MIN: Final = 800
-"""How many units a get looks at, at most, for messages that pass its filter (or ``max_count``, if that is more)."""
+"""How many units a get looks at, at most, for messages that pass its filter; more if it may give more messages."""
+PASSED_BYTES_MAX: Final = 16 * MIB
+"""Records that a get reads, at most, only to find that they do not pass its filter."""
 QUERY_ROUNDS_MAX: Final = 3
 _INDEX_STEP_MS: Final = 1000
 _UNIT_BYTES: Final = 20
@@ -160,6 +162,7 @@ class StoreReader:
             status, proper = outside
             return GetResult(status, proper if correct_offset else offset, low, high)
         log_end = self._log.max_offset  # after the queue's end, so that all that was dispatched up to there is readable
+        max_count = min(max_count, max(self._in_memory.messages, self._in_disk.messages))
         read = _Get(self, queue, offset, log_end, GetLimits(max_count, max_bytes), matches_tags, matches_record)
         status, next_offset = read.run(min(high, offset + max(UNITS_PER_GET_MIN, max_count)))
         suggest_slave = read.last_offset >= 0 and log_end - read.last_offset > self._memory_bytes_max
@@ -173,18 +176,27 @@ class StoreReader:
         return record if record is not None and is_record_at(record, offset) else None
 
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        unique: bool = False,
+        max_bytes: int = 0,
     ) -> list[bytes]:
         """The newest ``max_num`` messages with ``key`` stored within ``[begin_ms, end_ms]``, in log order.
 
-        ``unique``: the key is a producer's unique id; then at most ``default_query_max_num``.
+        ``unique``: the key is a producer's unique id; then at most ``default_query_max_num``. ``max_bytes`` (0: no
+        limit): fewer, but one at least, so that they are no longer together.
         """
         if self._index is None or not key:
             return []
         wanted = min(self._config.default_query_max_num if unique else max_num, self._config.max_msgs_num_batch)
         seen: set[int] = set()
         found: dict[int, bytes] = {}
-        until_ms = end_ms
+        until_ms, found_bytes, passed_bytes = end_ms, 0, 0
         for _ in range(QUERY_ROUNDS_MAX):
             # The index keeps whole seconds, rounded down: what it places before begin_ms may lie behind it.
             hits = self._index.query(topic, key, self._config.max_msgs_num_batch, begin_ms - _INDEX_STEP_MS, until_ms)
@@ -198,7 +210,14 @@ class StoreReader:
                 message = decode_record(record, check_crc=False)
                 oldest_ms = min(oldest_ms, message.store_timestamp)
                 if begin_ms <= message.store_timestamp <= end_ms and _has_key(message, topic, key, unique=unique):
+                    found_bytes += len(record)
+                    if found and 0 < max_bytes < found_bytes:
+                        return [found[one] for one in sorted(found)[-wanted:]]
                     found[offset] = record
+                else:
+                    passed_bytes += len(record)
+            if passed_bytes > PASSED_BYTES_MAX:
+                break
             if len(found) >= wanted or len(hits.offsets) < self._config.max_msgs_num_batch or not fresh:
                 break
             until_ms = oldest_ms
@@ -271,6 +290,7 @@ class _Get:
         self._matches_tags = matches_tags
         self._matches_record = matches_record
         self._bytes = 0
+        self._passed_bytes = 0
         self._skip_below = 0
         self._outcome = GetMessageStatus.NO_MATCHED_MESSAGE
         self.records: list[bytes] = []
@@ -294,7 +314,7 @@ class _Get:
         """Go through units; False: the get ends before the unit at ``_at``."""
         for unit in units:
             if unit.size != _FILLER_SIZE and unit.offset >= self._skip_below:
-                if self._full(unit):
+                if self._full(unit) or self._passed_bytes > PASSED_BYTES_MAX:
                     return False
                 self.last_offset = unit.offset
                 if (self._matches_tags is None or self._matches_tags(unit.tags_code)) and not self._add(unit):
@@ -308,6 +328,8 @@ class _Get:
             if self._matches_record is None or self._matches_record(record):
                 self.records.append(record)
                 self._bytes += unit.size
+            else:
+                self._passed_bytes += unit.size
             return True
         self._outcome = record
         if record is GetMessageStatus.MESSAGE_WAS_REMOVING:

@@ -5,9 +5,9 @@ again. ``plan`` answers it out of facts, ``recover`` carries it out. What can ha
 
 1. *Clean stop.* All is durable up to ``replay_from``, the end. Nothing to do.
 2. *Crash.* What was appended to queues and index after the checkpoint may be there wholly, partly, torn, or not at all,
-   and one queue's tail may be there while another's is lost. So the queues are cut at the checkpoint's ``replay_from``
-   and built from there. RocketMQ, in its DLedger mode, goes on at the end of the queue that came furthest; tails that
-   the others lost are never built (its issues 1397, 7355).
+   and one queue's tail may be there while another's is lost. So queues and index are cut at what the checkpoint knows
+   to be durable, and built from there. RocketMQ, in its DLedger mode, goes on at the end of the queue that came
+   furthest; tails that the others lost are never built (its issues 1397, 7355).
 3. *The log lost its tail* with the power. Queues and index are cut at its end, so that the messages that come to lie
    there are found. In a replicated log this is the end of what the member has, not the commit position, which it may
    have forgotten: what its queues know was committed once, and still is.
@@ -64,7 +64,7 @@ class CountedQueue(Protocol):
 
 
 class RecoverableQueues(Protocol):
-    """What recovery needs of the consume queues, which have been loaded."""
+    """What recovery needs of the consume queues, which have been loaded and not yet recovered."""
 
     @property
     def max_physical_offset(self) -> int:
@@ -73,8 +73,8 @@ class RecoverableQueues(Protocol):
     def all(self) -> Sequence[CountedQueue]:
         """All of them."""
 
-    def truncate(self, physical: int, /) -> None:
-        """Forget records at or after ``physical``."""
+    def recover(self, limit: int, /, *, whole: bool) -> object:
+        """Find the ends, and forget records that end after ``limit``; ``whole``: all that was appended is there."""
 
 
 class RecoverableIndex(Protocol):
@@ -84,8 +84,10 @@ class RecoverableIndex(Protocol):
     def indexed_to(self) -> int:
         """The last indexed record."""
 
-    def load(self, *, clean_stop: bool, index_timestamp_ms: int) -> IndexLoadFacts:
-        """Open it."""
+    def load(
+        self, *, clean_stop: bool, index_timestamp_ms: int, durable_end: int | None, durable_entries: int
+    ) -> IndexLoadFacts:
+        """Open it. ``durable_end``: the last record known to be indexed durably, -1 if there is none; None: unknown."""
 
     def truncate(self, physical: int, /) -> None:
         """Forget records at or after ``physical``."""
@@ -208,7 +210,7 @@ def recover(
     clean_stop: bool,
     index_safe: bool,
 ) -> RecoveryPlan:
-    """Load the index, cut queues and index, and say from where to dispatch. Log and queues have been loaded.
+    """Recover the queues, load the index, cut both, and say from where to dispatch. Log and queues have been loaded.
 
     Raises ``CorruptLogError``, ``DiskError``.
     """
@@ -216,10 +218,17 @@ def recover(
     guess = not clean_stop and checkpoint.replay_from == UNKNOWN
     time_ms = checkpoint.replay_time(with_index=index is not None and index_safe)
     first_file = file_by_time(log, time_ms) if guess else log.min_offset
-    queues.truncate(cut_of(checkpoint, end, first_file, clean_stop=clean_stop))
+    queues.recover(cut_of(checkpoint, end, first_file, clean_stop=clean_stop), whole=clean_stop)
     found = None
     if index is not None:
-        found = index.load(clean_stop=clean_stop, index_timestamp_ms=checkpoint.index_ms)
+        # Without an end, but with a time, the checkpoint was written while no index was kept: files may be older.
+        known = checkpoint.replay_from != UNKNOWN and (checkpoint.index_end != UNKNOWN or checkpoint.index_ms == 0)
+        found = index.load(
+            clean_stop=clean_stop,
+            index_timestamp_ms=checkpoint.index_ms,
+            durable_end=checkpoint.index_end if known else None,
+            durable_entries=checkpoint.index_entries,
+        )
         if index.indexed_to >= end:
             index.truncate(end)
     facts = Facts(

@@ -37,8 +37,8 @@ class State(Protocol):
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
         """A group's offsets."""
 
-    def put_topic(self, topic: TopicConfig, done: StateDone) -> None:
-        """Make or change a topic."""
+    def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
+        """Make or change a topic; ``automatic``: because somebody sent to it."""
 
     def delete_topic(self, name: str, done: StateDone) -> None:
         """Delete a topic."""
@@ -91,7 +91,7 @@ class AdminService:
         queues = self._config.default_topic_queue_nums
         try:
             topic = TopicConfig(name, queues, queues, self._config.broker_permission)
-            return await self._changed(lambda done: self._state.put_topic(topic, done))
+            return await self._changed(lambda done: self._state.put_topic(topic, done, automatic=True))
         except InvalidRequestError as error:
             return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=str(error))
 
@@ -115,6 +115,7 @@ class AdminService:
             wire.begin_ms,
             wire.end_ms or self._clock.wall_ms(),
             unique=wire.unique,
+            max_bytes=self._config.pull_bytes_max,
         )
         return _records(found)
 

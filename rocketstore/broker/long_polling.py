@@ -1,13 +1,15 @@
 """Pulls that wait for messages: woken by the arrival of one that may suit them, never by a clock that looks again.
 
-Lives on the event loop. Only ``arrived`` runs elsewhere, on the dispatch thread, once per stored record: for a queue
-that nobody waits for it costs one look into a dictionary.
+Lives on the event loop. Only ``arrived`` runs elsewhere, on the dispatch thread, once per batch of stored records: for
+a queue that nobody waits for it costs one look into a dictionary, for others the tags of its records are noted once.
+The loop goes through the waiting pulls, whose number costs the dispatch thread nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.ports import QueueKey
@@ -22,20 +24,22 @@ class TooManyPullsError(Exception):
 class Waiter:
     """One pull that may wait. Arrivals count from ``arm`` on, so: arm, look, and only then wait."""
 
-    __slots__ = ("_event", "codes", "key", "told")
+    __slots__ = ("_event", "codes", "key")
 
     def __init__(self, key: QueueKey, codes: frozenset[int] | None) -> None:
         self.key = key
         self.codes = codes
         """Tags codes of interest; None: all."""
-        self.told = False
-        """Set by the dispatch thread with the first arrival after ``arm``, so that a burst is told of once."""
         self._event = asyncio.Event()
 
     def arm(self) -> None:
         """Forget earlier arrivals."""
         self._event.clear()
-        self.told = False
+
+    @property
+    def woken(self) -> bool:
+        """Whether something arrived since ``arm``."""
+        return self._event.is_set()
 
     def wake(self) -> None:
         """End the wait; on the loop."""
@@ -59,8 +63,10 @@ class WaitingPulls:
         self._bridge = bridge
         self._waiting_max = waiting_max
         self._count = 0
-        # The tuples are replaced, never changed: the dispatch thread may be going through one.
-        self._by_queue: dict[QueueKey, tuple[Waiter, ...]] = {}
+        self._by_queue: dict[QueueKey, dict[Waiter, None]] = {}
+        self._lock = threading.Lock()  # guards _news
+        self._news: dict[QueueKey, set[int]] = {}
+        """Tags codes that arrived per queue and the loop has not heard of; it is told of them together."""
 
     def __len__(self) -> int:
         return self._count
@@ -70,17 +76,16 @@ class WaitingPulls:
         if self._count >= self._waiting_max:
             raise TooManyPullsError(f"{self._count} pulls are waiting, the most that may (pulls_waiting_max)")
         waiter = Waiter(key, codes)
-        self._by_queue[key] = (*self._by_queue.get(key, ()), waiter)
+        self._by_queue.setdefault(key, {})[waiter] = None
         self._count += 1
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
         """Take no part any more."""
-        rest = tuple(one for one in self._by_queue[waiter.key] if one is not waiter)
+        waiters = self._by_queue[waiter.key]
+        del waiters[waiter]
         self._count -= 1
-        if rest:
-            self._by_queue[waiter.key] = rest
-        else:
+        if not waiters:
             del self._by_queue[waiter.key]
 
     def close(self) -> None:
@@ -92,20 +97,32 @@ class WaitingPulls:
 
     def arrived(self, heads: Sequence[RecordHead]) -> None:
         """Records can be read; on the dispatch thread."""
-        if not self._by_queue:
+        waited_for = self._by_queue  # here it is only looked into
+        if not waited_for:
             return
         if isinstance(heads, RecordColumns):
             for units in heads.by_queue:
-                for waiter in self._by_queue.get((units.topic, units.queue_id), ()):
-                    if waiter.codes is None or not waiter.codes.isdisjoint(units.tags_codes.tolist()):
-                        self._tell(waiter)
+                if (units.topic, units.queue_id) in waited_for:
+                    self._tell((units.topic, units.queue_id), units.tags_codes.tolist())
             return
+        found: dict[QueueKey, list[int]] = {}
         for head in heads:
-            for waiter in self._by_queue.get(head[:2], ()):
-                if waiter.codes is None or head.tags_code in waiter.codes:
-                    self._tell(waiter)
+            if head[:2] in waited_for:
+                found.setdefault(head[:2], []).append(head.tags_code)
+        for key, codes in found.items():
+            self._tell(key, codes)
 
-    def _tell(self, waiter: Waiter) -> None:
-        if not waiter.told:
-            waiter.told = True
-            self._bridge.post(waiter.wake)
+    def _tell(self, key: QueueKey, codes: Iterable[int]) -> None:
+        with self._lock:
+            first = not self._news
+            self._news.setdefault(key, set()).update(codes)
+        if first:
+            self._bridge.post(self._wake)
+
+    def _wake(self) -> None:
+        with self._lock:
+            news, self._news = self._news, {}
+        for key, codes in news.items():
+            for waiter in self._by_queue.get(key, ()):
+                if waiter.codes is None or not waiter.codes.isdisjoint(codes):
+                    waiter.wake()

@@ -55,7 +55,15 @@ class Store(Protocol):
         """The record at a physical offset, which may be made up."""
 
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        unique: bool = False,
+        max_bytes: int = 0,
     ) -> list[bytes]:
         """Records by key."""
 

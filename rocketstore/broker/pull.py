@@ -11,15 +11,17 @@ from dledger.rpc.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.ports import Store
-from rocketstore.broker.tag_filter import TagFilter
+from rocketstore.broker.tag_filter import TagFilter, TagFilters
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB
+from rocketstore.state.changes import check_name
 from rocketstore.types import GetMessageStatus, GetResult
 
 PULL_BYTES_DEFAULT: Final = MIB
 PULL_MESSAGES_DEFAULT: Final = 32
-_FILTERS_MAX: Final = 1024
+SCAN_MS_MAX: Final = 1000
+"""How long a pull looks for messages that pass its filter; then it says how far it came, and the client goes on."""
 
 _NOTHING_YET: Final = frozenset(
     {
@@ -73,7 +75,7 @@ class PullService:
         self._waiting = waiting
         self._run = run
         self._clock = clock
-        self._filters: dict[str, TagFilter | None] = {}
+        self._filters = TagFilters()
 
     async def pull(self, pull: Pull, leases: Leases) -> GetResult:
         """What was asked for; its bytes have room in ``leases``.
@@ -88,8 +90,8 @@ class PullService:
             return await self._get(wish, pull.offset, leases)
         waiter = self._waiting.enter((pull.topic, pull.queue_id), wish.tags.codes if wish.tags else None)
         try:
-            deadline_ms = self._clock.monotonic_ms() + wish.wait_ms
-            offset = pull.offset
+            began_ms = self._clock.monotonic_ms()
+            deadline_ms, offset = began_ms + wish.wait_ms, pull.offset
             while True:
                 waiter.arm()  # before looking, so that nothing can arrive unseen between looking and waiting
                 result = await self._get(wish, offset, leases)
@@ -98,35 +100,30 @@ class PullService:
                 skipped = result.status is GetMessageStatus.NO_MATCHED_MESSAGE
                 if skipped:
                     offset = result.next_offset
-                remaining_ms = deadline_ms - self._clock.monotonic_ms()
-                if remaining_ms <= 0 or self._waiting.closed:
+                now_ms = self._clock.monotonic_ms()
+                at_end = not skipped or offset >= result.max_offset
+                end_ms = deadline_ms if at_end else min(deadline_ms, began_ms + SCAN_MS_MAX)
+                if now_ms >= end_ms or self._waiting.closed:
                     return _with_progress(result, pull.offset, offset)
-                if not skipped or offset >= result.max_offset:
-                    await waiter.wait(remaining_ms / 1000)
+                if at_end:
+                    await waiter.wait((deadline_ms - now_ms) / 1000)
         finally:
             self._waiting.leave(waiter)
 
     def _check(self, pull: Pull) -> _Wish:
         self._topics.check_readable(pull.topic, pull.queue_id)
+        if pull.group:  # it becomes a name in statistics
+            check_name(pull.group, "group")
         config = self._config
         wait_ms_max = config.pull_wait_ms_max if config.long_polling_enable else config.short_polling_time_mills
         return _Wish(
             pull,
-            self._filter(pull.expression),
+            None if pull.expression in ("", "*") else self._filters.of(pull.expression),
             0 if self._waiting.closed else min(pull.wait_ms, wait_ms_max),
             pull.max_messages or PULL_MESSAGES_DEFAULT,
             min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
             self._topics.begin_offset(pull.topic, pull.queue_id),
         )
-
-    def _filter(self, expression: str) -> TagFilter | None:
-        if expression in ("", "*"):
-            return None
-        if expression not in self._filters:
-            if len(self._filters) >= _FILTERS_MAX:
-                self._filters.clear()
-            self._filters[expression] = TagFilter.parse(expression)
-        return self._filters[expression]
 
     async def _get(self, wish: _Wish, offset: int, leases: Leases) -> GetResult:
         await leases.take(wish.max_bytes)  # before the log is read

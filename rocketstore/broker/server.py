@@ -50,6 +50,7 @@ from rocketstore.message_store import MessageStore
 from rocketstore.role_change import BrokerRoleChange
 from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
+from rocketstore.state.limits import StateLimits
 
 _log = logging.getLogger("rocketstore")
 
@@ -127,7 +128,11 @@ class BrokerServer:
                 self.store,
                 config.store.config_dir,
                 clock=self._clock,
-                settings=StateSettings(accept_incomplete=dledger is None),
+                settings=StateSettings(
+                    accept_incomplete=dledger is None,
+                    limits=StateLimits(config.queues_max, config.groups_max, config.offsets_max),
+                ),
+                conditions=self.conditions,
             )
             delays = DelayLevels.parse(config.store.message_delay_level)
             self.schedule = ScheduleService(self.store, self.state, delays, self._clock)

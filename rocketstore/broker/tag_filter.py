@@ -6,6 +6,7 @@ with the tag in the record, because two tags may have one hash.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -13,9 +14,14 @@ from dledger.errors import InvalidRequestError
 from rocketstore.message.message import PROPERTY_TAGS
 from rocketstore.message.properties import find_property_bytes
 from rocketstore.message.record import MESSAGE_MAGIC_V2, SYS_FLAG_AT, body_at
-from rocketstore.message.tags import tags_code
+from rocketstore.message.tags import java_hashes
 
 TAGS_MAX: Final = 1024
+EXPRESSION_CHARS_MAX: Final = 16 * 1024
+"""Reading one so long takes about a millisecond."""
+FILTERS_MAX: Final = 1024
+FILTERS_CHARS_MAX: Final = 1 << 20
+_SHOWN_CHARS: Final = 64
 _TAGS: Final = PROPERTY_TAGS.encode() + b"\x01"
 _V2: Final = (MESSAGE_MAGIC_V2 & 0xFFFFFFFF).to_bytes(4, "big")
 
@@ -30,14 +36,19 @@ class TagFilter:
     @classmethod
     def parse(cls, expression: str) -> Self | None:
         """None: all messages. Raises ``InvalidRequestError``."""
+        if len(expression) > EXPRESSION_CHARS_MAX:
+            raise InvalidRequestError(
+                f"the tag expression has {len(expression)} characters; at most {EXPRESSION_CHARS_MAX} are allowed"
+            )
         words = [word.strip() for word in expression.split("||")]
         if words in ([""], ["*"]):
             return None
         if "" in words or "*" in words:
-            raise InvalidRequestError(f"the tag expression {expression!r} must look like * or TagA || TagB")
+            shown = expression if len(expression) <= _SHOWN_CHARS else f"{expression[:_SHOWN_CHARS]}..."
+            raise InvalidRequestError(f"the tag expression {shown!r} must look like * or TagA || TagB")
         if len(words) > TAGS_MAX:
             raise InvalidRequestError(f"the tag expression has {len(words)} tags; at most {TAGS_MAX} are allowed")
-        return cls(frozenset(map(tags_code, words)), frozenset(word.encode(errors="replace") for word in words))
+        return cls(frozenset(java_hashes(words)), frozenset(word.encode(errors="replace") for word in words))
 
     def matches_code(self, code: int) -> bool:
         """Whether a message with this tags code may be wanted."""
@@ -46,6 +57,29 @@ class TagFilter:
     def matches_record(self, record: bytes) -> bool:
         """Whether a stored record is wanted."""
         return find_property_bytes(properties_of(record), _TAGS) in self.tags
+
+
+class TagFilters:
+    """Filters of the expressions used last: consumers send theirs with every pull. Bounded by count and characters."""
+
+    def __init__(self) -> None:
+        self._filters: OrderedDict[str, TagFilter | None] = OrderedDict()
+        self._chars = 0
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+    def of(self, expression: str) -> TagFilter | None:
+        """As ``TagFilter.parse``."""
+        if expression in self._filters:
+            self._filters.move_to_end(expression)
+            return self._filters[expression]
+        made = TagFilter.parse(expression)
+        self._filters[expression] = made
+        self._chars += len(expression)
+        while len(self._filters) > FILTERS_MAX or self._chars > FILTERS_CHARS_MAX:
+            self._chars -= len(self._filters.popitem(last=False)[0])
+        return made
 
 
 def properties_of(record: bytes) -> bytes:

@@ -5,9 +5,9 @@ puts them too, and where queue offsets are missing in the log, where RocketMQ wo
 offsets. A filler is no message: searches pass over it, and it says nothing about how far the log is dispatched.
 
 Units are appended in log order by one thread; a unit whose record ends at or before ``max_physical_offset`` is there
-already. Any thread reads; a unit is readable once it is written whole. ``_lock`` keeps appends, truncations and removal
-apart; old files may be removed at any time. Files are read with ``pread``: a bad sector is then an error, and who reads
-old units does not stop the other threads. They are open only while they are used (``rocketstore.mapped.descriptors``).
+already. Any thread reads; a unit is readable once it is written whole. ``_lock`` keeps appends and removal apart; old
+files may be removed at any time. Files are read with ``pread``: a bad sector is then an error, and who reads old units
+does not stop the other threads. They are open only while they are used (``rocketstore.mapped.descriptors``).
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ from rocketstore.types import QueueUnit, RecordHead
 
 _log = logging.getLogger(__name__)
 _SCANNED_FILES: Final = 3
+"""At least so many files are read at a start."""
+FOREVER: Final = (1 << 63) - 1
+"""A physical offset behind every record."""
 _GAP_FILES_MAX: Final = 16
 """A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
 _FILLERS_AT_ONCE: Final = 1 << 16
@@ -117,46 +120,52 @@ class ConsumeQueue:
             raise DiskError(f"opening {self.directory} failed: {error}") from error
         self._files.load()
 
-    def recover(self) -> QueueRecovery:
-        """Find the end, from the third last file on, and cut what is not good; once, after ``load``.
+    def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
+        """Find the end, and cut what is not good or belongs to records that end after physical ``limit``.
 
+        ``whole``: all that was ever appended is there, as after a clean stop; else only what belongs to records that
+        end by ``limit`` is. A power cut leaves of the rest any part: zeros, pages out of the middle, units torn between
+        two sectors. None of it counts, nor is anything looked for in it by halving. What is cut is cut durably with the
+        next flush: until a checkpoint vouches for more, the next start cuts at the same place. Once, after ``load``.
         Raises ``DiskError``.
         """
         files = self._files.files()
-        first = max(0, len(files) - _SCANNED_FILES)
-        end, physical = self._scan(files[first:])
-        if physical < 0 and first:  # only fillers there
-            end, physical = self._scan(files)
-        cut = any(not file.is_blank(max(end - file.base, 0)) for file in files if file.base + file.size > end)
-        repairs, self._removed = self._removed, []
-        if cut:
+        first = max(0, min(self._newest_sure(files, limit), len(files) - _SCANNED_FILES))
+        end, physical, bad = self._scan(files[first:], limit)
+        if physical < 0 and first:  # only fillers there, or damage
+            end, physical, bad = self._scan(files, limit)
+        if physical < 0 and not whole:
+            end = 0  # what is left may be a later file of a queue whose first one's name was lost: it begins anew
+        bad = bad and whole and any(not file.is_blank(max(end - file.base, 0)) for file in files if file.end > end)
+        repairs, self._removed = self._removed if whole else [], []
+        if bad:
             repairs.append(f"{self.directory} was cut at unit {end // UNIT_BYTES}: what followed was damaged")
-        self._end_at(end, damaged=cut)
+        self._files.truncate(end, durable=False)
+        if end and not self._files.files():
+            self._files.last_file(end)  # a begun queue keeps one, so that offsets are not given out again
         self._max_physical_offset = physical
-        for file in files[first:]:
-            file.flushed = 0  # only the process may have ended: what was read may still have to become durable
-        self._files.flushed_where = min(self._files.flushed_where, files[first].base if files else 0)
-        self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if files else 0)
+        self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if self._files.files() else 0)
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
 
-    def _scan(self, files: Sequence[StoreFile]) -> tuple[int, int]:
+    def _newest_sure(self, files: Sequence[StoreFile], limit: int) -> int:
+        """The number of the newest file known to be good up to its beginning: its first unit belongs to a record that
+        ends by ``limit``. That unit lies in one sector, so it is there or not, but never torn.
+        """
+        for number in range(len(files) - 1, 0, -1):
+            first = next(iter(parse_units(files[number].read(0, UNIT_BYTES, cold=True) or b"")), FILLER)
+            if first != FILLER and first.offset >= 0 and first.offset + first.size <= limit:
+                return number
+        return 0
+
+    def _scan(self, files: Sequence[StoreFile], limit: int) -> tuple[int, int, bool]:
+        """Where the good units end, where the last one's record does, and whether a bad one follows."""
         end, physical = 0, -1
         for file in files:
-            found = scan_file(file, physical)
+            found = scan_file(file, physical, limit)
             end, physical = file.base + found.good_bytes, found.max_physical_offset
             if found.good_bytes < file.size:
-                break
-        return end, physical
-
-    def _end_at(self, end: int, *, damaged: bool) -> None:
-        """Drop everything from byte ``end`` on. A begun queue keeps a file, so that offsets are not given out again."""
-        files = self._files.files()
-        if damaged or any(file.base > end for file in files):
-            self._files.truncate(end)
-        elif files:
-            self._files.set_end(end)
-        if end and not self._files.files():
-            self._files.last_file(end)
+                return end, physical, not found.at_limit
+        return end, physical, False
 
     # Appending
 
@@ -310,31 +319,22 @@ class ConsumeQueue:
         self._begin = begin
         return self.min_offset
 
-    def delete_expired(self, physical: int) -> int:
+    def delete_expired(self, physical: int, durable: int = FOREVER) -> int:
         """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
 
-        Raises ``DiskError``.
+        Nor one after which no unit is known to be durable, as those of records that end by ``durable`` are: a crash
+        could leave nothing that says where the queue was. Raises ``DiskError``.
         """
         count = 0
-        for file in self._files.files()[:-1]:
-            if last_record_offset(file, file.size) >= physical or not self._files.delete_first(file):
+        for file, following in itertools.pairwise(self._files.files()):
+            after = self._first_real(following.base // UNIT_BYTES)
+            unit = self._read(after, 1)
+            if last_record_offset(file, file.size) >= physical or not unit or unit[0].offset + unit[0].size > durable:
+                break
+            if not self._files.delete_first(file):
                 break
             count += 1
         return count
-
-    def truncate(self, physical: int) -> None:
-        """Remove the units of records that end after ``physical``, durably. Raises ``DiskError``."""
-        with self._lock:
-            files = self._files.files()
-            if self._max_physical_offset <= physical or not files:
-                return
-            low = files[0].base // UNIT_BYTES
-            end = self._search(low, self.max_offset, lambda unit: unit.offset + unit.size > physical)
-            self._end_at(end * UNIT_BYTES, damaged=True)
-            self._begin = min(self._begin, end)
-            last = self._last_real(low, end)
-            unit = self._read(last, 1)[0] if last >= 0 else None
-            self._max_physical_offset = unit.offset + unit.size if unit else -1
 
     def destroy(self) -> None:
         """Remove the queue's files and directory. Raises ``DiskError``."""

@@ -37,10 +37,14 @@ class QueueRecovery(NamedTuple):
 
 
 class FileScan(NamedTuple):
-    """How far a file's units are good, in bytes, and the end of the last record they name."""
+    """How far a file's units are good, in bytes, and the end of the last record they name.
+
+    ``at_limit``: the next unit is that of a record behind the limit.
+    """
 
     good_bytes: int
     max_physical_offset: int
+    at_limit: bool = False
 
 
 def prepare_directory(fs: FileSystem, directory: Path, file_bytes: int) -> list[str]:
@@ -81,10 +85,10 @@ def _blank_partial_unit(fs: FileSystem, path: Path, size: int) -> None:
             fs.close(fd)
 
 
-def scan_file(file: StoreFile, max_physical_offset: int) -> FileScan:
-    """Read units while they are good: written, and each record after the one before. Raises ``DiskError``.
+def scan_file(file: StoreFile, max_physical_offset: int, limit: int) -> FileScan:
+    """Read units while they are good: written, each record after the one before, none ending after ``limit``.
 
-    Fillers are good, but name no record.
+    Fillers are good, but name no record. Raises ``DiskError``.
     """
     start, length = 0, _FIRST_CHUNK_BYTES
     while start < file.size:
@@ -92,11 +96,12 @@ def scan_file(file: StoreFile, max_physical_offset: int) -> FileScan:
         offsets, sizes, fillers = unit_columns(data)
         ends = np.where(fillers, max_physical_offset, offsets + sizes)
         before = np.maximum.accumulate(np.concatenate(([max_physical_offset], ends)))
-        bad = np.flatnonzero((sizes <= 0) | (offsets < 0) | (~fillers & (offsets < before[:-1])))
-        count = int(bad[0]) if len(bad) else len(sizes)
+        bad = (sizes <= 0) | (offsets < 0) | (~fillers & (offsets < before[:-1]))
+        ending = np.flatnonzero(bad | (ends > limit))
+        count = int(ending[0]) if len(ending) else len(sizes)
         max_physical_offset = int(before[count])
         if count < len(sizes):
-            return FileScan(start + count * UNIT_BYTES, max_physical_offset)
+            return FileScan(start + count * UNIT_BYTES, max_physical_offset, not bad[count])
         start += len(data)
         length = _CHUNK_BYTES
     return FileScan(file.size, max_physical_offset)

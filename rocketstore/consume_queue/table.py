@@ -19,7 +19,7 @@ from typing import Final
 
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
-from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.mapped.descriptors import DescriptorCache
@@ -71,9 +71,9 @@ class ConsumeQueueTable:
                 else:
                     _log.warning("%s is no queue's directory; it is ignored", queue)
 
-    def recover(self) -> QueueRecovery:
-        """Find the end of every queue and cut what is damaged; see ``QueueRecovery``. Raises ``DiskError``."""
-        found = [queue.recover() for queue in self.all()]
+    def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
+        """Find the end of every queue and cut what is not good; see ``ConsumeQueue.recover``. Raises ``DiskError``."""
+        found = [queue.recover(limit, whole=whole) for queue in self.all()]
         repairs = tuple(repair for one in found for repair in one.repairs)
         for repair in repairs:
             _log.warning("%s", repair)
@@ -174,11 +174,6 @@ class ConsumeQueueTable:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    def truncate(self, physical: int) -> None:
-        """Remove the units of records that end after ``physical``, durably. Raises ``DiskError``."""
-        for queue in self.all():
-            queue.truncate(physical)
 
     def correct_min_offsets(self, physical: int) -> None:
         """Let every queue begin with its first message at or after ``physical``. Raises ``DiskError``."""

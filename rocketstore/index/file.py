@@ -7,7 +7,8 @@ the key (4), physical offset of the record (8), seconds since the file's begin (
 Entries and header are written with ``pwrite``, so that a full disk is an error. Slots change all over the file, two per
 message; they are written through a mapping, whose blocks are allocated beforehand, so that no page of it can be without
 room. A change is written in the order entries, header, slots. So after the end of the process alone a slot is never
-ahead of its entry, and at most the slots of the last batch are behind, which ``repair_tail`` mends.
+ahead of its entry, and at most the slots of the last batch are behind. After a power cut any page may be older or newer
+than another; ``recover`` goes back to what is known to be durable, and lets the slots say that.
 
 One thread writes; any number may ``select`` meanwhile. Readers see a header as a whole; they take the slot first, so
 that the header, published before the slots, covers every entry a slot names.
@@ -19,6 +20,7 @@ import mmap
 import os
 import struct
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -157,6 +159,7 @@ class IndexFile:
         self._fs.write(self._handle.fd, _HEADER.pack(*header), 0)
         self.header = header
         slots[places] = numbers.astype(_STORED).view(np.uint32)  # of several numbers for one slot the last stays
+        self.dirty = True  # a sync may have run since it was said above
 
     def covers(self, begin_ms: int, end_ms: int) -> bool:
         """Whether it may hold records stored in ``[begin_ms, end_ms]``."""
@@ -211,29 +214,83 @@ class IndexFile:
         self.header = header
         self.sync()
 
-    def repair_tail(self) -> bool:
-        """Let slots name the newest entries, as a crash may have kept them from doing; False if the file is damaged."""
-        end = self.header.next_entry
-        first = max(1, end - _CHECKED_ENTRIES)
-        entries = self._entries(first, end)
-        if len(entries) == 0:
-            return end == first
-        numbers = np.arange(first, end, dtype=np.int32)
-        offsets = entries["offset"].astype(np.int64)
+    def recover(self, durable_end: int | None = None, durable_entries: int = -1) -> bool:
+        """After a crash: take back what is newer than the record at ``durable_end``, and put the slots right.
+
+        Everything up to that record was durable once, and if that is known, ``durable_entries`` entries. What follows
+        them may be anything, also what an earlier crash left, so it is not even looked at then. A slot that names an
+        entry up to there is right, and one that names a later one, which may be lost, gets the newest that is kept of
+        those that belong there. None: all that the header counts is taken for durable, but a slot may be behind. False
+        if what should be there does not check out: the file must be built again. Changes are durable after the next
+        ``sync``; until a checkpoint relies on them, the next start makes them again. Raises ``OSError``.
+        """
+        header, kept = self.header, self._checked_entries(durable_end, durable_entries)
+        if kept.next_entry < header.next_entry and durable_end is None:
+            return False
+        if not self.is_empty and (kept.begin_offset, kept.end_offset) != (
+            header.begin_offset,
+            header.end_offset if durable_end is None else durable_end,
+        ):
+            return False
+        self._mend_slots(kept.next_entry)
+        if kept.next_entry < header.next_entry:
+            self.dirty = True
+            self._fs.write(self._handle.fd, _HEADER.pack(*kept), 0)
+            self.header = kept
+        return True
+
+    def _checked_entries(self, durable_end: int | None, durable_entries: int) -> IndexHeader:
+        """The header of a file that ends before the first entry that is not good, or newer than what is durable."""
+        header = self.header
+        kept = header._replace(begin_offset=-1, used_slots=0, next_entry=1)
+        end = header.next_entry if durable_entries < 0 else min(durable_entries + 1, header.next_entry)
+        for numbers, entries in self._chunks(end):
+            offsets, previous = entries["offset"].astype(np.int64), entries["previous"].astype(np.int32)
+            before = np.concatenate(([kept.end_offset if kept.next_entry > 1 else 0], offsets[:-1]))
+            bad = (entries["hash"] < 0) | (previous < 0) | (previous >= numbers) | (offsets < before)
+            if durable_end is not None:
+                bad |= offsets > durable_end
+            ending = np.flatnonzero(bad)
+            count = int(ending[0]) if len(ending) else len(entries)
+            if count:
+                end_ms = header.begin_ms + int(entries[count - 1]["seconds"]) * 1000 + 999
+                kept = kept._replace(
+                    begin_offset=int(offsets[0]) if kept.next_entry == 1 else kept.begin_offset,
+                    end_offset=int(offsets[count - 1]),
+                    end_ms=min(header.end_ms, end_ms) if kept.next_entry + count < header.next_entry else header.end_ms,
+                    used_slots=kept.used_slots + int(np.count_nonzero(previous[:count] == 0)),
+                    next_entry=kept.next_entry + count,
+                )
+            if count < len(entries):
+                break
+        return kept
+
+    def _mend_slots(self, end: int) -> None:
+        """Let every slot name the newest of its entries before number ``end``."""
         slots = self._writable_slots()
-        places = np.maximum(entries["hash"].astype(np.int32), 0) % np.int32(self.shape.slots)
-        intact = bool(
-            len(entries) == end - first
-            and np.all(entries["hash"] >= 0)
-            and np.all(entries["previous"] < numbers)
-            and np.all(np.diff(offsets) >= 0)
-            and int(offsets[-1]) == self.header.end_offset
-            and (first > 1 or int(offsets[0]) == self.header.begin_offset)
-            and np.all(slots[places].view(_STORED).astype(np.int32) < end)
-        )
-        if intact:
-            slots[places] = numbers.astype(_STORED).view(np.uint32)
-        return intact
+        named = slots.view(_STORED).astype(np.int32)
+        wrong = (named < 0) | (named >= end)
+        for numbers, entries in self._chunks(end, max(1, end - _CHECKED_ENTRIES)):
+            places = self._places(entries)
+            wrong[places[named[places] < numbers]] = True
+        if not wrong.any():
+            return
+        newest = np.zeros(self.shape.slots, np.int32)
+        for numbers, entries in self._chunks(end):
+            newest[self._places(entries)] = numbers  # of several numbers for one place the last stays
+        self.dirty = True
+        slots[wrong] = newest[wrong].astype(_STORED).view(np.uint32)
+
+    def _chunks(
+        self, end: int, first: int = 1
+    ) -> Iterator[tuple[NDArray[np.int32], np.ndarray[tuple[int], np.dtype[np.void]]]]:
+        """Entries from ``first`` to before ``end``, some at a time, with their numbers. Raises ``OSError``."""
+        for start in range(first, end, _CHECKED_ENTRIES):
+            entries = self._entries(start, min(start + _CHECKED_ENTRIES, end))
+            yield np.arange(start, start + len(entries), dtype=np.int32), entries
+
+    def _places(self, entries: np.ndarray[tuple[int], np.dtype[np.void]]) -> NDArray[np.int32]:
+        return np.maximum(entries["hash"].astype(np.int32), 0) % np.int32(self.shape.slots)
 
     def sync(self) -> None:
         """Make it durable. Raises ``OSError``."""

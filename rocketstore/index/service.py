@@ -17,7 +17,7 @@ import errno
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -91,6 +91,12 @@ class IndexService:
         return self._indexed_to
 
     @property
+    def last_entries(self) -> int:
+        """How many entries the file has that the last indexed record is in; 0 if there is none."""
+        last = next((file for file in reversed(self._files) if not file.is_empty), None)
+        return 0 if last is None else last.header.next_entry - 1
+
+    @property
     def end_timestamp(self) -> int:
         """Store time of the newest indexed record, or 0."""
         files = self._files
@@ -101,15 +107,31 @@ class IndexService:
         """All files, oldest first."""
         return self._files
 
-    def load(self, *, clean_stop: bool, index_timestamp_ms: int) -> IndexLoad:
-        """Open the files. After an unclean stop those with records newer than ``index_timestamp_ms`` are removed.
+    def load(
+        self,
+        *,
+        clean_stop: bool,
+        index_timestamp_ms: int,
+        durable_end: int | None = None,
+        durable_entries: int = -1,
+    ) -> IndexLoad:
+        """Open the files. After an unclean stop what is newer than the last checkpoint is taken back.
 
-        Raises ``DiskError``.
+        ``durable_end`` is the last record that was indexed durably by then, -1 if there was none, ``durable_entries``
+        (-1: not known) how many entries the file then had in which it is. None: not known; then whole files go, those
+        with records newer than ``index_timestamp_ms``. Raises ``DiskError``.
         """
         try:
             make_dirs_durably(self._fs, self.directory)
             paths = self._list()
-            files = self._open(paths, None if clean_stop else index_timestamp_ms)
+            if clean_stop:
+                files = self._open(paths, None)
+            elif durable_end is None:
+                files = self._open(paths, lambda file: file.header.end_ms > index_timestamp_ms)
+                self._recover_last(files, None, -1)
+            else:
+                files = self._open(paths, lambda file: file.is_empty or file.header.begin_offset > durable_end)
+                self._recover_last(files, durable_end, durable_entries)
             removed = tuple(paths[len(files) :])
             for path in reversed(removed):
                 self._fs.unlink(path)
@@ -119,7 +141,10 @@ class IndexService:
             raise self._error("opening", error) from error
         self._files = tuple(files)
         self._indexed_to = self._end()
-        missing = removed or (files and not clean_stop)
+        if durable_end is not None and not clean_stop:
+            missing = self._indexed_to < durable_end
+        else:
+            missing = bool(removed or (files and not clean_stop))
         return IndexLoad(self._indexed_to, self._indexed_to if missing else None, removed)
 
     def append(self, heads: Sequence[RecordHead]) -> None:
@@ -232,8 +257,8 @@ class IndexService:
                 _log.warning("%s is no index file; it is ignored", path)
         return found
 
-    def _open(self, paths: list[Path], durable_ms: int | None) -> list[IndexFile]:
-        """The files up to the first that cannot be used; ``durable_ms``: there was a crash, this much is durable."""
+    def _open(self, paths: list[Path], is_newer: Callable[[IndexFile], bool] | None) -> list[IndexFile]:
+        """The files up to the first that cannot be used, or, after a crash, that is newer than what is durable."""
         files: list[IndexFile] = []
         for path in paths:
             if path.stat().st_size != self.shape.file_bytes:
@@ -241,18 +266,26 @@ class IndexService:
                 break
             with suppress(CorruptLogError):
                 file = IndexFile(self._fs, path, self.shape)
-                if self._usable(file, files, durable_ms):
+                if is_newer is not None and is_newer(file):
+                    _log.info("%s is newer than the checkpoint; it is built again", path)
+                    break
+                if self._follows(file, files):
                     files.append(file)
                     continue
-            _log.warning("%s is damaged or newer than the checkpoint; it is removed and built again", path)
+            _log.warning("%s is damaged; it is removed and built again", path)
             break
-        if durable_ms is not None and files and not files[-1].repair_tail():
-            _log.warning("%s is damaged at its end; it is removed and built again", files.pop().path)
         return files
 
-    def _usable(self, file: IndexFile, before: list[IndexFile], durable_ms: int | None) -> bool:
-        if durable_ms is not None and file.header.end_ms > durable_ms:
-            return False
+    def _recover_last(self, files: list[IndexFile], durable_end: int | None, durable_entries: int) -> None:
+        """Take back what is newer in the last file, or the file if it is damaged."""
+        if not files:
+            return
+        if durable_end is not None and files[-1].header.end_offset < durable_end:
+            durable_end, durable_entries = None, -1  # files after it are damaged: this one was full, and so is whole
+        if not files[-1].recover(durable_end, durable_entries):
+            _log.warning("%s is damaged at its end; it is removed and built again", files.pop().path)
+
+    def _follows(self, file: IndexFile, before: list[IndexFile]) -> bool:
         previous = next((one for one in reversed(before) if not one.is_empty), None)
         return file.is_empty or previous is None or file.header.begin_offset >= previous.header.end_offset
 

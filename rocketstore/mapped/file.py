@@ -71,6 +71,11 @@ class StoreFile:
         """Whether deleting it was tried and failed."""
 
     @property
+    def end(self) -> int:
+        """The absolute offset behind its last byte."""
+        return self.base + self.size
+
+    @property
     def readable(self) -> int:
         """The end of what readers see and flushes reach."""
         return self.wrote if self._buffer is None else self.committed
@@ -195,13 +200,19 @@ class StoreFile:
         """Take ``position`` as written, committed and flushed: what recovery found."""
         self.wrote = self.committed = self.flushed = position
 
-    def cut(self, position: int) -> None:
-        """Zero everything from ``position`` on, durably, so that it cannot come back. Raises ``OSError``."""
+    def cut(self, position: int, *, durable: bool = True) -> None:
+        """Zero everything from ``position`` on, durably (else with the next flush), so that it cannot come back.
+
+        Raises ``OSError``.
+        """
         end = self._file.non_zero_end(position)
         if self.writable:
             self._file.zero(position, end)
-            self._file.sync()
+            if durable:
+                self._file.sync()
         self.set_end(position)
+        if end > position and not durable:
+            self.flushed = -1  # behind every position, so that a flush is due
 
     def sync(self) -> None:
         """Make the file durable without a word about positions. Raises ``OSError``."""

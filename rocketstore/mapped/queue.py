@@ -200,32 +200,35 @@ class MappedFileQueue:
             file.set_end(min(max(offset - file.base, 0), file.size))
         self.flushed_where = self.committed_where = offset
 
-    def truncate(self, offset: int, *, keep_first: bool = False) -> None:
-        """Remove everything from ``offset`` on, durably: later files deleted, the rest of its file zeroed.
+    def truncate(self, offset: int, *, keep_first: bool = False, durable: bool = True) -> None:
+        """Remove everything from ``offset`` on: later files deleted, the rest of its file zeroed.
 
-        ``keep_first``: not the first file, which then stays to say where the queue begins. Raises ``DiskError``; then
-        the queue takes no more writes.
+        ``keep_first``: not the first file, which then stays to say where the queue begins. Not ``durable``: only the
+        next flush makes it so. Raises ``DiskError``; then the queue takes no more writes.
         """
         self._check_usable()
         files_min = 1 if keep_first else 0
         with self._flush_lock, self._delete_lock:
             try:
                 while len(self._files) > files_min and self._files[-1].base >= offset:
-                    self._remove(self._files[-1])
+                    self._remove(self._files[-1], durable=durable)
                 if self._files and self._files[-1].base + self._files[-1].wrote > offset:
-                    self._files[-1].cut(offset - self._files[-1].base)
+                    self._files[-1].cut(offset - self._files[-1].base, durable=durable)
             except OSError as error:
                 raise self.poisoned("truncating", error) from error
             self.flushed_where = min(self.flushed_where, offset)
             self.committed_where = min(self.committed_where, offset)
 
-    def _remove(self, file: StoreFile) -> None:
+    def _remove(self, file: StoreFile, *, durable: bool = True) -> None:
         """Delete a file at either end, durably before the next: a crash must not leave a gap. Raises ``OSError``."""
         file.detach_buffer()
         file.let_go()  # first: whoever opens it from now on and does not find it knows why
         if file.writable:
             self._fs.unlink(file.path)
-            self._fs.sync_dir(file.path.parent)
+            if durable:
+                self._fs.sync_dir(file.path.parent)
+            else:
+                self._unsynced_dirs.add(file.path.parent)
         with self._shape_lock:
             self._files = tuple(one for one in self._files if one is not file)
 
@@ -341,17 +344,21 @@ class MappedFileQueue:
             if files and self.flushed_where < files[0].base:
                 self.flushed_where = files[0].base  # what lay before was deleted
             file = self.find(self.flushed_where)
-            if file is None or not file.flush_due(least_pages):
-                return True
-            timestamp, wrote, before = file.store_timestamp, file.wrote, self.flushed_where
-            began_s = time.monotonic()
+            if file is not None and not file.flush_due(least_pages):
+                file = None
+            timestamp, wrote = (0, 0) if file is None else (file.store_timestamp, file.wrote)
+            before, began_s = self.flushed_where, time.monotonic()
             try:
-                file.flush()
-                self._sync_dirs()
+                if file is not None:
+                    file.flush()
+                if file is not None or not least_pages:
+                    self._sync_dirs()
             except OSError as error:
                 if is_out_of_descriptors(error):
-                    raise DiskFullError(f"no file descriptor is left to flush {file.path}") from error
+                    raise DiskFullError(f"no file descriptor is left to flush {self.placement.writable[0]}") from error
                 raise self.poisoned("flushing", error) from error
+            if file is None:
+                return True
             if file.flushed >= wrote:  # else the message with that time is still in a buffer
                 self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed

@@ -95,12 +95,9 @@ class StateApplier:
     def snapshot(self) -> Snapshot:
         """What a restart can begin with; on the applying thread."""
         with self.lock:
-            return Snapshot(
-                tuple(self.tables.as_changes()),
-                self.next_offset,
-                self._last_record,
-                self.complete,
-            )
+            tables = self.tables.copy()
+            next_offset, last_record, complete = self.next_offset, self._last_record, self.complete
+        return Snapshot(tuple(tables.as_changes()), next_offset, last_record, complete)
 
     @property
     def end_offset(self) -> int:

@@ -15,11 +15,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from dledger.clock import Clock, SystemClock
+from dledger.conditions import Conditions
 from dledger.errors import DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
@@ -39,16 +40,16 @@ from rocketstore.state.changes import (
     split_full,
 )
 from rocketstore.state.imports import read_rocketmq_files
+from rocketstore.state.limits import LimitChecks, StateLimits
 from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.state.snapshot import Snapshot, read_snapshot, write_snapshot
-from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
-TOPICS_MAX: Final = 65_536
-GROUPS_MAX: Final = 65_536
 FULL_PART_BYTES: Final = 128 * 1024
 RETRY_MS: Final = 1000
+FULL_RETRY_MS_MAX: Final = 60_000
+"""A full state that could not be written is made again after a second, then after two, and so on up to this."""
 TICK_MS: Final = 10_000
 """How often expiry of the last full state is looked at."""
 STEP_MS_MIN: Final = 10
@@ -86,6 +87,7 @@ class StateSettings:
     accept_incomplete: bool = False
     """Become master also with tables of which changes are missing. For a plain broker, which nobody can help, and for a
     group of which every node lost its snapshot."""
+    limits: StateLimits = field(default_factory=StateLimits)
 
 
 class BrokerState:
@@ -100,6 +102,7 @@ class BrokerState:
         fs: FileSystem | None = None,
         supervisor: Supervisor | None = None,
         settings: StateSettings | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self._store = store
         self._config_dir = config_dir
@@ -116,8 +119,12 @@ class BrokerState:
         self._master = False
         self._full_wanted = False
         self._full_due_ms = 0
+        self._full_not_before_ms = 0
+        self._full_retry_ms = RETRY_MS
         self._snapshot_due_ms = 0
         self._saved = -1
+        self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
+        """What may still be made; its methods are called under the applier's lock."""
         store.add_arrival_listener(self._on_arrival)
 
     # Life
@@ -238,13 +245,14 @@ class BrokerState:
 
     # Changing: each raises InvalidRequestError for what can never be allowed, everything else comes to ``done``
 
-    def put_topic(self, topic: TopicConfig, done: StateDone) -> None:
-        """Make a topic or change it."""
+    def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
+        """Make a topic or change it. ``automatic``: nobody asked for it by name, so some room is left for who does."""
+        stored = self._store.queues()
         with self._applier.lock:
-            topics = self._applier.tables.topics
-            if topic.name not in topics and len(topics) >= TOPICS_MAX:
-                raise InvalidRequestError(f"there are {TOPICS_MAX} topics already")
-            same = topics.get(topic.name) == topic
+            tables = self._applier.tables
+            same = tables.topics.get(topic.name) == topic
+            if not same and self._store.role is not BrokerRole.SLAVE:
+                done = self.limits.take_queues(tables, topic, stored, done, automatic=automatic)
         self._change(PutTopic(topic), done, changes_nothing=same)
 
     def delete_topic(self, name: str, done: StateDone) -> None:
@@ -265,21 +273,31 @@ class BrokerState:
         """Note how far ``group``, which this call makes if need be, has consumed: (topic, queue id, queue offset).
 
         An offset never goes back unless ``reset``: what is less than the noted one changes nothing. An offset beyond
-        the queue's end is refused, because it would skip messages that are still to come.
+        the queue's end is refused, because it would skip messages that are still to come, and one of no queue, too.
         """
         change = CommitOffsets(group, tuple(QueueOffset(*one) for one in offsets), reset)
-        numbering = self._store.log.queue_offsets
-        for topic, queue_id, offset in change.offsets:
-            # What is put, but not yet dispatched, may be committed: a producer knows its offset from the answer.
-            end = max(numbering.get((topic, queue_id), 0), self._store.max_offset(topic, queue_id))
-            if offset > end and self._store.role is not BrokerRole.SLAVE:
-                raise InvalidRequestError(f"offset {offset} of {topic} queue {queue_id} is beyond its end, {end}")
+        if self._store.role is not BrokerRole.SLAVE:
+            self._check_places(change)
         with self._applier.lock:
             tables = self._applier.tables
-            if group not in tables.groups and len(tables.groups) >= GROUPS_MAX:
-                raise InvalidRequestError(f"there are {GROUPS_MAX} groups already")
             same = tables.changes_nothing(change)
+            if not same and self._store.role is not BrokerRole.SLAVE:
+                done = self.limits.take_offsets(tables, change, done)
         self._change(change, done, changes_nothing=same)
+
+    def _check_places(self, change: CommitOffsets) -> None:
+        """Raises ``InvalidRequestError`` for an offset of no queue, or beyond a queue's end."""
+        numbering = self._store.log.queue_offsets
+        for name, queue_id, offset in change.offsets:
+            # What is put, but not yet dispatched, may be committed: a producer knows its offset from the answer.
+            end = max(numbering.get((name, queue_id), 0), self._store.max_offset(name, queue_id))
+            topic = self.topic(name)
+            if topic is None:
+                raise InvalidRequestError(f"the topic {name!r} does not exist here")
+            if not end and queue_id >= topic.queues:
+                raise InvalidRequestError(f"the topic {name} has {topic.queues} queues; {queue_id} is none of them")
+            if offset > end:
+                raise InvalidRequestError(f"offset {offset} of {name} queue {queue_id} is beyond its end, {end}")
 
     def delete_group(self, group: str, done: StateDone) -> None:
         """Forget a group and its offsets."""
@@ -369,10 +387,10 @@ class BrokerState:
         expired = applier.full_offset < minimum and minimum > 0  # from 0 on, the messages themselves are the state
         if applier.next_offset > 0 and (now_ms >= self._full_due_ms or expired):
             self._full_wanted = True
-        if not self._full_wanted or applier.next_offset != applier.end_offset:
+        if not self._full_wanted or applier.next_offset != applier.end_offset or now_ms < self._full_not_before_ms:
             return
         with applier.lock:
-            tables = Tables(applier.tables.as_changes())
+            tables = applier.tables.copy()
         tables.forget_begins(lambda topic, queue_id, begin: self._store.min_offset(topic, queue_id) >= begin)
         changes = list(tables.as_changes())
         self._full_wanted = False
@@ -384,8 +402,13 @@ class BrokerState:
         self._publisher.publish(bodies, self._on_full_end)
 
     def _on_full_end(self, stored: bool) -> None:
-        if not stored:
-            self._full_wanted = True
+        if stored:
+            self._full_retry_ms = RETRY_MS
+            return
+        _log.warning("broker state: the full state was not written; trying again in %d s", self._full_retry_ms // 1000)
+        self._full_wanted = True
+        self._full_not_before_ms = self._clock.monotonic_ms() + self._full_retry_ms
+        self._full_retry_ms = min(2 * self._full_retry_ms, FULL_RETRY_MS_MAX)
 
     def _write_snapshot(self) -> None:
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms

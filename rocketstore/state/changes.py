@@ -68,6 +68,11 @@ class TopicConfig:
         _check_range(self.permission, "permission", 0, PERMISSION_MAX)
 
     @property
+    def queues(self) -> int:
+        """How many queues there are to read or to write."""
+        return max(self.read_queues, self.write_queues)
+
+    @property
     def readable(self) -> bool:
         """Whether consumers may pull."""
         return bool(self.permission & 4)
@@ -192,18 +197,26 @@ def join_changes(changes: Iterable[bytes], full: FullPart | None = None) -> byte
 
 
 def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max: int) -> list[bytes]:
-    """The bodies of a full state's messages, each of about ``bytes_max`` bytes at most."""
+    """The bodies of a full state's messages, each of about ``bytes_max`` bytes; more if they were too many."""
+    every = [encode_change(change) for change in changes]
+    groups = _grouped(every, bytes_max)
+    while len(groups) > PARTS_MAX:
+        bytes_max *= 2
+        groups = _grouped(every, bytes_max)
+    parts = len(groups)
+    return [join_changes(group, FullPart(full_id, part, parts, upto)) for part, group in enumerate(groups)]
+
+
+def _grouped(every: Iterable[bytes], bytes_max: int) -> list[list[bytes]]:
     groups: list[list[bytes]] = [[]]
     used = 0
-    for change in changes:
-        encoded = encode_change(change)
+    for encoded in every:
         if groups[-1] and (used + len(encoded) > bytes_max or len(groups[-1]) == CHANGES_MAX):
             groups.append([])
             used = 0
         groups[-1].append(encoded)
         used += len(encoded) + 1
-    parts = len(groups)
-    return [join_changes(group, FullPart(full_id, part, parts, upto)) for part, group in enumerate(groups)]
+    return groups
 
 
 def decode_state(body: bytes) -> StateMessage:

@@ -26,6 +26,8 @@ change is stored and applied."""
 PENDING_MAX: Final = 10_000
 PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024
+FULL_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+"""A log takes no batch of any size; a full state is written in several, one after the other."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class _Flight:
     waiters: list[StateDone] = field(default_factory=list)
     results: Sequence[PutResult] | None = None
     on_end: Callable[[bool], None] | None = None
+    rest: deque[bytes] = field(default_factory=deque)
+    """Messages still to be submitted once these are stored."""
 
 
 class StatePublisher:
@@ -95,9 +99,19 @@ class StatePublisher:
             self._submit([join_changes(one.encoded for one in batch)], _Flight(batch[0].deadline_ms, waiters))
 
     def publish(self, bodies: Sequence[bytes], on_end: Callable[[bool], None]) -> None:
-        """Write these messages, which must be a full state; only while ``idle``. ``on_end``: whether all are stored."""
-        flight = _Flight(self._clock.monotonic_ms() + self._timeout_ms, on_end=on_end)
-        self._submit(bodies, flight)
+        """Write these messages, which must be a full state; only while ``idle``. ``on_end``: whether all are stored.
+
+        Nothing else is written between them, so that they follow each other in the topic.
+        """
+        self._submit_some(deque(bodies), on_end)
+
+    def _submit_some(self, rest: deque[bytes], on_end: Callable[[bool], None]) -> None:
+        some = [rest.popleft()]
+        size = len(some[0])
+        while rest and size + len(rest[0]) <= FULL_BYTES_AT_ONCE:
+            size += len(rest[0])
+            some.append(rest.popleft())
+        self._submit(some, _Flight(self._clock.monotonic_ms() + self._timeout_ms, on_end=on_end, rest=rest))
 
     def close(self, reason: str) -> None:
         """Answer everything that waits and take nothing more."""
@@ -129,6 +143,9 @@ class StatePublisher:
         else:
             failed = [result for result in flight.results if result.outcome != "stored" or result.stored is None]
             answer = failed[0] if failed else flight.results[-1]
+            if flight.rest and flight.on_end is not None and not failed:
+                self._submit_some(flight.rest, flight.on_end)
+                return False
             if failed or answer.stored is None or applied_next > answer.stored.queue_offset:
                 self._flight = None
                 _end(flight, answer)

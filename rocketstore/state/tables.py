@@ -35,6 +35,10 @@ class Tables:
         self.delay_offsets: dict[int, int] = {}
         self.begins: dict[str, dict[int, int]] = {}
         """Topics that were deleted once: queue id to the first queue offset that is not of the deleted topic."""
+        self.queue_count = 0
+        """Queues of all topics."""
+        self.offset_count = 0
+        """Offsets of all groups."""
         for change in changes:
             self.apply(change)
 
@@ -42,13 +46,15 @@ class Tables:
         """Make one change. Never fails: whether a change is allowed was decided before it was written."""
         match change:
             case PutTopic(topic):
+                old = self.topics.get(topic.name)
+                self.queue_count += topic.queues - (old.queues if old is not None else 0)
                 self.topics[topic.name] = topic
             case DeleteTopic(name, ends):
                 self._delete_topic(name, ends)
             case CommitOffsets(group, offsets, reset):
                 self._commit(self.groups.setdefault(group, {}), offsets, reset)
             case DeleteGroup(group):
-                self.groups.pop(group, None)
+                self.offset_count -= len(self.groups.pop(group, ()))
             case SetDelayOffsets(delays):
                 self.delay_offsets.update(delays)
             case _:
@@ -60,6 +66,21 @@ class Tables:
         if noted is None or change.reset:
             return False
         return all(noted.get((topic, queue_id), -1) >= offset for topic, queue_id, offset in change.offsets)
+
+    def new_offsets(self, change: CommitOffsets) -> int:
+        """How many offsets a commit adds to those that are noted."""
+        noted = self.groups.get(change.group, {})
+        return len({(topic, queue_id) for topic, queue_id, _ in change.offsets} - noted.keys())
+
+    def copy(self) -> Tables:
+        """The same tables, made quickly: whoever guards them waits only for this."""
+        made = Tables()
+        made.topics = dict(self.topics)
+        made.groups = {group: dict(noted) for group, noted in self.groups.items()}
+        made.delay_offsets = dict(self.delay_offsets)
+        made.begins = {name: dict(begins) for name, begins in self.begins.items()}
+        made.queue_count, made.offset_count = self.queue_count, self.offset_count
+        return made
 
     def as_changes(self) -> Iterator[Change]:
         """The changes that make these tables of empty ones."""
@@ -85,7 +106,8 @@ class Tables:
 
     def _delete_topic(self, name: str, ends: Iterable[tuple[int, int]]) -> None:
         """A topic of this name that is made later begins anew, so offsets in the old one must not hold it back."""
-        self.topics.pop(name, None)
+        old = self.topics.pop(name, None)
+        self.queue_count -= old.queues if old is not None else 0
         begins = self.begins.get(name, {})
         begins |= {queue_id: end for queue_id, end in ends if end > begins.get(queue_id, 0)}
         if begins:
@@ -93,10 +115,12 @@ class Tables:
         for noted in self.groups.values():
             for key in [key for key in noted if key[0] == name]:
                 del noted[key]
+                self.offset_count -= 1
 
-    @staticmethod
-    def _commit(noted: dict[tuple[str, int], int], offsets: Iterable[QueueOffset], reset: bool) -> None:
+    def _commit(self, noted: dict[tuple[str, int], int], offsets: Iterable[QueueOffset], reset: bool) -> None:
+        before = len(noted)
         for topic, queue_id, offset in offsets:
             key = (topic, queue_id)
             if reset or offset > noted.get(key, -1):
                 noted[key] = offset
+        self.offset_count += len(noted) - before

@@ -28,6 +28,7 @@ GOLDEN: Final = ROOT / "tests" / "interop" / "golden"
 
 _TYPES: Final = {"B": "u8", "i": "i32", "q": "i64", "I": "u32", "Q": "u64", "h": "i16", "?": "bool", "s": "bytes"}
 
+_LATER_AT: Final = store_checkpoint._OWN_AT + store_checkpoint._OWN.size + store_checkpoint._CRC.size
 LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Entry": ((0, entries.HEADER),),
     "Blank": ((0, entries.BLANK),),
@@ -49,6 +50,8 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
         (0, store_checkpoint._TIMES),
         (store_checkpoint._OWN_AT, store_checkpoint._OWN),
         (store_checkpoint._OWN_AT + store_checkpoint._OWN.size, store_checkpoint._CRC),
+        (_LATER_AT, store_checkpoint._LATER),
+        (_LATER_AT + store_checkpoint._LATER.size, store_checkpoint._CRC),
     ),
 }
 """Heading to the structs that the code packs it with, and where each begins."""

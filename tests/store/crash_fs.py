@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,12 +99,19 @@ class CrashState:
             place.write_bytes(content)
 
 
-def crash_states(changes: list[Change], at: int, lost_max: int = 4) -> Iterator[CrashState]:
-    """Disks after a crash before change ``at``: all unsynced changes kept; none; all but one; one alone (bounded)."""
+def crash_states(changes: list[Change], at: int, lost_max: int = 4, *, subsets: int = 0) -> Iterator[CrashState]:
+    """Disks after a crash before change ``at``: all unsynced changes kept; none; all but one; one alone (bounded).
+
+    ``subsets``: besides, so many with any of them lost, the same ones each time.
+    """
     pending = [number for number in range(at) if not _durable(changes, number, at)]
     choices: list[tuple[int, ...]] = [(), tuple(pending)]
     for one in pending[-lost_max:]:
         choices += [(one,), tuple(other for other in pending if other != one)]
+    dice = random.Random(at)
+    for _ in range(subsets):
+        share = dice.random()
+        choices.append(tuple(one for one in pending if dice.random() < share))
     for lost in dict.fromkeys(choices):
         yield CrashState(at, lost, _disk(changes, at, set(lost)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 
@@ -12,7 +13,7 @@ from dledger.store.fs import RealFileSystem
 from rocketstore.checkpoint import CHECKPOINT_BYTES, UNKNOWN, Checkpoint, CheckpointFile, decode_checkpoint
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
-FULL = Checkpoint(10_000, 9_000, 8_000, 1234, 56, 1200)
+FULL = Checkpoint(10_000, 9_000, 8_000, 1234, 56, 1200, 77)
 
 
 def test_times_lie_where_rocketmq_reads_them() -> None:
@@ -54,6 +55,16 @@ def test_a_changed_byte_means_that_nothing_is_known(at: int) -> None:
     known = decode_checkpoint(bytes(content))
 
     assert known == Checkpoint() or known.replay_from == UNKNOWN
+
+
+@pytest.mark.parametrize("at", range(96, 112))
+def test_a_changed_byte_in_what_was_added_later_takes_that_alone(at: int) -> None:
+    """As in the file of a program that does not write it."""
+    content = bytearray(FULL.encode())
+    content[at] ^= 0x40
+
+    assert decode_checkpoint(bytes(content)) == replace(FULL, index_entries=UNKNOWN)
+    assert decode_checkpoint(FULL.encode()[:at]) == replace(FULL, index_entries=UNKNOWN)
 
 
 @pytest.mark.parametrize("length", [0, 1, 40, 95])

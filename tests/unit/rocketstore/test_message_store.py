@@ -337,6 +337,39 @@ def test_a_killed_store_loses_nothing(config: MessageStoreConfig, tmp_path: Path
         assert bodies(store) == [*EVENS, 100]
 
 
+def test_after_a_kill_only_what_came_after_the_checkpoint_is_dispatched_again(
+    config: MessageStoreConfig, tmp_path: Path
+) -> None:
+    """Of the index, too, whose last file may hold millions of records."""
+    killed = tmp_path / "killed"
+    with crashed(config, killed) as store:
+        fill(store, 10)
+        store.flush()
+        durable = store.dispatch_position
+        fill(store, 3, first=10)
+
+    store = make_store(replace(config, store_path_root_dir=killed))
+    plan = store.load()
+    store.start()
+
+    assert plan.replay_from == durable
+    assert (bodies(store), bodies(store, 1)) == (list(range(0, 13, 2)), list(range(1, 13, 2)))
+    assert [with_key(store, number) for number in range(13)] == [[number] for number in range(13)]
+    store.shutdown()
+
+
+def test_a_power_cut_that_takes_the_head_of_a_queue_hides_nothing(config: MessageStoreConfig, tmp_path: Path) -> None:
+    """More files than are looked at in any case were not durable, and the pages of the first ones are lost."""
+    cut = tmp_path / "cut"
+    with crashed(config, cut) as store:
+        fill(store, 100, queues=1)
+    for path in sorted((cut / "consumequeue" / "T" / "0").iterdir())[:2]:
+        path.write_bytes(bytes(path.stat().st_size))
+
+    with running(replace(config, store_path_root_dir=cut)) as again:
+        assert bodies(again) == list(range(100))
+
+
 def test_one_queues_lost_tail_is_built_again(config: MessageStoreConfig, tmp_path: Path) -> None:
     """rocketmq 1397, 7355: the other queue is further than the lost tail."""
     killed = tmp_path / "killed"

@@ -188,10 +188,23 @@ def test_nothing_that_matches_moves_the_offset_on() -> None:
 
 
 def test_a_get_looks_at_a_limited_number_of_units() -> None:
-    bench = Bench(1000)
+    """Whatever the caller asks for: no more than the settings let one get give, and says where to go on."""
+    bench = Bench(1200, config=replace(CONFIG, max_transfer_count_on_message_in_memory=1000))
 
     assert bench.get(0, tags=9).next_offset == 800
     assert bench.get(0, 900, tags=9).next_offset == 900
+    assert bench.get(0, 2**31 - 1, tags=9).next_offset == 1000
+    assert bench.get(1000, 2**31 - 1, tags=9).next_offset == 1200
+
+
+def test_a_get_reads_a_limited_number_of_bytes_to_no_avail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of which only the hash of the tag passes the filter: the get ends and says where to go on."""
+    monkeypatch.setattr("rocketstore.reads.PASSED_BYTES_MAX", 5000)
+    bench = Bench(50, body=1000)
+
+    result = bench.get(0, body=b"none")
+    assert (result.status, result.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 5)
+    assert numbers(bench.get(5, body=b"7".ljust(1000, b"."))) == [7]
 
 
 def test_the_next_offset_is_behind_the_last_message_given() -> None:
@@ -316,9 +329,16 @@ class KeyBench:
         self.reader = StoreReader(self.log, lambda _topic, _queue: None, self.index, config)
 
     def query(
-        self, key: str, max_num: int = 10, begin_ms: int = 0, end_ms: int = MANY, *, unique: bool = False
+        self,
+        key: str,
+        max_num: int = 10,
+        begin_ms: int = 0,
+        end_ms: int = MANY,
+        *,
+        unique: bool = False,
+        max_bytes: int = 0,
     ) -> list[str]:
-        records = self.reader.query("T", key, max_num, begin_ms, end_ms, unique=unique)
+        records = self.reader.query("T", key, max_num, begin_ms, end_ms, unique=unique, max_bytes=max_bytes)
         return [decode_record(record).body.decode() for record in records]
 
 
@@ -331,6 +351,17 @@ def test_keys_are_compared_because_hashes_collide() -> None:
     bench = KeyBench(keyed("1", "BB x"), keyed("2", "x Aa"), keyed("3", "Aa", topic="other"), keyed("4", "Aaa"))
 
     assert bench.query("Aa") == ["2"]
+
+
+def test_the_newest_messages_with_a_key_are_given_as_far_as_their_bytes_are_allowed() -> None:
+    """One is always given, however long it is."""
+    messages = [keyed(f"{number}", "k") for number in range(5)]
+    bench = KeyBench(*messages)
+    size = len(bench.log.records[bench.offsets[0]])
+
+    assert bench.query("k", max_bytes=2 * size) == ["3", "4"]
+    assert KeyBench(*messages).query("k", max_bytes=3 * size - 1) == ["3", "4"]
+    assert KeyBench(*messages).query("k", max_bytes=1) == ["4"]
 
 
 def test_unique_keys_are_not_looked_for_among_the_others() -> None:

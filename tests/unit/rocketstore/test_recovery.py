@@ -10,7 +10,7 @@ from rocketstore.checkpoint import UNKNOWN, Checkpoint
 from rocketstore.recovery import Facts, QueueFacts, RecoveryPlan, file_by_time, plan, recover
 from tests.unit.rocketstore.fakes import FakeLog
 
-OURS = Checkpoint(1, 1, 1, replay_from=600, queue_units=10, index_end=500)
+OURS = Checkpoint(1, 1, 1, replay_from=600, queue_units=10, index_end=500, index_entries=7)
 JAVAS = Checkpoint(10_000, 10_000, 10_000)
 
 
@@ -21,10 +21,12 @@ class Index:
     indexed_to: int = 500
     replay_from: int | None = None
     truncated: list[int] = field(default_factory=list)
-    loaded: list[tuple[bool, int]] = field(default_factory=list)
+    loaded: list[tuple[bool, int, int | None, int]] = field(default_factory=list)
 
-    def load(self, *, clean_stop: bool, index_timestamp_ms: int) -> Index:
-        self.loaded.append((clean_stop, index_timestamp_ms))
+    def load(
+        self, *, clean_stop: bool, index_timestamp_ms: int, durable_end: int | None, durable_entries: int
+    ) -> Index:
+        self.loaded.append((clean_stop, index_timestamp_ms, durable_end, durable_entries))
         return self
 
     def truncate(self, physical: int, /) -> None:
@@ -44,13 +46,13 @@ class Queues:
 
     units: list[int]
     max_physical_offset: int = -1
-    truncated: list[int] = field(default_factory=list)
+    recovered: list[tuple[int, bool]] = field(default_factory=list)
 
     def all(self) -> list[Queue]:
         return [Queue(units) for units in self.units]
 
-    def truncate(self, physical: int, /) -> None:
-        self.truncated.append(physical)
+    def recover(self, limit: int, /, *, whole: bool) -> None:
+        self.recovered.append((limit, whole))
 
 
 def decide(
@@ -162,16 +164,16 @@ def test_recover_carries_the_plan_out() -> None:
     found = recover(log, queues, index, OURS, clean_stop=False, index_safe=True)
 
     assert found.replay_from == 600
-    assert (queues.truncated, index.truncated) == ([600], [900])
-    assert index.loaded == [(False, OURS.index_ms)]
+    assert (queues.recovered, index.truncated) == ([(600, False)], [900])
+    assert index.loaded == [(False, OURS.index_ms, OURS.index_end, OURS.index_entries)]
 
 
 def test_what_is_behind_the_cut_does_not_hide_that_a_queue_is_missing() -> None:
     """One queue's directory is gone; another has got as many messages since the checkpoint."""
 
     class Cut(Queues):
-        def truncate(self, physical: int, /) -> None:
-            super().truncate(physical)
+        def recover(self, limit: int, /, *, whole: bool) -> None:
+            super().recover(limit, whole=whole)
             self.units = [6]
 
     found = recover(
@@ -188,7 +190,7 @@ def test_queues_are_not_cut_at_the_commit_position() -> None:
 
     found = recover(log, queues, None, OURS, clean_stop=True, index_safe=True)
 
-    assert queues.truncated == [1000]
+    assert queues.recovered == [(1000, True)]
     assert found.replay_from == 600
 
 

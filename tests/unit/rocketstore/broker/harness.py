@@ -53,7 +53,15 @@ class ServedFakeStore(FakeStore):
         return next((one.record for one in self.log.records if one.head.offset == offset), None)
 
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, *, unique: bool = False
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        unique: bool = False,
+        max_bytes: int = 0,
     ) -> list[bytes]:
         found = [one.record for one in self.log.records if one.head.topic == topic]
         return [one for one in found if key in decode_record(one).keys][:max_num]
@@ -116,7 +124,7 @@ class FakeState:
             if owner == group and topic in ("", name)
         ]
 
-    def put_topic(self, topic: TopicConfig, done: StateDone) -> None:
+    def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
         self._change(lambda: self.table.update({topic.name: topic}), done)
 
     def delete_topic(self, name: str, done: StateDone) -> None:

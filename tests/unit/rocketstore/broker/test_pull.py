@@ -266,3 +266,23 @@ def test_what_a_deleted_topic_of_the_same_name_held_is_not_given(broker: Harness
     assert (empty.count, empty.min_offset, empty.max_offset) == (0, 1, 1)
     assert [(one.min_offset, one.max_offset, one.last_update_ms > 0) for one in ranges] == [(2, 3, True), (1, 1, False)]
     assert by_time.offset == 2
+
+
+def test_a_group_s_name_is_checked_before_it_is_counted(broker: Harness) -> None:
+    """It becomes a name in statistics, so it must not be as long as a request."""
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "group"):
+        broker.pull(group="g" * 128)
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "group"):
+        broker.pull(group="a/b")
+    assert broker.pull(group="g").count == 0
+
+
+def test_a_filter_that_matches_nothing_is_answered_with_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pull that may wait looks for a limited time only; the next one goes on there."""
+    monkeypatch.setattr("rocketstore.broker.pull.SCAN_MS_MAX", 0)
+    with Harness() as broker:
+        send(broker, *["a"] * 5)
+
+        answer = broker.pull(tag_expression="b", wait_ms=60_000, max_messages=2)
+
+        assert (answer.status, answer.next_offset) == ("NO_MATCHED_MESSAGE", 2)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.store.fs import RealFileSystem
-from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
 from rocketstore.consume_queue.units import FILLER
 from tests.unit.rocketstore.heads import head
 
@@ -49,10 +49,10 @@ class Model:
         return {offset: (physical, size) for offset, physical, size in self.log if physical >= self.log_begin}
 
 
-def opened(directory: Path) -> ConsumeQueue:
+def opened(directory: Path, limit: int = FOREVER) -> ConsumeQueue:
     queue = ConsumeQueue("T", 0, directory, UNITS * 20, RealFileSystem())
     queue.load()
-    assert queue.recover().replay_from is None
+    assert queue.recover(limit).replay_from is None
     return queue
 
 
@@ -118,7 +118,8 @@ def test_every_message_is_where_its_offset_says(
             queue.append([head(offset, at, size=size) for offset, at, size in again])
         elif step == "truncate" and number >= model.log_begin:
             model.cut(number)
-            queue.truncate(number)
+            queue = opened(directory, number)
+            queue.correct_min_offset(model.log_begin)
         elif step == "expire":
             model.log_begin = max(model.log_begin, min(number, model.log_end))
             queue.delete_expired(model.log_begin)

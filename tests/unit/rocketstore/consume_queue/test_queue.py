@@ -9,7 +9,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import RealFileSystem
-from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.types import QueueUnit, RecordHead
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
@@ -20,11 +20,11 @@ FILE_BYTES = UNITS * 20
 FILLER_BYTES = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
 
 
-def opened(directory: Path, fs: RealFileSystem | None = None) -> ConsumeQueue:
+def opened(directory: Path, fs: RealFileSystem | None = None, limit: int = FOREVER) -> ConsumeQueue:
     (directory / "T").mkdir(exist_ok=True)
     queue = ConsumeQueue("T", 0, directory / "T" / "0", FILE_BYTES, fs or RealFileSystem())
     queue.load()
-    queue.recover()
+    queue.recover(limit)
     return queue
 
 
@@ -154,7 +154,7 @@ def test_fillers_say_nothing_about_the_log(tmp_path: Path) -> None:
     queue = opened(tmp_path)
     queue.append([head(0)])
     queue.append([head(24)])
-    queue.truncate(2400)
+    queue = opened(tmp_path, limit=2400)
     assert (queue.max_offset, queue.max_physical_offset) == (24, 100)
     again = opened(tmp_path)
     assert (again.max_offset, again.max_physical_offset) == (24, 100)
@@ -163,9 +163,9 @@ def test_fillers_say_nothing_about_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 100, 450, 499, 500, 501, 1000, 1199])
-def test_truncation_keeps_the_records_that_end_before(tmp_path: Path, limit: int) -> None:
+def test_a_log_that_lost_its_end_keeps_the_units_of_records_that_end_before(tmp_path: Path, limit: int) -> None:
     queue = filled(tmp_path)
-    queue.truncate(limit)
+    queue = opened(tmp_path, limit=limit)
     kept = limit // 100
     assert content(queue) == {number: number * 100 for number in range(kept)}
     assert queue.max_physical_offset == (kept * 100 or -1)
@@ -175,18 +175,18 @@ def test_truncation_keeps_the_records_that_end_before(tmp_path: Path, limit: int
     assert content(queue)[kept] == 5000
 
 
-def test_truncation_at_the_end_changes_nothing(tmp_path: Path) -> None:
+def test_a_limit_at_the_end_changes_nothing(tmp_path: Path) -> None:
     queue = filled(tmp_path)
     before = stored(queue)
-    queue.truncate(1200)
+    queue = opened(tmp_path, limit=1200)
     assert stored(queue) == before
 
 
-def test_a_queue_offset_is_not_given_out_again_when_all_units_are_truncated(tmp_path: Path) -> None:
+def test_a_queue_offset_is_not_given_out_again_when_all_units_are_cut(tmp_path: Path) -> None:
     queue = filled(tmp_path)
     assert queue.delete_expired(600) == 1
     assert queue.delete_expired(1100) == 1
-    queue.truncate(900)
+    queue = opened(tmp_path, limit=900)
     assert (queue.min_offset, queue.max_offset, queue.max_physical_offset) == (10, 10, -1)
     again = opened(tmp_path)
     assert (again.min_offset, again.max_offset) == (10, 10)
@@ -194,10 +194,10 @@ def test_a_queue_offset_is_not_given_out_again_when_all_units_are_truncated(tmp_
     assert content(again) == {10: 900}
 
 
-def test_truncation_below_the_first_kept_message_leaves_room_for_new_ones(tmp_path: Path) -> None:
+def test_a_cut_below_the_first_kept_message_leaves_room_for_new_ones(tmp_path: Path) -> None:
     queue = filled(tmp_path)
     queue.correct_min_offset(1100)
-    queue.truncate(700)
+    queue = opened(tmp_path, limit=700)
     queue.append([head(7, 700)])
     assert queue.unit(7) == QueueUnit(700, 100, 7)
 
@@ -228,6 +228,15 @@ def test_expired_files_go_but_never_the_last(tmp_path: Path) -> None:
     assert sorted(stored(queue)) == [2 * FILE_BYTES]
     assert queue.delete_expired(1 << 40) == 0
     assert content(queue) == {10: 1000, 11: 1100}
+
+
+def test_a_file_stays_until_a_unit_after_it_is_durable(tmp_path: Path) -> None:
+    """Else a crash leaves nothing that says where the queue was."""
+    queue = filled(tmp_path)
+    assert queue.delete_expired(9999, 599) == 0
+    assert queue.delete_expired(9999, 600) == 1
+    assert queue.delete_expired(9999, 1099) == 0
+    assert queue.delete_expired(9999, 1100) == 1
 
 
 def test_a_file_that_ends_with_fillers_lives_as_long_as_its_messages(tmp_path: Path) -> None:
@@ -363,14 +372,20 @@ def test_flush_makes_files_and_their_directories_durable(tmp_path: Path) -> None
     assert sum(call == "sync" for call, _ in fs.calls) == 3
 
 
-def test_after_a_start_the_last_files_are_flushed_again(tmp_path: Path) -> None:
-    """Only the process may have ended: what recovery read from memory is not known to be on the disk."""
+def test_after_a_start_only_what_was_cut_is_flushed(tmp_path: Path) -> None:
+    """What is kept was durable before: a clean stop or a checkpoint says so, and thousands of queues start at once."""
     filled(tmp_path)
     fs = FailingFs()
-    queue = opened(tmp_path, fs)
-    fs.calls.clear()
+    opened(tmp_path, fs).flush(0)
+    assert not any(call == "sync" for call, _ in fs.calls)
+
+    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", FILE_BYTES, fs)
+    queue.load()
+    queue.recover(700, whole=False)
+    assert not any(call.startswith("sync") for call, _ in fs.calls)
     queue.flush(0)
-    assert sum(call == "sync" for call, _ in fs.calls) == 3
+    queue.flush(0)
+    assert [call for call, _ in fs.calls if call.startswith("sync")] == ["sync", "sync_dir"]
 
 
 def test_a_removed_queue_takes_nothing(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def recovered(directory: Path, file_bytes: int = FILE_BYTES) -> tuple[ConsumeQue
 
 
 def offsets(queue: ConsumeQueue) -> list[int]:
-    return [unit.offset for number in range(queue.max_offset) if (unit := queue.unit(number))]
+    return [unit.offset for number in range(queue.min_offset, queue.max_offset) if (unit := queue.unit(number))]
 
 
 def test_whole_files_need_no_repair(tmp_path: Path) -> None:
@@ -146,7 +146,15 @@ def test_only_the_last_three_files_are_read(tmp_path: Path) -> None:
     assert recovered(tmp_path / "q")[1] == QueueRecovery(5000, None, ())
 
 
-def test_after_any_crash_a_queue_is_a_beginning_with_all_that_was_flushed(tmp_path: Path) -> None:
+def crashed(directory: Path, limit: int) -> ConsumeQueue:
+    """The queue after a power cut, of which what belongs to records that end by ``limit`` was flushed."""
+    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, RealFileSystem())
+    queue.load()
+    assert queue.recover(limit, whole=False) == QueueRecovery(limit or -1, None, ())
+    return queue
+
+
+def test_after_any_crash_a_queue_is_what_was_flushed(tmp_path: Path) -> None:
     """A power cut after each change, with unsynced changes kept, lost, or lost one by one."""
     fs = RecordingFs()
     source = tmp_path / "source"
@@ -169,36 +177,95 @@ def test_after_any_crash_a_queue_is_a_beginning_with_all_that_was_flushed(tmp_pa
             target = tmp_path / f"crash{count}"
             target.mkdir()
             state.write_to(source, target)
-            after, result = recovered(target / "T" / "0")
-            found = offsets(after)
-            assert found == [number * 100 for number in range(len(found))]
-            assert len(found) >= durable
-            assert result.max_physical_offset == (len(found) * 100 or -1)
+            after = crashed(target / "T" / "0", durable * 100)
+            assert offsets(after) == [number * 100 for number in range(durable)]
             after.append(heads(0, 25))
             assert offsets(after) == [number * 100 for number in range(25)]
     assert count > 100
 
 
-def test_after_any_crash_truncated_units_stay_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("durable", range(COUNT + 1))
+def test_any_pages_behind_what_was_flushed_may_be_lost(tmp_path: Path, durable: int) -> None:
+    """Of files of 5 units each the first may be zeros and the last whole: halving would take it for the queue's end."""
+    for number in range(16):
+        directory = tmp_path / str(number)
+        for file, path in enumerate(made(directory)):
+            data, kept = path.read_bytes(), max(0, durable - file * 5) * 20
+            if number & (1 << file):
+                path.write_bytes(data[:kept] + bytes(len(data[kept:])))
+
+        queue = crashed(directory, durable * 100)
+
+        assert offsets(queue) == [number * 100 for number in range(durable)]
+        queue.append(heads(0, COUNT))
+        assert offsets(queue) == [number * 100 for number in range(COUNT)]
+
+
+@pytest.mark.parametrize("first", [0, 3, 5, 10, 12])
+def test_a_queue_whose_first_files_were_lost_begins_with_what_comes(tmp_path: Path, first: int) -> None:
+    """Names that no directory sync made durable may be lost in any order; what is left says nothing about the begin."""
+    for path in made(tmp_path)[:2]:
+        path.unlink()
+
+    queue = crashed(tmp_path, 0)
+    queue.append(heads(first, COUNT))
+
+    assert (queue.min_offset, offsets(queue)) == (first, [number * 100 for number in range(first, COUNT)])
+
+
+def test_a_queue_of_which_a_unit_is_durable_keeps_its_numbers(tmp_path: Path) -> None:
+    """Whatever came before has expired: no file is removed before a unit after it is durable."""
+    for path in made(tmp_path)[:2]:
+        path.unlink()
+
+    queue = crashed(tmp_path, 1100)
+
+    assert (queue.min_offset, queue.max_offset) == (10, 11)
+
+
+def test_after_any_crash_units_that_were_cut_stay_away(tmp_path: Path) -> None:
+    """The log lost its end, and other records came there: until a flush the next start cuts at the same place again."""
     fs = RecordingFs()
     source = tmp_path / "source"
     (source / "T").mkdir(parents=True)
+    before = ConsumeQueue("T", 0, source / "T" / "0", FILE_BYTES, fs)
+    before.append(heads(0, 14))
+    before.flush(0)
     queue = ConsumeQueue("T", 0, source / "T" / "0", FILE_BYTES, fs)
-    queue.append(heads(0, 14))
-    queue.flush(0)
-    queue.truncate(700)
-    truncated = len(fs.changes)
-    fresh = [one._replace(offset=one.offset + 50) for one in heads(7, 16)]
+    queue.load()
+    queue.recover(700, whole=False)
+    cut = len(fs.changes)
+    fresh = [one._replace(offset=one.offset + 50) for one in heads(7, 9)]
     queue.append(fresh)
     expected = [number * 100 for number in range(7)] + [one.offset for one in fresh]
+    queue.flush(0)
+    flushed = len(fs.changes)
     count = 0
-    for at in range(truncated, len(fs.changes) + 1):
+    for at in range(cut, flushed + 1):
         for state in crash_states(fs.changes, at):
             count += 1
             target = tmp_path / f"crash{count}"
             target.mkdir()
             state.write_to(source, target)
-            found = offsets(recovered(target / "T" / "0")[0])
-            assert found == expected[: len(found)]
-            assert len(found) >= 7
+            if at < flushed:
+                assert offsets(crashed(target / "T" / "0", 700)) == expected[:7]
+            else:
+                assert offsets(recovered(target / "T" / "0")[0]) == expected
     assert count > 10
+
+
+def test_a_queue_that_lost_its_only_file_to_a_cut_loses_it_for_good(tmp_path: Path) -> None:
+    """The file's name is removed durably by the next flush, although there is no file to flush any more."""
+    fs = RecordingFs()
+    directory = tmp_path / "source" / "0"
+    directory.mkdir(parents=True)
+    before = ConsumeQueue("T", 0, directory, FILE_BYTES, fs)
+    before.append(heads(0, 3))
+    before.flush(0)
+    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, fs)
+    queue.load()
+    queue.recover(0, whole=False)
+
+    queue.flush(0)
+
+    assert all(not state.files for state in crash_states(fs.changes, len(fs.changes)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DiskError, InvalidRequestError
+from rocketstore.consume_queue.queue import FOREVER
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.consume_queue.units import FILLER
@@ -18,10 +19,10 @@ from tests.unit.rocketstore.heads import head
 FILE_BYTES = 100
 
 
-def opened(directory: Path) -> ConsumeQueueTable:
+def opened(directory: Path, limit: int = FOREVER) -> ConsumeQueueTable:
     table = ConsumeQueueTable(directory, FILE_BYTES)
     table.load()
-    table.recover()
+    table.recover(limit)
     return table
 
 
@@ -143,11 +144,10 @@ def test_damage_says_from_where_to_replay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 100, 5000, 9850, 9900, 10_000])
-def test_truncation_reaches_every_queue(tmp_path: Path, limit: int) -> None:
-    table = opened(tmp_path)
+def test_a_cut_reaches_every_queue(tmp_path: Path, limit: int) -> None:
     records = log(100)
-    table.append(records)
-    table.truncate(limit)
+    opened(tmp_path).append(records)
+    table = opened(tmp_path, limit)
     kept = model([one for one in records if one.offset + 100 <= limit])
     assert {key: offsets for key, offsets in content(table).items() if offsets} == kept
     table.append(records)

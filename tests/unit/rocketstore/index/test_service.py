@@ -201,6 +201,44 @@ def test_a_damaged_tail_is_noticed_after_a_crash(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.parametrize("entries", [5, 50])
+@pytest.mark.parametrize("durable", range(-1, 9))
+def test_after_a_crash_the_index_ends_where_it_was_durable(tmp_path: Path, entries: int, durable: int) -> None:
+    """And not at the beginning of a file that may hold millions of records: nothing from before is indexed again."""
+    opened(tmp_path, entries).append([record(number) for number in range(9)])
+    service = IndexService(tmp_path, 7, entries)
+
+    result = service.load(clean_stop=False, index_timestamp_ms=0, durable_end=durable * 100 if durable >= 0 else -1)
+
+    assert (result.indexed_to, result.replay_from) == (durable * 100 if durable >= 0 else -1, None)
+    assert found(service, "odd") == [number * 100 for number in range(durable, -1, -1) if number % 2]
+    service.append([record(number) for number in range(durable + 1, 9)])
+    assert found(service, "odd") == [700, 500, 300, 100]
+    assert found(service, "even") == [800, 600, 400, 200, 0]
+
+
+@pytest.mark.parametrize(("file", "left"), [(0, -1), (2, 300), (4, 700)])
+def test_what_was_durable_and_is_damaged_is_indexed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: int, left: int
+) -> None:
+    """From where the last whole file ends, and with a line in the log: never lost without notice."""
+    service = opened(tmp_path)
+    service.append([record(number) for number in range(9)])
+    path, at = service.files[file].path, service.shape.entries_at + 20
+    stored = bytearray(path.read_bytes())
+    stored[16:24] = (1 << 60).to_bytes(8, "big")  # begins after it ends
+    stored[at : at + 20] = b"\xff" * 20
+    path.write_bytes(stored)
+
+    again = IndexService(tmp_path, 7, 5)
+    result = again.load(clean_stop=False, index_timestamp_ms=0, durable_end=800)
+
+    assert (result.indexed_to, result.replay_from) == (left, left)
+    assert str(path) in caplog.text
+    again.append([record(number) for number in range(9)])
+    assert found(again, "odd") == [700, 500, 300, 100]
+
+
 def test_other_files_are_left_alone_and_left_overs_removed(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "20231114221320123.tmp").write_bytes(b"half")

@@ -284,7 +284,7 @@ def test_waiting_pulls_and_counters_see_columns_as_they_see_heads() -> None:
     some = next(head for head in heads if head.tags_code)
     seen = []
     for records in (read_entries(log, BASE).heads, heads):
-        woken: list[object] = []
+        woken: list[Callable[[], None]] = []
         waiting = WaitingPulls(cast("LoopBridge", SimpleNamespace(post=woken.append)), waiting_max=9)
         waiters = [
             waiting.enter(key, codes)
@@ -292,9 +292,11 @@ def test_waiting_pulls_and_counters_see_columns_as_they_see_heads() -> None:
             for codes in (None, frozenset({some.tags_code}), frozenset({1}))
         ]
         waiting.arrived(records)
+        assert len(woken) == 1
+        woken[0]()
         stats = StoreStats(ManualClock())
         stats.dispatched(records, 1)
-        seen.append(([one.told for one in waiters], len(woken), stats.topics()))
+        seen.append(([one.woken for one in waiters], stats.topics()))
 
     assert seen[0] == seen[1]
     assert seen[0][0] == [True, True, False, False, False, False]

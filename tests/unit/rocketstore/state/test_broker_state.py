@@ -24,6 +24,9 @@ UNKNOWN = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="n
 
 
 def fill(member: Member, topic: str, count: int) -> None:
+    """Messages of a topic, which is made if need be."""
+    if member.state.topic(topic) is None:
+        member.do(lambda done: member.state.put_topic(TopicConfig(topic), done))
     for _ in range(count):
         assert member.store.put(Message(topic, b"x")).ok
 
@@ -152,7 +155,8 @@ def test_an_offset_beyond_the_queues_end_is_refused(master: Member) -> None:
 
 
 def test_what_is_put_but_not_dispatched_may_be_committed(master: Member) -> None:
-    master.store.dispatched_to = 0
+    master.do(lambda done: master.state.put_topic(TopicConfig("T"), done))
+    master.store.dispatched_to = len(master.log.records)
     fill(master, "T", 3)
     answers: list[PutResult] = []
     master.state.commit_offsets("g", [("T", 0, 3)], done=answers.append)
@@ -400,6 +404,7 @@ def test_threads_make_changes_without_anybody_stepping(tmp_path: Path) -> None:
     state.start()
     state.catch_up()
     store.role = BrokerRole.SYNC_MASTER
+    assert state.wait(lambda done: state.put_topic(TopicConfig("T"), done)).ok
     for _ in range(200):
         store.put(Message("T", b""))
 

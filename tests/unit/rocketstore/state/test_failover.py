@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dledger.errors import CorruptLogError
+from rocketstore.commit_log.port import PutDone
 from rocketstore.message.message import Message
-from rocketstore.state import broker_state
+from rocketstore.state import broker_state, publisher
 from rocketstore.state.broker_state import StateBehindError, StateBlockedError, StateIncompleteError
 from rocketstore.state.changes import QueueOffset, TopicConfig
 from rocketstore.state.snapshot import SNAPSHOT_FILE
@@ -67,16 +69,52 @@ def test_a_new_master_publishes_the_full_state_once(add_member: AddMember) -> No
     assert end(second) == before + 1
 
 
-def test_a_full_state_that_was_refused_is_published_again(add_member: AddMember) -> None:
+def test_a_full_state_that_was_refused_is_published_again(add_member: AddMember, clock: ManualClock) -> None:
+    """After a second, and later each time: making it takes long, and what refused it may go on doing so."""
     first, second = add_member("1"), add_member("2")
     first.promote()
     put_topic(first, "T")
     before = end(first)
     first.store.role = BrokerRole.SLAVE
-    second.store.refusals.append(broker_state._SLAVE)
+    second.store.refusals += [broker_state._SLAVE] * 3
     second.promote()
 
+    for left, wait_ms in ((2, 1000), (1, 2000), (0, 4000)):
+        assert len(second.store.refusals) == left
+        clock.now_ms += wait_ms - 1
+        second.settle()
+        assert len(second.store.refusals) == left
+        clock.now_ms += 1
+        second.settle()
     assert end(second) == before + 1
+
+
+def test_a_full_state_is_written_in_several_batches(add_member: AddMember, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log takes no batch of any size; whoever has nothing else gets all of it."""
+    monkeypatch.setattr(broker_state, "FULL_PART_BYTES", 500)
+    monkeypatch.setattr(publisher, "FULL_BYTES_AT_ONCE", 2000)
+    first, second = add_member("1"), add_member("2")
+    first.promote()
+    for number in range(100):
+        put_topic(first, f"topic-{number:03d}")
+    first.store.role = BrokerRole.SLAVE
+    sizes: list[int] = []
+    submit = second.store.submit
+
+    def noting(messages: Sequence[Message], done: PutDone, **how: Any) -> None:  # noqa: ANN401  # the store's own
+        sizes.append(sum(len(one.body) for one in messages))
+        submit(messages, done, **how)
+
+    monkeypatch.setattr(second.store, "submit", noting)
+    before = end(second)
+    second.promote()
+
+    assert len(sizes) > 2
+    assert max(sizes) <= 2000
+    third = add_member("3")
+    third.store.expire(BROKER_STATE_TOPIC, 0, before)
+    third.promote()
+    assert names(third) == [f"topic-{number:03d}" for number in range(100)]
 
 
 def test_who_lost_its_snapshot_recovers_from_a_full_state(add_member: AddMember) -> None:
