@@ -80,6 +80,8 @@ class FakeBrokers:
         self.queues: dict[tuple[str, int], FakeQueue] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.commits: list[pb.CommitOffsetsRequest] = []
+        self.registered: set[str] = set()
+        """Groups that may have committed nothing yet."""
         self.answers_to_commits = True
         """Whether a commit of offsets, which is stored, is answered."""
         self.log_offset = 0
@@ -474,7 +476,9 @@ class FakeBroker:
         return pb.DeleteTopicResponse()
 
     def _list_groups(self, request: pb.ListGroupsRequest, context: grpc.ServicerContext) -> pb.ListGroupsResponse:
-        return pb.ListGroupsResponse(groups=sorted({group for group, _, _ in self.group.offsets}))
+        return pb.ListGroupsResponse(
+            groups=sorted({*self.group.registered, *(group for group, _, _ in self.group.offsets)})
+        )
 
     def _status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
         group = self.group

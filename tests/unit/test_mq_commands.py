@@ -427,6 +427,15 @@ def test_consumer_progress(run: Run, brokers: FakeBrokers) -> None:
     assert run("consumer", "progress", "-g", "nobody").exit_code == 1
 
 
+def test_groups_that_have_committed_nothing_do_not_end_the_list(run: Run, brokers: FakeBrokers) -> None:
+    """As a broker has that was taken over from RocketMQ."""
+    put(brokers, 5)
+    brokers.registered = {"idle"}
+    brokers.offsets["billing", "orders", 0] = 3
+
+    assert lines_of(run("consumer", "progress"))[1:] == [["billing", "1", "2"], ["idle", "0", "0"]]
+
+
 def test_consumer_reset_offset(run: Run, brokers: FakeBrokers) -> None:
     """To an end, a time, or an offset; back or forth."""
     put(brokers, 5)
