@@ -41,6 +41,9 @@ class ConditionKind(StrEnum):
     """It leads, or did a moment ago, without making progress."""
     DISK_FULL = "disk_full"
     """It takes no entries: there is no room."""
+    MISNUMBERED = "misnumbered"
+    """Messages got queue offsets that had been given out before, so they cannot be read from their queue, which is the
+    subject. Holds until the broker is started again."""
     AT_LIMIT = "at_limit"
     """A bounded resource is at its bound, and requests are refused for it. The subject is the resource."""
 

@@ -98,6 +98,9 @@ class DLedgerServer:
         self._last_push_ms = 0
         self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
         """As of which commit index retention last asked what the table of producers needs, and the answer."""
+        self.keep_from: Callable[[], int | None] = lambda: None
+        """From which position on the application needs the log; None: it does not. Asked by retention, to be set before
+        ``start``; it may wait for the disk."""
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
         self.conditions = Conditions(config.node_id, self._clock)
@@ -306,8 +309,8 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        room = self.log.measure_room()
-        if self._driver.call(lambda now_ms: self._retire(now_ms, room)):
+        room, keep_from = self.log.measure_room(), self.keep_from()
+        if self._driver.call(lambda now_ms: self._retire(now_ms, room, keep_from)):
             self.log.remove_retired()
         self._look_after_conditions(room)
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
@@ -343,7 +346,7 @@ class DLedgerServer:
             why = "it led, a quorum answered, and nothing that waited was committed: it leaves it to the others to lead"
             self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
 
-    def _retire(self, now_ms: int, room: Room) -> tuple[Path, ...]:
+    def _retire(self, now_ms: int, room: Room, keep_from: int | None) -> tuple[Path, ...]:
         """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
         node, log = self._node, self.log
         blocked = False
@@ -358,7 +361,7 @@ class DLedgerServer:
             return last_index if needed is None else LogIndex(min(last_index, needed - 1))
 
         try:
-            retired = log.retire(_protected_index(node, now_ms), room, may_go)
+            retired = log.retire(_protected_index(node, now_ms), room, may_go, keep_from)
         except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
             node.state.outbox.damage.append(damage)
             return ()
@@ -393,7 +396,10 @@ class DLedgerServer:
             flush_here = self._is_isolated(len(message.run.data))
             message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
         received = message
-        self._driver.call(lambda now_ms: self._node.receive(envelope.sender, received, now_ms), flush_here=flush_here)
+        sender, connection = envelope.sender, envelope.connection
+        self._driver.call(
+            lambda now_ms: self._node.receive(sender, received, now_ms, connection), flush_here=flush_here
+        )
 
     def _is_isolated(self, size: int) -> bool:
         """Whether a push stands alone: then nothing is gained by gathering, handing over costs time."""

@@ -34,6 +34,9 @@ class CleanableLog(Protocol):
     def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
         """Remove files; gives how many."""
 
+    def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:
+        """Whether it would remove more if the numbering of the queues were not in there alone."""
+
     def directories(self) -> Sequence[str]:
         """Where its files are."""
 
@@ -114,6 +117,8 @@ class Cleaner:
         self._clock = clock
         self._may_delete = may_delete
         self._on_disk_full = on_disk_full
+        self.on_held_back: Callable[[], None] = lambda: None
+        """Writes down what the log must not lose, so that the file that it is in may go."""
         self._manual_rounds = 0
         self._followed_to = -1
 
@@ -135,7 +140,10 @@ class Cleaner:
         self._on_disk_full(decision.disk_full)
         removed = 0
         if decision.delete and self._may_delete():
-            removed = self._log.delete_expired(now_ms=self._clock.wall_ms(), immediately=decision.immediately)
+            now_ms = self._clock.wall_ms()
+            if self._log.is_held_back(now_ms=now_ms, immediately=decision.immediately):
+                self.on_held_back()
+            removed = self._log.delete_expired(now_ms=now_ms, immediately=decision.immediately)
         self.follow()
         return removed
 

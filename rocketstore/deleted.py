@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from rocketstore.types import QueueKey
 
 DELETED_FILE: Final = "deletedQueues.json"
 _ADVICE: Final = "Remove the file; topics that were deleted and come again then begin at queue offset 0"
-Offsets = dict[tuple[str, int], int]
+Offsets = dict[QueueKey, int]
 
 
 class DeletedQueues:
@@ -62,6 +64,11 @@ class DeletedQueues:
                 raise DiskFullError(f"writing {self._path} failed: no space left on the device") from error
             raise DiskError(f"writing {self._path} failed: {error}") from error
         self._ends = kept
+
+    @property
+    def ends(self) -> Mapping[QueueKey, int]:
+        """Where queues ended that were deleted."""
+        return self._ends
 
     def over(self, offsets: Offsets) -> Offsets:
         """Next queue offsets, with those of deleted queues where they are higher."""

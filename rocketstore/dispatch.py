@@ -74,9 +74,14 @@ class DispatchService:
         *,
         on_batch: Callable[[Sequence[RecordHead], int], None] = lambda _heads, _took_ms: None,
         on_failure: Callable[[BaseException], None] = lambda _error: None,
+        on_jump: Callable[[], None] = lambda: None,
         name: str = "rocketstore-dispatch",
     ) -> None:
-        """``on_batch`` gets what was dispatched and how long it took (ms), ``on_failure`` the error that ended it."""
+        """``on_batch`` gets what was dispatched and how long it took (ms), ``on_failure`` the error that ended it.
+
+        ``on_jump`` is called before a part of the log is left out that is gone without having been dispatched.
+        """
+        self._on_jump = on_jump
         self._log = log
         self._sinks = tuple(sinks)
         self._on_batch = on_batch
@@ -165,6 +170,8 @@ class DispatchService:
             start = max(self.position, self._log.min_offset)
             if start >= self._log.max_offset:
                 return False
+            if start > self.position:
+                self._on_jump()
             began = time.monotonic()
             scanned = self._scan(start)
             heads = scanned.heads

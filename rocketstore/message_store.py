@@ -29,6 +29,7 @@ from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.cleaning import Cleaner
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.queue import Surroundings
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.directory import StoreDirectory
@@ -38,12 +39,13 @@ from rocketstore.flags import Obstacle, PutGate
 from rocketstore.index.service import IndexService
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
+from rocketstore.numbering import Numbering, NumberWriter, RepeatAlarm
 from rocketstore.periodic import Periodic
 from rocketstore.put_waiter import PutWaiter
 from rocketstore.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.recovery import RecoveryPlan, recover
 from rocketstore.stats import StoreStats
-from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult
+from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long ``shutdown`` lets dispatch catch up."""
@@ -78,35 +80,49 @@ class MessageStore:
         self.stats: Final = StoreStats(self._clock)
         self._gate = PutGate(BrokerRole.SLAVE if log.is_replicated else config.broker_role)
         self._busy_ms = config.os_page_cache_busy_timeout_mills
-        self._queues = ConsumeQueueTable(config.consume_queue_dir, config.consume_queue_file_bytes, self._fs)
+        self._alarm = RepeatAlarm(self._conditions)
+        self._queues = ConsumeQueueTable(
+            config.consume_queue_dir,
+            config.consume_queue_file_bytes,
+            self._fs,
+            Surroundings(lambda: log.min_offset, self._alarm.repeated),
+        )
+        self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
+        self._numbering = Numbering(log, self._queues, deleted=lambda: self._deleted.ends)
+        log.keep_from(lambda: self._numbering.keep_from(disk_full=self._gate.has(Obstacle.DISK_FULL)))
         self._index = (
             IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
             if config.message_index_enable
             else None
         )
+        derived: list[ConsumeQueueTable | IndexService] = (
+            [self._queues] if self._index is None else [self._queues, self._index]
+        )
         self._dispatch = DispatchService(
             log,
-            [self._queues] if self._index is None else [self._queues, self._index],
-            on_batch=self.stats.dispatched,
+            [*derived, self._numbering],
+            on_batch=self._dispatched,
             on_failure=self._failed,
+            on_jump=self._numbering.jumped,
         )
+        self._numbers = NumberWriter(log, self._numbering, self._dispatch, lambda: self.role is not BrokerRole.SLAVE)
         self._reader = StoreReader(log, self._queues.find, self._index, config)
         self._cleaner = Cleaner(
             log,
-            [_QueueFiles(self._queues)] if self._index is None else [_QueueFiles(self._queues), self._index],
+            derived,
             config,
             self._fs,
             self._clock,
             may_delete=self._may_delete,
             on_disk_full=self._disk_full,
         )
+        self._cleaner.on_held_back = self._numbers.write_and_wait
         threads = Supervisor(self._failed)
         every = partial(Periodic, clock=self._clock, supervisor=threads)
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
         self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
         self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
         self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
-        self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
         self._directory: StoreDirectory | None = None
@@ -146,8 +162,10 @@ class MessageStore:
         )
         self._dispatch.begin_at(decided.replay_from)
         self._dispatch.last_store_ms = checkpoint.logics_ms
+        self._numbering.begin(continuous=decided.queues_are_whole)
         self._dispatch.catch_up()
         self._cleaner.follow()
+        self._numbering.restore()
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
         self._loaded = True
@@ -208,6 +226,7 @@ class MessageStore:
     def become_master(self, role: BrokerRole) -> None:
         """Take puts from now on. In a replicated log only after ``wait_dispatched`` and ``rebuild_queue_offsets``."""
         self._gate.become(role)
+        self._numbers.look()
 
     def become_slave(self) -> None:
         """Refuse puts from now on."""
@@ -226,9 +245,13 @@ class MessageStore:
         return self._gate.refusal
 
     def rebuild_queue_offsets(self) -> None:
-        """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up."""
+        """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up.
+
+        Raises ``CorruptLogError``: what the log says of it cannot be read here.
+        """
         begin = self.log.min_offset
         self._queues.correct_min_offsets(begin)
+        self._numbering.require()
         self.log.set_queue_offsets(self._deleted.over(self._queues.next_offsets()))
 
     # -- puts ----------------------------------------------------------------------------------------------------
@@ -395,6 +418,11 @@ class MessageStore:
         """All queues: topic and id."""
         return [(queue.topic, queue.queue_id) for queue in self._queues.all()]
 
+    @property
+    def numbers_known(self) -> bool:
+        """Whether what is dispatched gives every queue's next offset; not yet, on a member with a new disk."""
+        return self._numbering.is_known
+
     # -- dispatch, upkeep ----------------------------------------------------------------------------------------
 
     @property
@@ -445,6 +473,7 @@ class MessageStore:
             "earliestMessageTimeStamp": str(self.earliest_message_time()),
             "brokerRole": str(self.role),
             "putRefusedBecause": refusal.reason if (refusal := self._gate.refusal) is not None else "",
+            "queueOffsetsRepeated": str(self._alarm.count),
             "storeFailure": "" if self.failure is None else str(self.failure),
         }
 
@@ -459,7 +488,12 @@ class MessageStore:
         else:
             self._durability.flush_pages(self.config.flush_consume_queue_least_pages)
 
+    def _dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
+        self.stats.dispatched(heads, took_ms)
+        self._numbers.look()
+
     def _clean_round(self) -> None:
+        self._numbers.look()
         try:
             self._cleaner.clean()
         except DiskError as error:
@@ -484,18 +518,6 @@ class MessageStore:
     def _check_running(self) -> None:
         if not self._running:
             raise ShutdownError("the store is not running")
-
-
-class _QueueFiles:
-    """The queues as cleaning sees them."""
-
-    def __init__(self, queues: ConsumeQueueTable) -> None:
-        self._queues = queues
-
-    def delete_expired(self, min_physical_offset: int, /) -> int:
-        """Let every queue begin with its first kept message."""
-        self._queues.correct_min_offsets(min_physical_offset)  # first: nobody shall read a unit without a message
-        return sum(queue.delete_expired(min_physical_offset) for queue in self._queues.all())
 
 
 _DISK_OF_STORE: Final = "store"

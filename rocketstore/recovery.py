@@ -59,8 +59,8 @@ class CountedQueue(Protocol):
     """One consume queue."""
 
     @property
-    def max_offset(self) -> int:
-        """Next queue offset."""
+    def stored_end(self) -> int:
+        """The end of its units on the disk."""
 
 
 class RecoverableQueues(Protocol):
@@ -137,21 +137,25 @@ class RecoveryPlan:
     cut_queues: int
     replay_from: int
     reason: str
+    queues_are_whole: bool = True
+    """What the queues have goes on to where the log begins: they have missed nothing that the log no longer holds."""
 
 
 def plan(facts: Facts, *, index_safe: bool) -> RecoveryPlan:
     """Decide what must be built again. ``index_safe``: also what only the index lacks."""
     checkpoint, end = facts.checkpoint, facts.log_end
     start, reason = _queues_from(facts)
-    if facts.queues.units < checkpoint.queue_units:
+    whole = facts.queues.units >= checkpoint.queue_units
+    if not whole:
         start, reason = facts.log_min, "files of consume queues are missing"
+    whole = whole and (facts.queues.units > 0 if checkpoint.replay_from == UNKNOWN else start >= facts.log_min)
     index_from = _index_from(facts) if index_safe else None
     if index_from is not None and index_from < start:
         start, reason = index_from, "files of the index are missing"
     start = min(max(start, facts.log_min), max(end, facts.log_min))
     invariant(start <= max(end, facts.log_min), "replay begins beyond the log", start=start, end=end)
     cut = cut_of(checkpoint, end, facts.file_by_time, clean_stop=facts.clean_stop)
-    return RecoveryPlan(cut, start, reason)
+    return RecoveryPlan(cut, start, reason, whole or not facts.log_min)
 
 
 def cut_of(checkpoint: Checkpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
@@ -198,7 +202,7 @@ def file_by_time(log: RecoverableLog, before_ms: int) -> int:
 
 def queue_units(queues: RecoverableQueues) -> int:
     """How many messages the queues count; it only grows, but for topics that are deleted."""
-    return sum(queue.max_offset for queue in queues.all())
+    return sum(queue.stored_end for queue in queues.all())
 
 
 def recover(

@@ -12,7 +12,9 @@ first takes stock:
 5. Delayed messages are delivered from here.
 
 No deadline: a leader that cannot commit has no quorum and will hear so. A step that fails is repeated, with growing
-pauses, for as long as the node leads: RocketMQ only logs the failure and stays a slave that leads.
+pauses, for as long as the node leads. But a leader that is no master keeps the whole group from taking messages, so it
+says so (the condition ``stuck_leader``) and offers leadership to the other members in turn: at once if repeating cannot
+help, else after some failures. RocketMQ only logs the failure and stays a slave that leads.
 
 Threads: role changes arrive on the node's role-change thread, which only flips the gate and passes the news on; the
 rest is done by a thread of this module, one transition after the other.
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,9 +39,12 @@ from tenacity import (
     wait_exponential,
 )
 
+from dledger.conditions import ConditionKind, Conditions
 from dledger.core.outbox import RoleChange
+from dledger.errors import CorruptLogError, DLedgerError, LeaderHint
 from dledger.rpc.ports import CommitEvent, NodeEvent, NodeStatus
-from dledger.types import Role, Term
+from dledger.types import NodeId, Role, Term
+from rocketstore.state.broker_state import StateBlockedError, StateIncompleteError
 from rocketstore.types import BrokerRole
 
 _log = logging.getLogger("rocketstore")
@@ -50,16 +56,31 @@ DISPATCH_PAUSE_S: Final = 0.01
 """Between two such waits: one on a dispatch that has failed ends at once."""
 RETRY_PAUSE_S: Final = 0.1
 RETRY_PAUSE_MAX_S: Final = 5.0
+FAILURES_MAX: Final = 5
+"""Of one step, which may be passing ones; then leadership is offered to others (after one and a half seconds)."""
+OFFER_PAUSE_S: Final = 3.0
+"""Between two offers: the one asked may be away."""
+_BROKER: Final = "broker"
+"""What of the leader is stuck: its node goes on."""
+_LASTING: Final = (CorruptLogError, StateBlockedError, StateIncompleteError)
+"""Failures that another attempt does not change soon."""
 
 
 class Member(Protocol):
     """The node; ``dledger.server.DLedgerServer``."""
+
+    @property
+    def conditions(self) -> Conditions:
+        """What is the matter with it."""
 
     def status(self) -> NodeStatus:
         """Role, term, end and commit index."""
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         """Have ``listener`` called when the commit index moves."""
+
+    def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
+        """Hand leadership over."""
 
 
 class TermGate(Protocol):
@@ -131,6 +152,8 @@ class BrokerRoleChange:
         name: str = "",
         listener: Callable[[BrokerRole], None] = lambda _role: None,
     ) -> None:
+        self._offers = 0  # of leadership, since this leads; of this object's thread, like the next one
+        self._offered_s = 0.0
         self._member = member
         self._gate = log
         self._store = store
@@ -216,19 +239,54 @@ class BrokerRoleChange:
             if not target.cancelled.is_set():  # a pause between two attempts may have ended with the leadership
                 step()
 
-        if all(self._complete(target, partial(attempt, step)) for step in steps):
+        self._offers = 0
+
+        def failed(state: RetryCallState) -> None:
+            self._cannot(target, term, state)
+
+        try:
+            done = all(self._complete(target, partial(attempt, step), failed) for step in steps)
+        finally:
+            self._member.conditions.clear(ConditionKind.STUCK_LEADER, _BROKER)
+        if done:
             _log.info("master in term %d", term)
         else:
             _log.info("not master in term %d: this node leads it no longer", term)
 
-    def _complete(self, target: _Target, step: Callable[[], None]) -> bool:
+    def _cannot(self, target: _Target, term: Term, attempt: RetryCallState) -> None:
+        """A step of the promotion failed: say so, and offer leadership to the next member unless that was just done."""
+        _log_failure(attempt)
+        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        if not isinstance(error, _LASTING) and attempt.attempt_number < FAILURES_MAX:
+            return
+        self._member.conditions.set(
+            ConditionKind.STUCK_LEADER, f"it leads and cannot become master, so nobody is: {error}", subject=_BROKER
+        )
+        now_s = time.monotonic()
+        status = self._member.status()
+        others = sorted(one.node_id for one in status.members if one.node_id != status.node_id)
+        if target.cancelled.is_set() or not others or (self._offers and now_s - self._offered_s < OFFER_PAUSE_S):
+            return
+        following = [one for one in others if one > status.node_id] + [one for one in others if one < status.node_id]
+        chosen = following[self._offers % len(following)]  # in a ring, so that every member gets its turn
+        self._offers += 1
+        self._offered_s = now_s
+        _log.error("this node leads in term %d and cannot become master; offering leadership to %s", term, chosen)
+        self._member.submit_transfer(chosen, lambda result: _log.info("leadership offered to %s: %s", chosen, result))
+
+    def _complete(
+        self,
+        target: _Target,
+        step: Callable[[], None],
+        failed: Callable[[RetryCallState], None] | None = None,
+    ) -> bool:
         """Do a step until it succeeds or ``target`` is no longer wanted (once at least); whether to go on."""
         retrying = Retrying(
             retry=retry_if_exception_type(Exception),
             wait=wait_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
             stop=stop_when_event_set(target.cancelled),
             sleep=sleep_using_event(target.cancelled),
-            before_sleep=_log_failure,
+            before_sleep=failed or _log_failure,
             retry_error_callback=_log_failure,
         )
         retrying(step)

@@ -18,10 +18,14 @@ BROKER_STATE_TOPIC: Final = "RMQ_SYS_BROKER_STATE"
 """Hidden: topics, subscription groups, consumer offsets and delay progress, replicated as messages of the log."""
 TERM_START_TOPIC: Final = "RMQ_SYS_TERM_START"
 """Hidden: the body of the entry that begins a leader's term, in a form that every RocketMQ reader can parse."""
-HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC})
+QUEUE_NUMBERS_TOPIC: Final = "RMQ_SYS_QUEUE_NUMBERS"
+"""Hidden: now and then the next offset of every queue, so that retention does not take the numbering along."""
+HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC, QUEUE_NUMBERS_TOPIC})
 """Topics that no client may write to or sees in a list."""
 
 Outcome = Literal["stored", "not_applied", "unknown"]
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
 
 
 class FlushDiskType(StrEnum):

@@ -14,7 +14,7 @@ from cluster.reporting import ErrorReportingGroup
 
 @click.group(
     cls=ErrorReportingGroup,
-    writing=frozenset({"reset-offset"}),
+    writing=frozenset({"reset-offset", "delete"}),
     short_help="Look after consumer groups.",
     epilog="""\b
 Examples:
@@ -119,3 +119,22 @@ def reset_offset(
         terminal.print_json({str(queue_id): place for queue_id, place in places.items()})
     else:
         terminal.print_table(("queue", "offset"), [(str(queue_id), str(place)) for queue_id, place in places.items()])
+
+
+@consumer.command(
+    epilog="""\b
+Examples:
+  dledger consumer delete billing --yes
+
+Stop the group's consumers first: with their next commit it is there again."""
+)
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_options
+def delete(name: str, yes: bool, target: BrokerTarget) -> None:
+    """Delete a group and its offsets."""
+    if not yes:
+        click.confirm(f"Delete group {name} and its offsets?", abort=True)
+    with closing(target.admin()) as admin:
+        admin.delete_group(name)
+    click.echo(f"group {name} is deleted")

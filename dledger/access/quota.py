@@ -91,6 +91,12 @@ class Quota:
         self.answer_bytes = 0
         self._room_wanted: set[asyncio.Event] = set()
 
+    @property
+    def owner(self) -> str:
+        """Whose it is: the account or the address of a connection, in words."""
+        above = self._parent
+        return self.name if above is None or above._parent is None else above.name
+
     # -- entries that wait ---------------------------------------------------------------------------------------------
 
     @property

@@ -6,11 +6,12 @@ the term it carries, which is checked when it is *executed* (reliability trap 19
 
 from __future__ import annotations
 
+from dataclasses import field
 from enum import IntEnum
 
 from dledger.errors import ResponseCode
 from dledger.records import record
-from dledger.types import NO_ENTRY, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 
 class VoteResult(IntEnum):
@@ -56,6 +57,10 @@ class VoteResponse:
     boot_id: int = 0
     used: bool = False
     remembered: EntryId = NO_ENTRY
+    leads: bool | None = None
+    """Of a pre-vote: whether the member leads ``term``; None: its version does not tell."""
+    begin: Boundary | None = None
+    """Where its log begins, if it does."""
 
 
 @record(frozen=True, slots=True)
@@ -247,3 +252,5 @@ class Envelope:
     sender: NodeId
     target: NodeId
     message: Message
+    connection: int = field(default=0, compare=False)
+    """Of a push that arrived: a number that grows with every connection; never on the wire."""

@@ -6,6 +6,7 @@ The caller holds the node's lock around every call, then takes the outbox and ac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from dledger.config import ServerConfig
@@ -121,19 +122,28 @@ class Node:
             return HeartbeatResponse(term)
         match request:
             case VoteRequest():
-                return self.elector.on_vote_request(sender, request, now_ms)
+                answer = self.elector.on_vote_request(sender, request, now_ms)
+                return self._tell_who_leads(answer) if answer.pre_vote else answer
             case HeartbeatRequest():
-                return self.elector.on_heartbeat_request(sender, request, now_ms)
+                beat = self.elector.on_heartbeat_request(sender, request, now_ms)
+                self.handler.belief.on_heartbeat(sender, request.term)
+                return beat
             case _:
                 assert_never(request)
 
-    def receive(self, sender: NodeId, message: Message, now_ms: int) -> None:
-        """Take any other message."""
+    def _tell_who_leads(self, answer: VoteResponse) -> VoteResponse:
+        """Followers ask before they take pushes (``entry_pusher.belief``)."""
+        leads = isinstance(self.state.role, Leader)
+        return replace(answer, leads=leads, begin=self.state.log.begin if leads else None)
+
+    def receive(self, sender: NodeId, message: Message, now_ms: int, connection: int = 0) -> None:
+        """Take any other message; ``connection``: see ``Envelope``."""
         self._require_member(sender)
         if not self._comes_near(sender, message, now_ms):
             return
         match message:
             case VoteResponse():
+                self.handler.on_vote_response(sender, message)
                 self.elector.on_vote_response(sender, message, now_ms)
             case HeartbeatResponse():
                 self.elector.on_heartbeat_response(sender, message, now_ms)
@@ -142,7 +152,7 @@ class Node:
             case PushResponse():
                 self.dispatchers[sender].on_response(message, now_ms)
             case PushCompare() | PushTruncate() | CheckedAppend() | PushCommit() | PushInstall():
-                self.handler.on_push(sender, message)
+                self.handler.on_push(sender, message, connection)
             case VoteRequest() | HeartbeatRequest() | PushAppend() | LoadRun():
                 raise InvalidRequestError(f"{type(message).__name__} cannot be received this way")
             case _:

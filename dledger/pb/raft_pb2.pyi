@@ -45,7 +45,7 @@ class VoteRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered")
+    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered", "leads", "begin")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class VoteResponse(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     granted: bool
@@ -68,7 +70,9 @@ class VoteResponse(_message.Message):
     boot_id: int
     used: bool
     remembered: EntryId
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
+    leads: int
+    begin: Install
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[int] = ..., begin: _Optional[_Union[Install, _Mapping]] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("node_id", "last")

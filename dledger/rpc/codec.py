@@ -36,13 +36,25 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.records import record
-from dledger.types import NO_ENTRY, NO_INDEX, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import (
+    NO_ENTRY,
+    NO_INDEX,
+    Boundary,
+    EntryId,
+    EntryRun,
+    LogIndex,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 
 PROTOCOL_VERSION: Final = 1
 NUMBER_LIMIT: Final = 1 << 62
 """Terms, indexes and positions at or above this are forged or damaged: no log gets there."""
 NAME_BYTES_MAX: Final = 1024
 """Longest cluster id, group, node id or address that is taken from the wire."""
+_LEADS: Final = {None: 0, True: 1, False: 2}
 MEMBERS_MAX: Final = 1024
 
 _RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
@@ -140,6 +152,8 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
                 boot_id=message.boot_id,
                 used=message.used,
                 remembered=_memory_to_proto(message.remembered),
+                leads=_LEADS[message.leads],
+                begin=_begin_to_proto(message.begin),
             )
         case HeartbeatRequest():
             return _heartbeat_to_proto(header, message)
@@ -218,6 +232,13 @@ def _push_response_to_proto(header: pb.Header, message: PushResponse) -> pb.Push
     )
 
 
+def _begin_to_proto(begin: Boundary | None) -> pb.Install | None:
+    if begin is None:
+        return None
+    before = pb.EntryId(term=begin.term, index=begin.index)
+    return pb.Install(before_begin=before, chain_crc=begin.chain_crc, position=begin.position)
+
+
 def _entry_id_to_proto(entry_id: EntryId) -> pb.EntryId:
     return pb.EntryId(term=entry_id.term, index=entry_id.index)
 
@@ -287,8 +308,15 @@ def decode_vote_response(data: bytes) -> Envelope:
         boot_id=wire.boot_id,
         used=wire.used,
         remembered=_memory(wire.remembered, wire.HasField("remembered")),
+        leads={1: True, 2: False}.get(wire.leads),
+        begin=_begin(wire.begin) if wire.HasField("begin") else None,
     )
     return _envelope(wire.header, message)
+
+
+def _begin(wire: pb.Install) -> Boundary:
+    before = _entry_id(wire.before_begin, wire.HasField("before_begin"), "begin")
+    return Boundary(before.index, before.term, Position(_count(wire.position, "position")), wire.chain_crc)
 
 
 def decode_heartbeat_request(data: bytes) -> Envelope:
@@ -333,8 +361,8 @@ def decode_take_leadership(data: bytes) -> Envelope:
     return _envelope(wire.header, TakeLeadership(_term(wire.term)))
 
 
-def decode_push_request(data: bytes | memoryview) -> Envelope:
-    """One push."""
+def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelope:
+    """One push, which came on that connection."""
     wire = parse(pb.PushRequest, data)
     term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
     push: PushRequest
@@ -358,7 +386,7 @@ def decode_push_request(data: bytes | memoryview) -> Envelope:
             push = PushInstall(term, epoch, before, install.chain_crc, position)
         case _:
             raise InvalidRequestError("push request holds no push")
-    return _envelope(wire.header, push)
+    return _envelope(wire.header, push, connection)
 
 
 def decode_push_response(data: bytes) -> Envelope:
@@ -441,9 +469,9 @@ def _run(append: pb.Append, data: bytes) -> EntryRun:
     return EntryRun(previous, append.previous_chain_crc, first, last, position, data)
 
 
-def _envelope(header: pb.Header, message: Message) -> Envelope:
+def _envelope(header: pb.Header, message: Message, connection: int = 0) -> Envelope:
     checked = _header(header)
-    return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message)
+    return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message, connection)
 
 
 def _header(wire: pb.Header) -> Header:

@@ -11,26 +11,30 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from dledger.errors import ConfigError, TlsError
+from dledger.errors import ConfigError, InvalidRequestError, TlsError
 from dledger.rpc import options, push_frames, tls
 from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
-from dledger.rpc.push_frames import FrameType
+from dledger.rpc.push_frames import Frame, FrameType
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 
 _LOG = logging.getLogger(__name__)
 
 FIRST_BYTES_TIMEOUT_S: Final = 5.0
-"""How long a connection may stay without showing what it is, its TLS handshake included."""
+"""How long a connection may stay without showing what it is, its TLS handshake or its first frame included."""
 REASONS_MAX: Final = 32
 """Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
 UNKNOWN_MAX: Final = 256
-"""Connections that have not shown yet what they are; for one more, the oldest of them is hung up on."""
+"""Connections that have not shown yet what they are; for one more, the oldest of the host with most is hung up on.
+
+Silent ones take no place and no thread that a member needs: what they may become is known once they have said it.
+"""
 RELAYED_MAX: Final = 128
 """Connections relayed to the gRPC server, three descriptors each; for one more, the longest silent is hung up on.
 
@@ -42,8 +46,8 @@ _CHUNK_BYTES: Final = 64 * 1024
 _BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
 
-TakePush = Callable[[socket.socket, TlsStream | None], None]
-"""Takes a push connection, and its TLS if it has any: the handshake is done then. Raises ``TlsError`` if it refuses."""
+TakePush = Callable[[socket.socket, TlsStream | Frame], None]
+"""Takes a push connection, and its TLS (handshake done), or without TLS its first frame. Raises ``TlsError``."""
 
 
 class PeerListener:
@@ -66,7 +70,7 @@ class PeerListener:
         self._loop = LoopThread(name, report)
         self._bridge: LoopBridge | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unknown: dict[asyncio.Task[None], None] = {}  # in the order of their arrival
+        self._unknown: dict[asyncio.Task[None], str] = {}  # and their hosts, in the order of their arrival
         self._heard_at: dict[asyncio.Task[None], float] = {}  # of those that are relayed
         self._listening: list[socket.socket] = []
 
@@ -101,7 +105,7 @@ class PeerListener:
         """Take one connection. Not with ``sock_accept``: what it has accepted is lost if it is cancelled just then."""
         loop = asyncio.get_running_loop()
         try:
-            link, _ = listening.accept()
+            link, address = listening.accept()
         except (BlockingIOError, ConnectionAbortedError):  # the caller hung up already
             return
         except OSError as error:  # out of descriptors: it stays acceptable, so look away for a while
@@ -111,15 +115,20 @@ class PeerListener:
             return
         link.setblocking(False)
         if len(self._unknown) >= UNKNOWN_MAX:
-            oldest = next(iter(self._unknown))
-            del self._unknown[oldest]
-            oldest.cancel()
+            self._make_room()
         task = loop.create_task(self._sort(link))
         self._tasks.add(task)
-        self._unknown[task] = None
+        self._unknown[task] = str(address[0])
         task.add_done_callback(self._forget)
         # Whoever is cancelled before its first step has closed nothing.
         task.add_done_callback(partial(_close_if_cancelled, link))
+
+    def _make_room(self) -> None:
+        """Hang up on the oldest unknown connection of whoever has most of them."""
+        (host, _), *_ = Counter(self._unknown.values()).most_common(1)
+        oldest = next(task for task, its_host in self._unknown.items() if its_host == host)
+        del self._unknown[oldest]
+        oldest.cancel()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -131,13 +140,18 @@ class PeerListener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     async def _sort(self, link: socket.socket) -> None:
-        stream: TlsStream | None = None
+        found: TlsStream | Frame | None = None
         try:
             push_frames.tune(link)
             async with asyncio.timeout(FIRST_BYTES_TIMEOUT_S):
-                head = await self._first_bytes(link)
+                head = await self._exactly(link, len(push_frames.PREAMBLE))
                 if head == push_frames.TLS_PREAMBLE and self._tls is not None:
-                    stream = await self._shake_hands(link, TlsStream(self._tls.accepting(), server_side=True))
+                    found = await self._shake_hands(link, TlsStream(self._tls.accepting(), server_side=True))
+                elif head == push_frames.PREAMBLE and self._tls is None:
+                    found = await self._first_frame(link)
+        except InvalidRequestError as error:
+            self._refuse(link, str(error))
+            return
         except (OSError, EOFError, TimeoutError):
             link.close()
             return
@@ -146,23 +160,29 @@ class PeerListener:
             link.close()
             return
         del self._unknown[task]
-        if stream is not None or (head == push_frames.PREAMBLE and self._tls is None):
+        if found is not None:
             link.setblocking(True)
             try:
-                self._take_push(link, stream)
+                self._take_push(link, found)
             except TlsError as error:
                 self._complain(str(error))
         elif head in (push_frames.PREAMBLE, push_frames.TLS_PREAMBLE):
-            self._refuse(link)
+            self._refuse_unlike(link)
         else:
             await self._relay(link, head, task)
 
-    async def _first_bytes(self, link: socket.socket) -> bytes:
-        """As many as a preamble has. Raises ``EOFError`` if there are fewer."""
-        head = b""
-        while len(head) < len(push_frames.PREAMBLE):
-            head += await _receive(link, len(push_frames.PREAMBLE) - len(head))
-        return head
+    async def _exactly(self, link: socket.socket, count: int) -> bytes:
+        """So many bytes, or ``EOFError``."""
+        received = b""
+        while len(received) < count:
+            received += await _receive(link, count - len(received))
+        return received
+
+    async def _first_frame(self, link: socket.socket) -> Frame:
+        """Here, and not on a thread of the connection's own, which whoever is silent would hold. ``EOFError``."""
+        header = await self._exactly(link, push_frames.HEADER_BYTES)
+        kind, length = push_frames.parse_header(header, push_frames.HANDSHAKE_BYTES_MAX)
+        return kind, await self._exactly(link, length)
 
     async def _shake_hands(self, link: socket.socket, stream: TlsStream) -> TlsStream:
         """Here, and not on a thread of the connection's own: until it is done, nobody knows whose that would be."""
@@ -180,14 +200,17 @@ class PeerListener:
             raise
         return stream
 
-    def _refuse(self, link: socket.socket) -> None:
+    def _refuse_unlike(self, link: socket.socket) -> None:
         """One side speaks TLS and the other does not: say so in the clear."""
         if self._tls is not None:
             reason = "this node takes only TLS from its peers: set tls_cert_path, tls_key_path and tls_trust_cert_path"
         else:
             reason = "this node has no TLS: give all members certificates, or none"
-        self._complain(f"a push connection from {_host_of(link)} is refused: {reason}")
-        with suppress(OSError):
+        self._refuse(link, reason)
+
+    def _refuse(self, link: socket.socket, reason: str) -> None:
+        with suppress(OSError):  # it is gone already
+            self._complain(f"a push connection from {_host_of(link)} is refused: {reason}")
             link.send(push_frames.pack(FrameType.REFUSAL, reason.encode()))
         link.close()
 

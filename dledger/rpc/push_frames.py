@@ -29,6 +29,7 @@ TLS_PREAMBLE: Final = b"DLPS"
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 """Longest frame that is taken before both sides agree to talk, and longest answer."""
 _HEADER: Final = Struct(">BI")
+HEADER_BYTES: Final = _HEADER.size
 
 # A peer behind a dead link answers no probe: the connection ends after about idle + count * interval, or when bytes
 # sent were not acknowledged for the user timeout. The same 3.5 s as gRPC's pings need on the other connections.
@@ -79,7 +80,7 @@ def receive(link: socket.socket, bytes_max: int, hurry: Callable[[], None] | Non
     header = _receive_exactly(link, _HEADER.size, hurry)
     if header is None:
         return None
-    kind, length = _parse(header, bytes_max)
+    kind, length = parse_header(header, bytes_max)
     payload = _receive_exactly(link, length, hurry) if length else b""
     return None if payload is None else (kind, payload)
 
@@ -123,7 +124,7 @@ class FrameBuffer:
         received = self._received
         if len(received) < _HEADER.size:
             return None
-        kind, length = _parse(received, self.bytes_max)
+        kind, length = parse_header(received, self.bytes_max)
         have = len(received) - _HEADER.size
         room = memoryview(bytearray(length))
         room[:have] = received[_HEADER.size :]
@@ -135,7 +136,7 @@ class FrameBuffer:
         received = self._received
         if len(received) < _HEADER.size:
             return None
-        kind, length = _parse(received, self.bytes_max)
+        kind, length = parse_header(received, self.bytes_max)
         end = _HEADER.size + length
         if len(received) < end:
             return None
@@ -145,7 +146,8 @@ class FrameBuffer:
         return kind, payload
 
 
-def _parse(header: bytes | bytearray, bytes_max: int) -> tuple[FrameType, int]:
+def parse_header(header: bytes | bytearray, bytes_max: int) -> tuple[FrameType, int]:
+    """A frame's type and the length of its payload. Raises ``InvalidRequestError``."""
     code, length = _HEADER.unpack_from(header)
     try:
         kind = FrameType(code)

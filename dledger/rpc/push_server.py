@@ -28,7 +28,7 @@ from dledger.rpc import codec, options, push_frames, tls
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
 from dledger.rpc.ports import Receiver
-from dledger.rpc.push_frames import FrameBuffer, FrameType
+from dledger.rpc.push_frames import Frame, FrameBuffer, FrameType
 from dledger.rpc.tls_stream import READ_BYTES, TlsStream
 from dledger.types import NodeId
 
@@ -53,20 +53,22 @@ class PushServer:
         self._client_address = client_address
         self._learn = learn
         self._push_bytes_max = options.push_bytes_limit(config)
-        # Per peer: one in use, one about to replace it; and some that have not said whose they are.
+        # Per peer: one in use, one about to replace it; and some about to be refused. None of them is silent: without
+        # TLS their first frame is here, with TLS they have shown a member's certificate.
         self._connections_max = 8 + 4 * len(config.peers)
-        self._lock = threading.Lock()  # guards _connections, _by_peer, _closing
+        self._lock = threading.Lock()  # guards what follows
+        self._registered = 0
         self._connections: set[_Connection] = set()
         self._by_peer: dict[NodeId, _Connection] = {}
         self._closing = False
 
-    def take(self, link: socket.socket, stream: TlsStream | None = None) -> None:
+    def take(self, link: socket.socket, found: TlsStream | Frame) -> None:
         """Serve ``link``, a blocking socket whose preamble has been read, and close it in the end.
 
-        With ``stream`` it speaks TLS, and the handshake is done. Raises ``TlsError`` if the certificate that came with
-        it is no member's: it was refused before it took one of the few places.
+        ``found``: its first frame, or its TLS, whose handshake is done. Raises ``TlsError`` if the certificate that
+        came with it is no member's: it was refused before it took one of the few places.
         """
-        connection = _Connection(link) if stream is None else _TlsConnection(link, stream)
+        connection = _TlsConnection(link, found) if isinstance(found, TlsStream) else _Connection(link, found)
         try:
             connection.check_member(self._identity.members)
         except TlsError as error:
@@ -107,8 +109,7 @@ class PushServer:
         try:
             sender = self._shake_hands(connection)
             if sender is not None:
-                self._register(sender, connection)
-                self._read(sender, connection)
+                self._read(sender, connection, self._register(sender, connection))
         except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
             _LOG.warning("%s refuses a push connection: %s", self._identity.node_id, error)
             connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
@@ -142,19 +143,23 @@ class PushServer:
             return None
         return handshake.header.sender
 
-    def _register(self, sender: NodeId, connection: _Connection) -> None:
+    def _register(self, sender: NodeId, connection: _Connection) -> int:
+        """From now on it is its peer's; gives its number, above all earlier ones."""
         with self._lock:
             older = self._by_peer.get(sender)
             self._by_peer[sender] = connection
+            self._registered += 1
+            number = self._registered
         if older is not None:
             older.end()
+        return number
 
-    def _read(self, sender: NodeId, connection: _Connection) -> None:
+    def _read(self, sender: NodeId, connection: _Connection, number: int) -> None:
         while (frame := connection.receive(self._push_bytes_max)) is not None:
             kind, payload = frame
             if kind is not FrameType.PUSH:
                 raise InvalidRequestError(f"{kind.name} where a push was due")
-            envelope = codec.decode_push_request(payload)
+            envelope = codec.decode_push_request(payload, number)
             self._identity.check(envelope)
             if envelope.sender != sender:
                 raise IdentityError(f"the connection of {sender!r} carries a message of {envelope.sender!r}")
@@ -166,19 +171,18 @@ class _Connection:
 
     thread: threading.Thread
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, first: Frame | None = None) -> None:
         self.link = link
+        self._first = first
         self._sending = threading.Lock()
 
     def receive(self, bytes_max: int) -> _Received | None:
         """The next frame, None at the end."""
         return push_frames.receive(self.link, bytes_max)
 
-    def receive_first(self, bytes_max: int, timeout_s: float) -> _Received | None:
+    def receive_first(self, _bytes_max: int, _timeout_s: float) -> _Received | None:
         """The first frame, all of it within that time. Raises ``TimeoutError``."""
-        frame = push_frames.receive(self.link, bytes_max, self._hurry(timeout_s))
-        self.link.settimeout(None)
-        return frame
+        return self._first
 
     def _hurry(self, timeout_s: float) -> Callable[[], None]:
         """Leaves the socket the rest of the time, however little arrives at once."""

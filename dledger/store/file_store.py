@@ -442,12 +442,14 @@ class FileStore:
         protected_index: LogIndex,
         room: cleaner.Room,
         may_go: Callable[[LogIndex], LogIndex] = lambda last_index: last_index,
+        keep_from: int | None = None,
     ) -> tuple[Path, ...]:
         """Apply retention in memory and note whether the disk is full; returns what ``remove_retired`` will remove.
 
         Under the node's lock: the log's begin must not move between two looks that the core takes at it.
         ``protected_index``: what all live followers have (``cleaner.protected``). ``may_go`` is asked only if something
-        is to be removed: given the last entry that would go, it says which is the last that may. Raises ``DiskError``.
+        is to be removed: given the last entry that would go, it says which is the last that may. Nothing goes from
+        position ``keep_from`` on. Raises ``DiskError``.
         """
         with self._state.shape_lock:
             self._state.check_usable()
@@ -457,10 +459,11 @@ class FileStore:
                 raise self._state.poisoned("cleaning up", error) from error
             self._ran_out_of_space = self._ran_out_of_space and decision.disk_full
             self._disk_full = decision.disk_full
-            if not decision.remove:
+            expired = [one for one in decision.remove if keep_from is None or one.end <= keep_from]
+            if not expired:
                 return ()
-            last_index = may_go(LogIndex(decision.remove[-1].last_index))
-            remove = [segment for segment in decision.remove if segment.last_index <= last_index]
+            last_index = may_go(LogIndex(expired[-1].last_index))
+            remove = [segment for segment in expired if segment.last_index <= last_index]
             if not remove:
                 return ()
             newest = remove[-1]

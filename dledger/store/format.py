@@ -25,10 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, chain
 from struct import Struct
 from typing import Final
 
+import numpy as np
 from crc32c import crc32c
 
 from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
@@ -56,6 +57,23 @@ CHAINED_HEADER: Final = Struct(">iiqqqiIi")
 UNIT: Final = Struct(">iqiqq")
 BLANK: Final = Struct(">ii")
 CHAIN_CRC: Final = Struct(">I")
+_HEADERS: Final = np.dtype(
+    [
+        ("magic", ">i4"),
+        ("size", ">i4"),
+        ("index", ">i8"),
+        ("term", ">i8"),
+        ("position", ">i8"),
+        ("channel", ">i4"),
+        ("chain_crc", ">u4"),
+        ("body_crc", ">u4"),
+        ("length", ">i4"),
+    ]
+)
+_CHAINED_HEADERS: Final = np.dtype([(name, _HEADERS[name]) for name in _HEADERS.names or () if name != "chain_crc"])
+_UNITS: Final = np.dtype([(name, _HEADERS[name]) for name in ("magic", "position", "size", "index", "term")])
+_MANY_ENTRIES: Final = 256
+"""From so many on a batch is encoded in columns: half the time per entry, but as much as 64 of them to begin with."""
 CHAIN_CRC_OFFSET: Final = 36
 CHANNEL_OFFSET: Final = 32
 _MAGIC_AND_CHANNEL: Final = Struct(">i28xi")
@@ -168,7 +186,9 @@ class Encoded:
 
 
 def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> Encoded:
-    """Encode one piece of a batch: the leader's hot loop."""
+    """Encode one piece of a batch: the leader's hot loop, under the node's lock."""
+    if len(piece.bodies) >= _MANY_ENTRIES:
+        return _encode_many(magic, term, first_index, piece, chain_crc)
     pack, pack_unit, pack_chain, crc = CHAINED_HEADER.pack, UNIT.pack, CHAIN_CRC.pack, crc32c
     parts: list[Body] = []
     units: list[bytes] = []
@@ -186,6 +206,27 @@ def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_cr
         position += size
         index += 1
     return Encoded(b"".join(parts), b"".join(units), positions, chain)
+
+
+def _encode_many(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> Encoded:
+    """As ``encode_piece``, field by field: a batch may have 65,536 entries, and votes and heartbeats wait meanwhile."""
+    bodies, count = piece.bodies, len(piece.bodies)
+    lengths = np.fromiter(map(len, bodies), np.int64, count)
+    sizes = lengths + ENTRY_HEADER_BYTES
+    positions = np.cumsum(sizes) - sizes + piece.position
+    headers = np.empty(count, _HEADERS)
+    headers["magic"], headers["term"], headers["channel"] = magic, term, piece.channel
+    headers["size"], headers["length"], headers["position"] = sizes, lengths, positions
+    headers["index"] = np.arange(first_index, first_index + count)
+    headers["body_crc"] = np.fromiter(map(crc32c, bodies), np.uint32, count)
+    chained, units = np.empty(count, _CHAINED_HEADERS), np.empty(count, _UNITS)
+    for columns in (chained, units):
+        for name in columns.dtype.names or ():
+            columns[name] = headers[name]
+    opaque = chained.view(f"V{_CHAINED_HEADERS.itemsize}").tolist()
+    headers["chain_crc"] = [chain_crc := crc32c(header, chain_crc) for header in opaque]
+    records = chain.from_iterable(zip(headers.view(f"V{_HEADERS.itemsize}").tolist(), bodies, strict=True))
+    return Encoded(b"".join(records), units.tobytes(), positions.tolist(), chain_crc)
 
 
 def encode_record(

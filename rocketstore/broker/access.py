@@ -41,6 +41,7 @@ class BrokerAccess:
             "FetchOffsets": self._fetch_offsets,
             "PutTopic": self._put_topic,
             "DeleteTopic": self._delete_topic,
+            "DeleteGroup": self._delete_group,
         }
         self._filters: dict[str, Callable[[Caller, bytes], bytes]] = {
             "QueryById": self._readable_records,
@@ -130,6 +131,9 @@ class BrokerAccess:
 
     def _delete_topic(self, caller: Caller, data: bytes) -> None:
         self.guard.require_admin(caller, "DeleteTopic", f"topic:{parse(pb.DeleteTopicRequest, data).name}")
+
+    def _delete_group(self, caller: Caller, data: bytes) -> None:
+        self.guard.require_admin(caller, "DeleteGroup", f"group:{parse(pb.DeleteGroupRequest, data).name}")
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, Outcome
 from rocketstore.broker.codec import parse
+from rocketstore.broker.made import MadeByClients
 from rocketstore.broker.ports import StateDone, Store
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.pull import RunRead
@@ -19,10 +20,14 @@ from rocketstore.message.checks import check_client_topic
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.state.changes import QueueOffset, TopicConfig
+from rocketstore.state.changes import QueueOffset, TopicConfig, check_name
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutMessageStatus, PutResult
 
 QUERY_MESSAGES_MAX: Final = 256
+
+
+AdminHandler = Callable[[bytes, str], Awaitable[bytes]]
+"""Gets the request and whose it is: the name of the account, or the address."""
 
 
 class State(Protocol):
@@ -42,6 +47,12 @@ class State(Protocol):
 
     def delete_topic(self, name: str, done: StateDone) -> None:
         """Delete a topic."""
+
+    def has_group(self, name: str) -> bool:
+        """Whether a group has offsets, or had."""
+
+    def delete_group(self, group: str, done: StateDone) -> None:
+        """Forget a group."""
 
     def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
         """Note how far a group has consumed."""
@@ -67,29 +78,36 @@ class AdminService:
         self._run = run
         self._bridge = bridge
         self._clock = clock
+        percent = config.access.account_share_percent
+        self._made_topics = MadeByClients(
+            "queues", "queues_max", config.queues_max * percent // 100, lambda name: topics.find(name) is not None
+        )
+        self._made_groups = MadeByClients("groups", "groups_max", config.groups_max * percent // 100, state.has_group)
         self.positions = LogPositions(store, topics)
         self.leader_address: Callable[[], str] = str
 
-    def handlers(self) -> dict[str, Callable[[bytes], Awaitable[bytes]]]:
+    def handlers(self) -> dict[str, AdminHandler]:
         """By method."""
         return {
-            "QueryById": self._query_by_id,
-            "QueryByKey": self._query_by_key,
-            "QueueRange": self._queue_range,
-            "OffsetByTime": self._offset_by_time,
+            "QueryById": _of_anybody(self._query_by_id),
+            "QueryByKey": _of_anybody(self._query_by_key),
+            "QueueRange": _of_anybody(self._queue_range),
+            "OffsetByTime": _of_anybody(self._offset_by_time),
             "CommitOffsets": self._commit_offsets,
             "CommitPosition": self._commit_position,
-            "FetchOffsets": self._fetch_offsets,
-            "PutTopic": self._put_topic,
-            "DeleteTopic": self._delete_topic,
-            "ListTopics": self._list_topics,
-            "ListGroups": self._list_groups,
+            "FetchOffsets": _of_anybody(self._fetch_offsets),
+            "PutTopic": _of_anybody(self._put_topic),
+            "DeleteTopic": _of_anybody(self._delete_topic),
+            "DeleteGroup": _of_anybody(self._delete_group),
+            "ListTopics": _of_anybody(self._list_topics),
+            "ListGroups": _of_anybody(self._list_groups),
         }
 
-    async def create_default_topic(self, name: str) -> PutResult:
-        """Make a topic as sending to an unknown one does."""
+    async def create_default_topic(self, name: str, owner: str) -> PutResult:
+        """Make a topic because ``owner`` sent to it."""
         queues = self._config.default_topic_queue_nums
         try:
+            self._made_topics.take(owner, name, queues)
             topic = TopicConfig(name, queues, queues, self._config.broker_permission)
             return await self._changed(lambda done: self._state.put_topic(topic, done, automatic=True))
         except InvalidRequestError as error:
@@ -139,16 +157,18 @@ class AdminService:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    async def _commit_offsets(self, data: bytes) -> bytes:
+    async def _commit_offsets(self, data: bytes, owner: str) -> bytes:
         wire = parse(pb.CommitOffsetsRequest, data)
         self._check_master()
+        self._take_group(owner, wire.group)
         offsets = [(one.topic, one.queue_id, one.offset) for one in wire.offsets]
         await self._change(lambda done: self._state.commit_offsets(wire.group, offsets, wire.reset, done))
         return pb.CommitOffsetsResponse().SerializeToString()
 
-    async def _commit_position(self, data: bytes) -> bytes:
+    async def _commit_position(self, data: bytes, owner: str) -> bytes:
         wire = parse(pb.CommitPositionRequest, data)
         self._check_master()
+        self._take_group(owner, wire.group)
         match wire.WhichOneof("before"):
             case "index":
                 reached = await self._run(self.positions.of_index, wire.index, wire.topics)
@@ -193,6 +213,14 @@ class AdminService:
         await self._change(lambda done: self._state.delete_topic(name, done))
         return pb.DeleteTopicResponse().SerializeToString()
 
+    async def _delete_group(self, data: bytes) -> bytes:
+        name = parse(pb.DeleteGroupRequest, data).name
+        self._check_master()
+        if not self._state.has_group(name):
+            raise NotFoundError(f"the group {name!r} does not exist here")
+        await self._change(lambda done: self._state.delete_group(name, done))
+        return pb.DeleteGroupResponse().SerializeToString()
+
     async def _list_topics(self, data: bytes) -> bytes:
         parse(pb.ListTopicsRequest, data)
         topics = [
@@ -209,6 +237,12 @@ class AdminService:
         return pb.ListGroupsResponse(groups=self._state.groups()).SerializeToString()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _take_group(self, owner: str, group: str) -> None:
+        """Raises ``LimitReachedError`` if it would be new, and one too many of this client's."""
+        if not self._state.has_group(group):
+            check_name(group, "group")
+            self._made_groups.take(owner, group, 1)
 
     def _check_known(self, topic: str) -> None:
         if self._topics.find(topic) is None:
@@ -230,6 +264,11 @@ class AdminService:
         outcome: Outcome[PutResult] = Outcome(self._bridge)
         change(outcome.done)
         return await outcome.future
+
+
+def _of_anybody(handler: Callable[[bytes], Awaitable[bytes]]) -> AdminHandler:
+    """For whom it does not matter who asks."""
+    return lambda data, _owner: handler(data)
 
 
 def _check_not_ours(topic: str) -> None:

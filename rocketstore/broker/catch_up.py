@@ -54,8 +54,11 @@ class CatchUp:
     def _has_caught_up(self) -> bool:
         if self._position is None:
             status = self._status()
+            # A new disk recovers nothing; its member's vote counts once it has what the others had when it came.
+            if status.leader is None or not status.voter:
+                return False
             # What was recovered may be replaced by less, so its own index may not come back.
-            if status.leader is None or status.committed_index < min(self._recovered_index, status.end_index):
+            if status.committed_index < min(self._recovered_index, status.end_index):
                 return False
             self._position = self._committed_position()
         dispatched = self._committed_position() - self._store.dispatch_behind_bytes

@@ -27,7 +27,7 @@ from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.checks import check_client_topic, check_message
+from rocketstore.message.checks import KEYS_MAX, check_client_topic, check_keys, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
@@ -41,7 +41,7 @@ FAILURES_MAX: Final = 1024
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 SendDone = Callable[[Sequence[PutResult]], None]
-CreateTopic = Callable[[str], Awaitable[PutResult]]
+CreateTopic = Callable[[str, str], Awaitable[PutResult]]
 StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -100,11 +100,12 @@ class Sender:
 
     async def ensure_topics(self, request: Send) -> None:
         """Create the topics that do not exist yet, if this broker may; a topic that could not be is refused later."""
+        owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
             if self._topics.find(name) is None and name not in request.denied and self._may_create(name):
                 task = self._creating.get(name)
                 if task is None:
-                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name))
+                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner))
                     task.add_done_callback(partial(self._created, name))
                 await asyncio.shield(task)
 
@@ -201,8 +202,13 @@ class Sender:
                 name = message.topic
                 queues = self._writable_queues(name)
             if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
-                continue  # nearly always: everything below costs ten times as much
-            problem = self._place(message)
+                if len(message.property_string) < 2 * KEYS_MAX and not message.properties:
+                    continue  # nearly always: everything below costs ten times as much
+                problem = None
+            else:
+                problem = self._place(message)
+            if problem is None and (too_many := check_keys(message)):
+                problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, too_many)
             if problem is not None:
                 refused[at] = problem
         return refused

@@ -30,7 +30,7 @@ from dledger.rpc.calls import Call
 from dledger.rpc.connections import Connection, Connections
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
-from rocketstore.broker.admin import AdminService, State
+from rocketstore.broker.admin import AdminHandler, AdminService, State
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
@@ -219,7 +219,7 @@ class BrokerService:
             access.check_after_wait(caller, pull)
         return codec.encode_pulled(result)
 
-    async def _status(self, data: bytes) -> bytes:
+    async def _status(self, data: bytes, _owner: str) -> bytes:
         codec.parse(pb.StatusRequest, data)
         return await self._run(self._report.encode)
 
@@ -248,25 +248,24 @@ class BrokerService:
             refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
             raise NotStoredError(refusal, self._admin.leader_address())
 
-    def _once_caught_up(self, handler: Callable[[bytes], Awaitable[bytes]]) -> Callable[[bytes], Awaitable[bytes]]:
-        @wraps(handler)
-        async def answer(data: bytes) -> bytes:
+    def _once_caught_up(self, handler: AdminHandler) -> AdminHandler:
+        async def answer(data: bytes, owner: str) -> bytes:
             self._check_caught_up()
-            return await handler(data)
+            return await handler(data, owner)
 
         return answer
 
-    def _checked(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> UnaryHandler:
+    def _checked(self, name: str, handler: AdminHandler) -> UnaryHandler:
         """A request whose bytes say all that matters for access."""
         access = self._access
 
         async def answer(data: bytes, call: Call) -> bytes:
             caller = call.caller
             if access is None or caller is None:
-                found = await handler(data)
+                found = await handler(data, call.quota.owner)
             else:
                 access.check(name, caller, data)
-                found = access.filtered(name, caller, await handler(data))
+                found = access.filtered(name, caller, await handler(data, call.quota.owner))
             call.check_answer(len(found))
             return found
 

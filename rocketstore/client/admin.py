@@ -14,6 +14,7 @@ from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.connection import (
     COMMIT_OFFSETS,
     COMMIT_POSITION,
+    DELETE_GROUP,
     DELETE_TOPIC,
     FETCH_OFFSETS,
     LIST_GROUPS,
@@ -221,6 +222,10 @@ class Admin:
         """Every consumer group that has offsets, by name."""
         answer = self._connection.ask_reader(LIST_GROUPS, pb.ListGroupsRequest(), self._connection.deadline())
         return sorted(answer.groups)
+
+    def delete_group(self, name: str) -> None:
+        """Forget a consumer group and its offsets; its consumers should be stopped. Raises ``NotFoundError``."""
+        self._connection.ask_master(DELETE_GROUP, pb.DeleteGroupRequest(name=name), self._connection.deadline())
 
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
         """What a group has committed, by topic and queue."""

@@ -21,7 +21,8 @@ from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender
 from rocketstore.commit_log.flush import CommitLogFlusher
 from rocketstore.commit_log.numbered import StoredStretch
-from rocketstore.commit_log.port import PutDone, SequenceDone
+from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
+from rocketstore.commit_log.put import NUMBERING_BYTES_MAX, numbering_messages
 from rocketstore.commit_log.recovery import HeadsSink, Recovery, RecoveryReport
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
@@ -88,6 +89,7 @@ class PlainCommitLog:
         self._started = False
         self._hot_bytes = _memory_bytes() * config.access_message_in_memory_max_ratio // 100
         self._on_readable: Callable[[], None] = lambda: None
+        self._keep_from: Callable[[], int | None] = lambda: None
         self.recovery_report: RecoveryReport | None = None
         """What ``load`` found."""
 
@@ -296,17 +298,38 @@ class PlainCommitLog:
         else:  # what it counts may still be lost
             group.wait_for(self.end_offset, lambda status, reason: done(_flushed_sequence(sequence, status, reason)))
 
+    def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
+        with self._appender.lock:
+            end, offsets = self._queue.max_wrote, dict(self._appender.offsets.table)
+        bodies = encode(end, offsets, min(NUMBERING_BYTES_MAX, self._queue.file_bytes // 2))
+        self.submit(numbering_messages(bodies, self._clock.wall_ms()), done)
+
     def flush(self) -> int:
         return self._flusher.flush()
 
+    def keep_from(self, wanted: Callable[[], int | None]) -> None:
+        self._keep_from = wanted
+
     def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
         deleted = 1 if self._queue.retry_delete_first() else 0
+        keep_from = self._keep_from()
+        if self._expired_end(now_ms, immediately):
+            self.flush()  # what lets it go must not be lost after it
         return deleted + self._queue.delete_expired_by_time(
             self._config.file_reserved_time * _MS_PER_HOUR,
             now_ms=now_ms,
             gap_ms=self._config.delete_commit_log_files_interval,
             immediately=immediately,
+            keep_from=keep_from,
         )
+
+    def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:
+        kept = self._keep_from()
+        return kept is not None and self._expired_end(now_ms, immediately) > kept
+
+    def _expired_end(self, now_ms: int, immediately: bool) -> int:
+        age_ms_max = self._config.file_reserved_time * _MS_PER_HOUR
+        return self._queue.expired_end(age_ms_max, now_ms=now_ms, immediately=immediately)
 
     # Reading
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dledger.errors import DLedgerError
 from dledger.types import ProducerBatch
 from rocketstore.message.message import Message
-from rocketstore.types import PutResult, ScannedRecords
+from rocketstore.types import PutResult, QueueKey, ScannedRecords
 
 PutDone = Callable[[Sequence[PutResult]], None]
 """Called once, with one result per message, on any thread, also within ``submit``; must not block."""
 SequenceDone = Callable[[int | DLedgerError], None]
 """Called once, on any thread, also within ``submit_producer``; must not block."""
+NumberingEncoder = Callable[[int, Mapping[QueueKey, int], int], Sequence[bytes]]
+"""From the log's end, the next offsets there and the bytes that a body may have to the bodies that say so."""
 
 
 class CommitLog(Protocol):
@@ -89,6 +91,16 @@ class CommitLog(Protocol):
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         """The number of a producer's next message, 0 if it is not known, once all that it counts is stored for good."""
 
+    def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
+        """Store the next offsets of all queues as messages of ``QUEUE_NUMBERS_TOPIC``, if puts are taken.
+
+        The table is as it was at some end of the log before them, and theirs as long as they are in the log: in a group
+        they are refused in another term than that in which it was read.
+        """
+
+    def keep_from(self, wanted: Callable[[], int | None]) -> None:
+        """Remove nothing from the offset on that ``wanted`` gives (None: no limit); before ``start``."""
+
     def read(self, offset: int, size: int) -> bytes | None:
         """The record at ``offset``; None if it is gone or not wholly readable."""
 
@@ -111,6 +123,9 @@ class CommitLog(Protocol):
 
     def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
         """Remove files that have expired (or the oldest, ``immediately``); gives how many. A replicated log: 0."""
+
+    def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:
+        """Whether ``delete_expired`` would remove more but for ``keep_from``. A replicated log: False."""
 
     @property
     def is_replicated(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dledger.errors import DLedgerError, ResponseCode
+from rocketstore.config import KIB
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -14,7 +15,7 @@ from rocketstore.message.message import (
     SYS_FLAG_PREPARED,
     Message,
 )
-from rocketstore.types import SCHEDULE_TOPIC, Outcome, PutMessageStatus, PutResult, Stored
+from rocketstore.types import QUEUE_NUMBERS_TOPIC, SCHEDULE_TOPIC, Outcome, PutMessageStatus, PutResult, Stored
 
 TAKES_NO_QUEUE_OFFSET: Final = SYS_FLAG_PREPARED
 """The bit that prepared and rolled-back messages have and others do not: they get offset 0 and no place in a queue."""
@@ -39,6 +40,15 @@ def prepare(message: Message, delay_levels: DelayLevels) -> None:
     }
     message.topic = SCHEDULE_TOPIC
     message.queue_id = level - 1
+
+
+NUMBERING_BYTES_MAX: Final = 128 * KIB
+"""Of a body with queue numbers."""
+
+
+def numbering_messages(bodies: Sequence[bytes], now_ms: int) -> list[Message]:
+    """The messages that say where queues' numbering is."""
+    return [Message(QUEUE_NUMBERS_TOPIC, body, born_timestamp=now_ms) for body in bodies]
 
 
 PRODUCER_STATUSES: Final = {

@@ -46,8 +46,15 @@ from dledger.errors import (
 from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, Body, Magic, Position, ProducerBatch, StoredRun, Term
-from rocketstore.commit_log.port import PutDone, SequenceDone
-from rocketstore.commit_log.put import PRODUCER_STATUSES, QueueOffsets, prepare, refused
+from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
+from rocketstore.commit_log.put import (
+    NUMBERING_BYTES_MAX,
+    PRODUCER_STATUSES,
+    QueueOffsets,
+    numbering_messages,
+    prepare,
+    refused,
+)
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.columns import read_entries
 from rocketstore.message.delay import DelayLevels
@@ -136,8 +143,10 @@ class ReplicatedCommitLog:
         self._put_lock = threading.Lock()  # guards the fields up to the blank line; taken inside the node's lock
         self._offsets = QueueOffsets()
         self._open_term: Term | None = None
-        self._newest_ms = 0
         self._locked_since_ms: int | None = None
+
+        self._newest_ms = 0
+        """Store timestamp of the last record written here; no later one is lower. Under the node's lock."""
 
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._earliest = (-1, -1)  # a begin position and the first message's time after it
@@ -217,6 +226,10 @@ class ReplicatedCommitLog:
         """Nothing, 0: the log's own cleaner removes what is expired here and no longer needed by a follower."""
         return 0
 
+    def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:  # noqa: ARG002  # as the port has it
+        """False: see ``delete_expired``."""
+        return False
+
     @property
     def put_lock_ms(self) -> int:
         """See ``CommitLog.put_lock_ms``."""
@@ -278,6 +291,19 @@ class ReplicatedCommitLog:
         put = _Put(self, messages, records, done)
         self._server.submit_prepared(put, put.finish, producer)
 
+    def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
+        """See ``CommitLog.submit_numbering``: in a later term the table might count what was lost since."""
+        with self._put_lock:
+            term, end, offsets = self._open_term, int(self._log.end_position), dict(self._offsets.table)
+        bodies = encode(end, offsets, min(NUMBERING_BYTES_MAX, self._record_bytes_max // 2))
+        messages = numbering_messages(bodies, self._clock.wall_ms())
+        put = _Put(self, messages, [encode_record_buffer(message) for message in messages], done, only_in=term)
+        self._server.submit_prepared(put, put.finish, None)
+
+    def keep_from(self, wanted: Callable[[], int | None]) -> None:
+        """See ``CommitLog.keep_from``."""
+        self._server.keep_from = wanted
+
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         """See ``CommitLog.submit_producer``."""
         self._server.submit_producer(name, done)
@@ -289,7 +315,7 @@ class ReplicatedCommitLog:
         """
         self._put_lock.acquire()
         self._locked_since_ms = self._clock.monotonic_ms()
-        if term != self._open_term:
+        if term != self._open_term or put.only_in not in (None, term):
             self._release()
             return LeaderNotReadyError(f"the new leader of term {term} still takes stock: repeat shortly")
         now_ms = self._newest_ms = max(self._newest_ms, self._clock.wall_ms())
@@ -315,7 +341,11 @@ class ReplicatedCommitLog:
         self._put_lock.release()
 
     def _place_records(self, positions: Sequence[int], bodies: Sequence[Body]) -> Sequence[Body]:
-        """The append hook: every record learns where it is, and a NOOP, which nobody submitted, when it was stored."""
+        """The append hook: every record learns where it is, and a NOOP, which nobody submitted, when it was stored.
+
+        A term begins with a NOOP, which takes over the newest timestamp of the log: a leader whose clock is behind does
+        not go back in time. Under the node's lock.
+        """
         placed: list[Body] = []
         add, pack = placed.append, _OFFSET.pack_into
         for position, body in zip(positions, bodies, strict=True):
@@ -323,10 +353,18 @@ class ReplicatedCommitLog:
                 record = body
             else:
                 record = bytearray(body)
-                pack(record, STORE_TIMESTAMP_AT, self._clock.wall_ms())
+                self._newest_ms = max(self._newest_ms, self._clock.wall_ms(), self._last_stored_ms())
+                pack(record, STORE_TIMESTAMP_AT, self._newest_ms)
             pack(record, PHYSICAL_OFFSET_AT, position + ENTRY_HEADER_BYTES)
             add(record)
         return placed
+
+    def _last_stored_ms(self) -> int:
+        """The store timestamp of the log's last entry; 0 if there is none. Under the node's lock."""
+        last = self._log.last.index
+        if last <= self._log.begin.index:
+            return 0
+        return stored_at(self._log.read(last).body) or 0
 
     def result_of(self, error: DLedgerError) -> tuple[PutMessageStatus, str]:
         """The status of a put that was not confirmed, and who leads, if known."""
@@ -413,9 +451,17 @@ class _Put:
     """One batch on its way: a ``PreparedAppend`` and what its results will say."""
 
     def __init__(
-        self, log: ReplicatedCommitLog, messages: Sequence[Message], records: list[bytearray], done: PutDone
+        self,
+        log: ReplicatedCommitLog,
+        messages: Sequence[Message],
+        records: list[bytearray],
+        done: PutDone,
+        *,
+        only_in: Term | None = None,
     ) -> None:
         self._log = log
+        self.only_in: Final = only_in
+        """The term that it was made for; None: any."""
         self._done = done
         self._count = len(messages)
         self.messages = messages

@@ -18,6 +18,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,45 @@ _STEP_UNITS: Final = 1024
 _queue_offset: Final = operator.itemgetter(6)
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Queue offsets from ``first`` on came a second time, in records of which the first one ends at ``physical_end``.
+
+    Their places are taken by other messages, so they get none. ``count`` of them came, ``expected`` was to come.
+    """
+
+    topic: str
+    queue_id: int
+    first: int
+    count: int
+    expected: int
+    physical_end: int
+
+    @property
+    def lost(self) -> int:
+        """How many of them cannot be read from the queue."""
+        return min(self.count, self.expected - self.first)
+
+    def __str__(self) -> str:
+        return (
+            f"queue {self.queue_id} of topic {self.topic}: {self.lost} messages cannot be read from it: their queue "
+            f"offsets from {self.first} on, the first of the record that ends at {self.physical_end}, had been given "
+            f"out before (the next was {self.expected})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What queues need of their store."""
+
+    log_begin: Callable[[], int] = lambda: 0
+    """Where the log begins."""
+    repeated: Callable[[Repeated], None] = lambda found: _log.error("%s", found)
+    """Told of messages that get no place in their queue."""
+    descriptors: DescriptorCache | None = None
+    """Opens the files of all queues; None: each has its own."""
+
+
 class ConsumeQueue:
     """One queue of a topic. Offsets are queue offsets (unit numbers) unless they are called physical."""
 
@@ -57,24 +97,26 @@ class ConsumeQueue:
         file_bytes: int,
         fs: FileSystem,
         topic_directories: threading.Lock | None = None,
-        descriptors: DescriptorCache | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes.
 
         ``topic_directories`` is held while directories are made: whoever removes a topic's empty one holds it, too.
-        ``descriptors`` opens the files of all queues.
         """
+        self._surroundings = surroundings or Surroundings()
         self.topic = topic
         self.queue_id = queue_id
         self.directory = directory
         self._fs = fs
         self._topic_directories = topic_directories or threading.Lock()
-        descriptors = DescriptorCache(fs) if descriptors is None else descriptors
+        descriptors = self._surroundings.descriptors or DescriptorCache(fs)
         self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes, descriptors=descriptors)
         self._lock = threading.Lock()
         self._begin = 0
         """Units before this one are fillers, or their records are gone."""
         self._max_physical_offset = -1
+        self._floor = 0
+        """Offsets below this one were given out, as the log says, whatever units are here; see ``raise_to``."""
         self._destroyed = False
         self._removed: list[str] = []
         self._unsynced_parents = False
@@ -94,6 +136,11 @@ class ConsumeQueue:
     @property
     def max_offset(self) -> int:
         """The next message's offset; 0 in a queue that never had one."""
+        return max(self._files.max_offset // UNIT_BYTES, self._floor)
+
+    @property
+    def stored_end(self) -> int:
+        """The end of the units that are on the disk: a restart finds so many, unless files were removed."""
         return self._files.max_offset // UNIT_BYTES
 
     @property
@@ -184,15 +231,42 @@ class ConsumeQueue:
                 self._append_run(first, ends, units)
         return True
 
+    def raise_to(self, offset: int) -> None:
+        """The log says that all offsets below ``offset`` were given out: go on there. Raises ``DiskError``.
+
+        Where the units below are not known here, their records are gone from the log, so nothing can be read there.
+        """
+        with self._lock:
+            if not self._destroyed and offset > self.max_offset:
+                if self._is_expired():
+                    self._forget_units()
+                    self._begin = offset
+                else:
+                    _log.warning("%s: offsets %d to %d have no record", self.directory, self.max_offset, offset - 1)
+                self._floor = offset
+
+    def _is_expired(self) -> bool:
+        """Whether no record that has a unit here is left in the log."""
+        return self._max_physical_offset <= self._surroundings.log_begin()
+
+    def _forget_units(self) -> None:
+        """Remove all files, whose records are gone from the log: it is not filled up from there to where it goes on."""
+        if self._files.files():
+            _log.info("%s: all its messages have expired; its old files are removed", self.directory)
+            self._files.destroy()
+
     def _append_run(self, first: int, ends: Sequence[int] | Ints, units: bytes) -> None:
         """Append consecutive units; ``ends`` are physical, of their records."""
-        fresh = not self._files.files()
-        expected = first - first % self.units_per_file if fresh else self.max_offset
+        expected = self.max_offset
         if first < expected:
-            _log.warning("%s: queue offset %d comes twice; expected %d", self.directory, first, expected)
+            self._surroundings.repeated(Repeated(self.topic, self.queue_id, first, len(ends), expected, int(ends[0])))
             ends, units, first = ends[expected - first :], units[(expected - first) * UNIT_BYTES :], expected
             if not units:
                 return
+        if first > expected and self._is_expired():
+            self._forget_units()
+        fresh = not self._files.files()
+        expected = first - first % self.units_per_file if fresh else self.stored_end
         if first - expected > _GAP_FILES_MAX * self.units_per_file:
             at = parse_units(units[:UNIT_BYTES])[0].offset
             reason = f"after queue offset {expected - 1} comes {first}, of the record at {at}"

@@ -12,20 +12,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
-from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Surroundings
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.mapped.descriptors import DescriptorCache
 from rocketstore.message.checks import check_topic
 from rocketstore.message.columns import RecordColumns, UnitColumns
-from rocketstore.types import RecordHead
+from rocketstore.types import QueueKey, RecordHead
 
 _log = logging.getLogger(__name__)
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
@@ -35,7 +36,13 @@ _REFUSED_MAX: Final = 1000
 class ConsumeQueueTable:
     """The queues below ``directory``, with files of ``file_bytes``, rounded up to whole units."""
 
-    def __init__(self, directory: Path, file_bytes: int, fs: FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        file_bytes: int,
+        fs: FileSystem | None = None,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         self.directory = directory
         self.file_bytes = -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
         self._fs = fs or RealFileSystem()
@@ -45,6 +52,7 @@ class ConsumeQueueTable:
         self._refused_topics: set[str] = set()
         self.descriptors: Final = DescriptorCache(self._fs)
         """The open files of all queues."""
+        self._surroundings = replace(surroundings or Surroundings(), descriptors=self.descriptors)
 
     # Opening
 
@@ -160,6 +168,18 @@ class ConsumeQueueTable:
                 _log.warning("the record at %d gets no consume queue: %s", offset, error)
             return None
 
+    def raise_to(self, next_offsets: Mapping[QueueKey, int]) -> None:
+        """The log says that these are the least next offsets; queues that are not there are made. ``DiskError``."""
+        for (topic, queue_id), offset in next_offsets.items():
+            queue = self._queues.get((topic, queue_id))
+            if queue is None:
+                try:
+                    queue = self.find_or_create(topic, queue_id)
+                except InvalidRequestError:  # it never had a queue
+                    continue
+            if offset > queue.max_offset:
+                queue.raise_to(offset)
+
     def flush(self, least_pages: int = 0) -> None:
         """Make durable the queues of which that many pages wait (0: whatever waits).
 
@@ -179,6 +199,11 @@ class ConsumeQueueTable:
         """Let every queue begin with its first message at or after ``physical``. Raises ``DiskError``."""
         for queue in self.all():
             queue.correct_min_offset(physical)
+
+    def delete_expired(self, physical: int, /) -> int:
+        """Let every queue begin as ``correct_min_offsets`` does, and remove files; how many. Raises ``DiskError``."""
+        self.correct_min_offsets(physical)  # first: nobody shall read a unit without a message
+        return sum(queue.delete_expired(physical) for queue in self.all())
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues and their files. Raises ``DiskError``."""
@@ -210,7 +235,7 @@ class ConsumeQueueTable:
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)
         return ConsumeQueue(
-            topic, queue_id, directory, self.file_bytes, self._fs, self._topic_directories, self.descriptors
+            topic, queue_id, directory, self.file_bytes, self._fs, self._topic_directories, self._surroundings
         )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rocketstore.message.columns import RecordColumns
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
-from rocketstore.message.property_texts import Hashes, Places, PropertyTexts
+from rocketstore.message.property_texts import Hashes, Places, PropertyTexts, Values
 from rocketstore.message.tags import java_hash
 from rocketstore.types import RecordHead
 
@@ -24,6 +24,8 @@ _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
 _MASK: Final = 0xFFFF_FFFF
 _MIN: Final = -(1 << 31)
 _CACHED_TOPICS: Final = 100_000
+KEYS_INDEXED_MAX: Final = 1024
+"""Business keys of one record that it is found by, the first ones; a broker takes no message with so many any more."""
 
 
 class TopicHashes(dict[str, int]):
@@ -61,10 +63,21 @@ def key_hashes(heads: Sequence[RecordHead], topics: TopicHashes) -> tuple[NDArra
 def hashes_in(properties: PropertyTexts, prefixes: Hashes) -> tuple[NDArray[np.int32], Places]:
     """As ``key_hashes``, of records that have keys; ``prefixes`` are the ``TopicHashes`` of their topics."""
     unique = properties.named(_UNIQUE)
-    words = properties.words(properties.named(_KEYS))
+    keys = properties.named(_KEYS)
+    words = _first_of_each(properties.words(keys), len(keys.owners))
     values = properties.in_order(unique, words)  # a record's unique key comes first
     signed = properties.hashes(values, prefixes).view(np.int32)
     return np.where(signed == _MIN, np.int32(0), np.abs(signed)), values.owners
+
+
+def _first_of_each(words: Values, records: int) -> Values:
+    """At most ``KEYS_INDEXED_MAX`` words of each record; ``records`` have some."""
+    owners = words.owners
+    if len(owners) - records < KEYS_INDEXED_MAX:  # nobody can have more
+        return words
+    rank = np.arange(len(owners)) - np.searchsorted(owners, owners, "left")
+    kept = rank < KEYS_INDEXED_MAX
+    return Values(words.begins[kept], words.ends[kept], owners[kept])
 
 
 def _positive(value: int) -> int:

@@ -398,16 +398,18 @@ class MappedFileQueue:
     # Deleting
 
     def delete_expired_by_time(
-        self, age_ms_max: int, *, now_ms: int, gap_ms: int = 0, immediately: bool = False
+        self, age_ms_max: int, *, now_ms: int, gap_ms: int = 0, immediately: bool = False, keep_from: int | None = None
     ) -> int:
         """Delete the oldest files not changed for ``age_ms_max`` (or whatever their age, ``immediately``).
 
-        Never the last file; at most ``DELETED_MAX``, pausing ``gap_ms`` between two; stops at the first one that is
-        younger or cannot be deleted. Gives how many are gone.
+        Never the last file nor one that ends behind ``keep_from``; at most ``DELETED_MAX``, pausing ``gap_ms`` between
+        two; stops at the first one that is younger or cannot be deleted. Gives how many are gone.
         """
         deleted = 0
         for file in self._files[:-1][:DELETED_MAX]:
             if not (immediately or file.last_modified_ms + age_ms_max <= now_ms):
+                break
+            if keep_from is not None and file.base + file.size > keep_from:
                 break
             if deleted and gap_ms:
                 time.sleep(gap_ms / 1000)
@@ -415,6 +417,13 @@ class MappedFileQueue:
                 break
             deleted += 1
         return deleted
+
+    def expired_end(self, age_ms_max: int, *, now_ms: int, immediately: bool) -> int:
+        """The end of the first file that ``delete_expired_by_time`` would delete; 0 if there is none."""
+        first = next(iter(self._files[:-1]), None)
+        if first is None or not (immediately or first.last_modified_ms + age_ms_max <= now_ms):
+            return 0
+        return first.base + first.size
 
     def delete_expired_by_offset(self, offset_min: int, unit_bytes: int) -> int:
         """Delete the oldest files whose last unit begins with a big-endian offset below ``offset_min``.

@@ -14,9 +14,15 @@ from typing import Final
 from dledger.errors import InvalidRequestError
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.message.batch import expand_batch
-from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, Message
+from rocketstore.message.message import (
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    Message,
+)
 from rocketstore.message.message import SYS_FLAG_TRANSACTION as TRANSACTION
-from rocketstore.message.properties import PROPERTIES_BYTES_MAX, join_properties
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property_bytes, join_properties
 from rocketstore.message.record import IPV6_EXTRA, OVERHEAD, TOPIC_BYTES_MAX
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, PutMessageStatus, PutResult
 
@@ -40,6 +46,12 @@ _IP_BYTES: Final = (4, 16)
 _TOPIC: Final = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_BYTES_MAX}}}")
 _NUMBERS: Final = Struct(">iiiqqqiii")
 _CACHED_TOPICS_MAX: Final = 4096
+
+KEYS_MAX: Final = 64
+"""Keys of one message: each costs as much to index as a whole message with one."""
+KEYS_BYTES_MAX: Final = 8 * KIB
+"""Of the property that holds them."""
+_KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
 
 _good_topics: set[str] = set()
 
@@ -69,6 +81,22 @@ def check_client_topic(topic: str) -> str:
     if topic in NO_SEND_TOPICS:
         return f"the topic {topic} is the broker's own"
     return check_topic(topic)
+
+
+def check_keys(message: Message) -> str:
+    """Why a client's message has more keys than it may, or the empty string. What is stored already may have more."""
+    text = message.property_string
+    if text:
+        if len(text) < 2 * KEYS_MAX:  # the hot path
+            return ""
+        keys = find_property_bytes(text, _KEYS) or b""
+    else:
+        keys = message.properties.get(PROPERTY_KEYS, "").encode(errors="replace")
+    if len(keys) > KEYS_BYTES_MAX:
+        return f"the keys (KEYS) take {len(keys)} bytes; at most {KEYS_BYTES_MAX} are allowed"
+    if keys.count(b" ") >= KEYS_MAX and len(keys.split()) > KEYS_MAX:
+        return f"the message has {len(keys.split())} keys (KEYS); at most {KEYS_MAX} are allowed"
+    return ""
 
 
 def check_message(message: Message, config: MessageStoreConfig) -> PutResult | None:

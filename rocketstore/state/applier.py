@@ -83,6 +83,14 @@ class StateApplier:
         self._verified = True
         self._parts: _Parts | None = None
         self._went_back_for = ""
+        self._accepted = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is known to be missing; where no state was ever seen, whether the log would show any."""
+        if not self.complete or self._accepted or self.next_offset or self.end_offset:
+            return self.complete
+        return self._store.numbers_known
 
     def restore(self, snapshot: Snapshot) -> None:
         """Begin with a snapshot; only before the first ``step``."""
@@ -141,7 +149,7 @@ class StateApplier:
     def accept_incomplete(self) -> None:
         """Take the state as complete, although changes are missing."""
         with self.lock:
-            self.complete = True
+            self.complete = self._accepted = True
 
     def _verify(self) -> bool:
         """Whether the snapshot was checked to be of this log; if it is not, begin anew from the log alone."""

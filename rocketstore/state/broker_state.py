@@ -169,7 +169,7 @@ class BrokerState:
             if time.monotonic() > deadline:
                 raise StateBehindError(f"broker state: not applied to its end within {timeout_s:g} s")
             pause.wait(0.01)
-        if not self._applier.complete:
+        if not self._applier.is_complete:
             self._accept_incomplete()
         self._full_wanted = True
         self._worker.wake()
@@ -205,6 +205,11 @@ class BrokerState:
         with self._applier.lock:
             return sorted(self._applier.tables.groups)
 
+    def has_group(self, name: str) -> bool:
+        """Whether there is a subscription group of this name."""
+        with self._applier.lock:
+            return name in self._applier.tables.groups
+
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
         """How far the group has consumed, in one topic or (empty) in all."""
         with self._applier.lock:
@@ -228,9 +233,9 @@ class BrokerState:
 
     @property
     def is_applied(self) -> bool:
-        """Whether every change that is in the queue on this node has been applied."""
+        """Whether the tables are those of the log: every change in it has been applied, and none is missing."""
         with self._applier.lock:
-            return self._applier.next_offset >= self._applier.end_offset
+            return self._applier.next_offset >= self._applier.end_offset and self._applier.is_complete
 
     def runtime_info(self) -> dict[str, str]:
         """Names and values for status commands."""
@@ -238,7 +243,7 @@ class BrokerState:
         with applier.lock:
             return {
                 "brokerStateOffset": f"{applier.next_offset},{applier.end_offset}",
-                "brokerStateComplete": str(applier.complete).lower(),
+                "brokerStateComplete": str(applier.is_complete).lower(),
                 "brokerStateBlocked": applier.blocked,
                 "brokerStateMalformed": str(applier.malformed),
             }
@@ -259,9 +264,14 @@ class BrokerState:
         """Forget a topic and the groups' offsets in it. What is in its queues now, nobody reads any more: a topic of
         the same name that is made later begins at ``begin_offset``. The files go when the log's retention removes them.
         """
-        ends = ((queue_id, self._store.max_offset(topic, queue_id)) for topic, queue_id in self._store.queues()
-                if topic == name)  # fmt: skip
-        self._change(DeleteTopic(name, tuple(sorted(ends))), done)
+        # Also what is put and not yet dispatched: its producer knows that it was stored before.
+        numbering = {key: end for key, end in self._store.log.queue_offsets.copy().items() if key[0] == name}
+        for key in self._store.queues():
+            if key[0] == name:
+                numbering[key] = max(numbering.get(key, 0), self._store.max_offset(*key))
+        self._change(
+            DeleteTopic(name, tuple(sorted((queue_id, end) for (_, queue_id), end in numbering.items()))), done
+        )
 
     def commit_offsets(
         self,
@@ -381,7 +391,7 @@ class BrokerState:
         if master and not self._master:
             self._full_wanted = True
         self._master = master
-        if not master or not self._publisher.idle or applier.blocked or not applier.complete:
+        if not master or not self._publisher.idle or applier.blocked or not applier.is_complete:
             return
         minimum = self._store.min_offset(BROKER_STATE_TOPIC, 0)
         expired = applier.full_offset < minimum and minimum > 0  # from 0 on, the messages themselves are the state

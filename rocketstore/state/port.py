@@ -29,6 +29,10 @@ class StateStore(Protocol):
     def log(self) -> QueueNumbering:
         """Where puts go."""
 
+    @property
+    def numbers_known(self) -> bool:
+        """Whether the next offset of every queue is known: else there may have been queues that are not here."""
+
     def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
         """Store the messages in this order; a slave refuses. ``done`` may be called on any thread, also at once."""
 

@@ -91,7 +91,7 @@ def _flushed_is_verified(self: EntryHandler) -> LogIndex:
     return self.verified_index
 
 
-def _stale_push(self: EntryHandler, sender: NodeId, push: ReceivedPush, now_ms: int) -> None:
+def _stale_push(self: EntryHandler, sender: NodeId, push: ReceivedPush, _connection: int, now_ms: int) -> None:
     self._state.follow(sender, push.term, now_ms)
     if self._session != (self._state.term, sender):
         self._begin_session(sender)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from random import Random
 
 from dledger.config import Member, ServerConfig
-from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, PushCompare, PushInstall, PushKind, PushResponse
+from dledger.core.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushResponse,
+    VoteResponse,
+)
 from dledger.core.node import Node
 from dledger.errors import ResponseCode
 from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Position, Role, Standing, Term
@@ -56,7 +64,7 @@ def test_heartbeat_of_an_earlier_term_confirms_no_read() -> None:
 
     late = node.answer(NodeId("n1"), HeartbeatRequest(Term(14), read_sequence=65), 1)
 
-    assert late == HeartbeatResponse(Term(15), read_sequence=0)
+    assert late == HeartbeatResponse(Term(15), read_sequence=0, boot_id=node.state.boot_id)
 
 
 def test_install_of_what_is_committed_here_changes_nothing() -> None:
@@ -71,6 +79,9 @@ def test_install_of_what_is_committed_here_changes_nothing() -> None:
     push = PushInstall(Term(2), 1, EntryId(Term(1), LogIndex(4)), chain_crc, Position(0))
 
     node.receive(NodeId("n1"), push, 0)
+    node.handler.step(0)
+    leads = VoteResponse(Term(2), granted=False, pre_vote=True, leads=True)
+    node.handler.on_vote_response(NodeId("n1"), leads)
     node.handler.step(0)
 
     (_, answer) = node.state.outbox.messages[-1]

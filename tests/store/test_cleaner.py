@@ -140,6 +140,26 @@ def test_force_clean_goes_on_until_there_is_room(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("whole_segments", [0, 1, 2])
+def test_nothing_goes_that_the_application_needs(tmp_path: Path, whole_segments: int) -> None:
+    """From a position on that it names; the segment in which that lies stays, too."""
+    clock = FakeClock()
+    config = small_config(tmp_path, disk_check_ratio=1e-9, retention_hours=1)
+    store = open_store(config, clock=clock)
+    fill(store, 100)
+    store.flush()
+    store.set_committed(LogIndex(99))
+    clock.now_ms = 4_000_000_000_000
+    keep_from = whole_segments * config.segment_bytes + 1
+
+    retired = store.retire(LogIndex(99), store.measure_room(), keep_from=keep_from)
+
+    assert len({path.name for path in retired if path.parent.name == "data"}) == whole_segments
+    assert store.begin.position == whole_segments * config.segment_bytes
+    assert store.retire(LogIndex(99), store.measure_room(), keep_from=None)
+    store.close()
+
+
 def test_files_are_removed_after_the_begin_is_durable_and_apart_from_the_decision(tmp_path: Path) -> None:
     """Unlinking a gigabyte takes long: under the node's lock it would stop votes. A crash meanwhile loses nothing."""
     clock, fs = FakeClock(), _Removals()

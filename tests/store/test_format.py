@@ -64,6 +64,24 @@ def test_the_batch_encoder_agrees_with_the_record_encoder() -> None:
     assert encoded.chain_crc == chain
 
 
+def test_a_large_batch_is_encoded_like_a_small_one() -> None:
+    """In columns or entry by entry: the same bytes, whatever the bodies are and however large the numbers are."""
+    bodies: list[bytes | bytearray] = [bytes([n % 256]) * (n * 7 % 300) for n in range(1000)]
+    bodies[3] = bytearray(b"three")
+    position, first, term, chain = 1 << 41, 1 << 40, 1 << 33, 0xFEDC_BA98
+
+    whole = records.encode_piece(1, term, first, Piece(position, bodies, -5), chain)
+
+    parts, at, end = [], position, chain
+    for start in range(0, len(bodies), 100):
+        parts.append(records.encode_piece(1, term, first + start, Piece(at, bodies[start : start + 100], -5), end))
+        at, end = at + len(parts[-1].records), parts[-1].chain_crc
+    assert whole.records == b"".join(part.records for part in parts)
+    assert whole.units == b"".join(part.units for part in parts)
+    assert whole.positions == [one for part in parts for one in part.positions]
+    assert whole.chain_crc == end
+
+
 def test_segment_names_are_twenty_digits() -> None:
     """Anything else is not a segment."""
     assert records.segment_name(1 << 30) == "00000000001073741824"

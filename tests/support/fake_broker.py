@@ -227,6 +227,7 @@ class FakeBroker:
             "FetchOffsets": (pb.FetchOffsetsRequest, self._fetch_offsets),
             "PutTopic": (pb.PutTopicRequest, self._put_topic),
             "DeleteTopic": (pb.DeleteTopicRequest, self._delete_topic),
+            "DeleteGroup": (pb.DeleteGroupRequest, self._delete_group),
             "ListTopics": (pb.ListTopicsRequest, lambda *_: pb.ListTopicsResponse(topics=self.group.topics.values())),
             "ListGroups": (pb.ListGroupsRequest, self._list_groups),
             "Status": (pb.StatusRequest, self._status),
@@ -474,6 +475,14 @@ class FakeBroker:
         if self.group.topics.pop(request.name, None) is None:
             context.abort(grpc.StatusCode.NOT_FOUND, f"topic {request.name} does not exist")
         return pb.DeleteTopicResponse()
+
+    def _delete_group(self, request: pb.DeleteGroupRequest, context: grpc.ServicerContext) -> pb.DeleteGroupResponse:
+        self._needs_master(context)
+        kept = {key: offset for key, offset in self.group.offsets.items() if key[0] != request.name}
+        if len(kept) == len(self.group.offsets):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"group {request.name} does not exist")
+        self.group.offsets = kept
+        return pb.DeleteGroupResponse()
 
     def _list_groups(self, request: pb.ListGroupsRequest, context: grpc.ServicerContext) -> pb.ListGroupsResponse:
         return pb.ListGroupsResponse(

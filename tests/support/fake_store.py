@@ -85,6 +85,7 @@ class FakeStore:
     ) -> None:
         self.log = log or FakeLog()
         self.role = role
+        self.numbers_known = True
         self.refusals: list[PutResult] = []
         """Each makes one submit fail with it."""
         self.hold_results = False

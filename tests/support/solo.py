@@ -19,12 +19,13 @@ from dledger.core.messages import (
     ReceivedPush,
     VoteRequest,
     VoteResponse,
+    VoteResult,
 )
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import CorruptLogError, ResponseCode
-from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
+from dledger.types import NO_ENTRY, Boundary, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, FixedTimeouts, fill, make_config
 from tests.support.disk_log import DiskLog
 
@@ -189,16 +190,34 @@ class Solo:
         self.leader_role.match[peer] = LogIndex(index)
         self.leader_role.counts[peer] = True
 
-    def push(self, sender: NodeId, push: ReceivedPush | PushAppend, *, flush: bool = True) -> list[PushResponse]:
-        """A push arrives and is executed; gives the answers."""
+    def push(
+        self,
+        sender: NodeId,
+        push: ReceivedPush | PushAppend,
+        *,
+        flush: bool = True,
+        confirm: bool = True,
+        connection: int = 0,
+    ) -> list[PushResponse]:
+        """A push arrives and is executed, its sender confirming that it leads if asked; gives the answers."""
         if isinstance(push, PushAppend):
             push = CheckedAppend(push.term, push.epoch, push.commit_index, self.log.check_run(push.run))
-        self.node.receive(sender, push, self.now_ms)
+        self.node.receive(sender, push, self.now_ms, connection)
         while self.node.handler.step(self.now_ms) is not None:
             pass
+        if confirm:
+            self.confirm(sender, push.term)
         if flush:
             self.flush()
         return [message for message in self.sent(PushResponse) if isinstance(message, PushResponse)]
+
+    def confirm(self, sender: NodeId, term: int, *, leads: bool = True, begin: Boundary | None = None) -> None:
+        """A member answers whether it leads ``term``; without ``begin`` it agrees with whatever it was asked about."""
+        result = VoteResult.REJECT_ALREADY_HAS_LEADER
+        answer = VoteResponse(Term(term), granted=False, pre_vote=True, result=result, leads=leads, begin=begin)
+        self.node.handler.on_vote_response(sender, answer)
+        while self.node.handler.step(self.now_ms) is not None:
+            pass
 
     def flush(self) -> None:
         """The disk catches up."""

@@ -436,6 +436,17 @@ def test_groups_that_have_committed_nothing_do_not_end_the_list(run: Run, broker
     assert lines_of(run("consumer", "progress"))[1:] == [["billing", "1", "2"], ["idle", "0", "0"]]
 
 
+def test_consumer_delete(run: Run, brokers: FakeBrokers) -> None:
+    """Asks first; a group that is not there is told."""
+    brokers.offsets["billing", "orders", 0] = 5
+
+    assert run("consumer", "delete", "billing", stdin=b"n\n").exit_code == 1
+    assert brokers.offsets == {("billing", "orders", 0): 5}
+    assert run("consumer", "delete", "billing", "--yes").exit_code == 0
+    assert brokers.offsets == {}
+    assert "billing does not exist" in run("consumer", "delete", "billing", "--yes").stderr
+
+
 def test_consumer_reset_offset(run: Run, brokers: FakeBrokers) -> None:
     """To an end, a time, or an offset; back or forth."""
     put(brokers, 5)

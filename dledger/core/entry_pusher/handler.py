@@ -2,7 +2,8 @@
 
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
 term or of an earlier attempt must not touch the log (reliability trap 19). Nothing at or below the commit index is ever
-removed. What is durable is acknowledged, nothing else; the flusher's ``on_flushed`` lets the answers go.
+removed. What is durable is acknowledged, nothing else; the flusher's ``on_flushed`` lets the answers go. Whose pushes
+are taken at all says ``belief``.
 
 A push that contradicts what is held here is no reason to stop, nor to drop anything: whoever meets a difference proves
 its own record first. If that is damaged, it is told (``Outbox.damage``) and the push refused; if it is sound, the push
@@ -15,6 +16,7 @@ from collections import deque
 from typing import assert_never
 
 from dledger.config import FlushMode, ReplicationConfig
+from dledger.core.entry_pusher.belief import Belief
 from dledger.core.member_state import Follower, MemberState
 from dledger.core.messages import (
     CheckedAppend,
@@ -25,6 +27,7 @@ from dledger.core.messages import (
     PushResponse,
     PushTruncate,
     ReceivedPush,
+    VoteResponse,
 )
 from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, ResponseCode
@@ -61,7 +64,9 @@ class EntryHandler:
     def __init__(self, state: MemberState, config: ReplicationConfig) -> None:
         self._state = state
         self._config = config
-        self._queue: deque[tuple[NodeId, ReceivedPush]] = deque()
+        self._queue: deque[tuple[NodeId, ReceivedPush, int]] = deque()
+        self.belief = Belief(state)
+        self._connection = 0
         self._session: tuple[Term, NodeId | None] = (NO_TERM, None)
         self._leader_epoch = 0
         self._deferred: deque[_Deferred] = deque()
@@ -72,32 +77,49 @@ class EntryHandler:
 
     # -- arrival -------------------------------------------------------------------------------------------------
 
-    def on_push(self, sender: NodeId, push: ReceivedPush) -> None:
+    def on_push(self, sender: NodeId, push: ReceivedPush, connection: int = 0) -> None:
         """Queue a push; a full queue refuses it, which makes the leader compare again later."""
         if len(self._queue) >= self._config.handler_queue_pushes_max:
             self._answer_to(sender, push.epoch, _kind_of(push), ResponseCode.PUSH_REQUEST_IS_FULL)
             return
-        self._queue.append((sender, push))
+        self._queue.append((sender, push, connection))
         self._state.outbox.wake |= Wake.HANDLER
+
+    def on_vote_response(self, sender: NodeId, answer: VoteResponse) -> None:
+        """The answer to a question about a push that was held back."""
+        released = self.belief.on_answer(sender, answer)
+        if released is not None:
+            self._queue.append((sender, *released))
+            self._state.outbox.wake |= Wake.HANDLER
 
     def step(self, now_ms: int) -> int | None:
         """Execute the next queued push; due again at once while more wait."""
         self.take_standing_if_due()
         if not self._queue:
             return None
-        sender, push = self._queue.popleft()
-        self._execute(sender, push, now_ms)
+        sender, push, connection = self._queue.popleft()
+        self._execute(sender, push, connection, now_ms)
         return now_ms if self._queue else None
 
     # -- execution -----------------------------------------------------------------------------------------------
 
-    def _execute(self, sender: NodeId, push: ReceivedPush, now_ms: int) -> None:
+    def _execute(self, sender: NodeId, push: ReceivedPush, connection: int, now_ms: int) -> None:
         state = self._state
-        if not state.follow(sender, push.term, now_ms):
+        over = push.term < state.term or (push.term == state.term and state.leader_id not in (None, sender))
+        if not over and not self.belief.is_known(sender, push.term):
+            self.belief.hold(sender, push, connection)
+            return
+        if over or not state.follow(sender, push.term, now_ms):
             self._answer_to(sender, push.epoch, _kind_of(push), ResponseCode.EXPIRED_TERM)
             return
         if self._session != (state.term, sender):
             self._begin_session(sender)
+            self._connection = connection
+        if connection != self._connection:
+            if connection < self._connection:
+                return  # of a connection that this sender has replaced
+            # Epochs are the leader's own count of attempts: what another connection carried says nothing about them.
+            self._connection, self._leader_epoch = connection, 0
         if push.epoch < self._leader_epoch:
             return  # an attempt that the leader itself has given up
         self._leader_epoch = push.epoch
@@ -223,6 +245,13 @@ class EntryHandler:
             before.index <= log.last.index and log.term_at(before.index) == before.term
         )
         if not held:
+            leader, confirmed = self._session[1], self.belief.judge(push)
+            if confirmed is None and leader is not None:
+                self.belief.hold(leader, push, self._connection)
+                return
+            if not confirmed:  # the leader's log begins elsewhere, by now or all along: it says where
+                self._answer(push.epoch, PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)
+                return
             log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
             state.advance_commit(before.index)
         self.verified_index = max(self.verified_index, before.index)

@@ -24,6 +24,10 @@ class Log:
     root: Path
     min_offset: int = 0
     calls: list[bool] = field(default_factory=list)
+    held_back: bool = False
+
+    def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:
+        return self.held_back
 
     def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
         self.calls.append(immediately)
@@ -124,6 +128,20 @@ def bench(tmp_path: Path) -> Bench:
 def test_nothing_goes_without_a_reason(bench: Bench) -> None:
     assert bench.cleaner.clean() == 0
     assert bench.log.calls == []
+
+
+def test_what_the_log_must_not_lose_is_written_down_before_it_goes(bench: Bench) -> None:
+    """In the same round, and only then: the numbering of the queues would go with the files."""
+    before: list[int] = []
+    bench.cleaner.on_held_back = lambda: before.append(len(bench.log.calls))
+    bench.use(80)
+    bench.cleaner.clean()
+    bench.log.held_back = True
+    bench.cleaner.clean()
+    bench.use(50)
+    bench.cleaner.clean()
+
+    assert (before, bench.log.calls) == ([1], [False, False])
 
 
 def test_queues_and_index_follow_the_log(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ class Index:
 class Queue:
     """A consume queue that counts."""
 
-    max_offset: int
+    stored_end: int
 
 
 @dataclass
@@ -149,6 +150,22 @@ def test_an_empty_log_empties_the_queues() -> None:
     found = decide(clean=False, end=0)
 
     assert (found.cut_queues, found.replay_from) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({"begin": 0, "units": 0}, True),
+        ({"begin": 500}, True),
+        ({"begin": 601}, False),
+        ({"begin": 500, "units": OURS.queue_units - 1}, False),
+        ({"begin": 500, "checkpoint": JAVAS}, True),
+        ({"begin": 500, "checkpoint": Checkpoint(), "units": 0}, False),
+    ],
+)
+def test_queues_are_whole_if_they_missed_nothing_that_the_log_has_lost(changes: Any, whole: bool) -> None:  # noqa: ANN401
+    """Else their next offsets may be too low, unless the log says more."""
+    assert decide(clean=True, **changes).queues_are_whole is whole
 
 
 def test_the_newest_file_with_old_messages_is_found() -> None:

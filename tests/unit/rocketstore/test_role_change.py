@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from dledger.conditions import ConditionKind, Conditions
 from dledger.core.outbox import RoleChange
-from dledger.rpc.ports import CommitEvent, NodeEvent, NodeStatus
+from dledger.errors import DLedgerError, LeaderHint, TransferFailedError
+from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus
 from dledger.types import LogIndex, NodeId, Role, Term
-from rocketstore.role_change import BrokerRoleChange
+from rocketstore import role_change
+from rocketstore.role_change import FAILURES_MAX, BrokerRoleChange
+from rocketstore.state.broker_state import StateBlockedError, StateIncompleteError
 from rocketstore.types import BrokerRole
 from tests.support.fake_node import FakeNode
 from tests.support.waiting import wait_until
@@ -25,6 +29,7 @@ class FakeBroker:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.error: Exception | None = None
         self.failures: dict[str, int] = {}
         """How often the named step still fails."""
         self.held: dict[str, threading.Event] = {}
@@ -35,7 +40,10 @@ class FakeBroker:
         self.master = True  # until it is told otherwise
         self.open: int | None = None
         self.listeners: list[Callable[[NodeEvent], None]] = []
-        self.node = replace(FakeNode().status(), role=Role.LEADER, term=Term(1), end_index=LogIndex(5))
+        members = tuple(MemberStatus(NodeId(f"n{number}"), f"host:{number}") for number in range(3))
+        self.node = replace(FakeNode().status(), role=Role.LEADER, term=Term(1), end_index=LogIndex(5), members=members)
+        self.conditions = Conditions("n0")
+        self.offers: list[NodeId | None] = []
         self.commit(5)
 
     def note(self, name: str) -> None:
@@ -44,7 +52,7 @@ class FakeBroker:
             assert self.held[name].wait(10)
         if self.failures.get(name, 0):
             self.failures[name] -= 1
-            raise OSError(f"{name} failed")
+            raise self.error or OSError(f"{name} failed")
 
     # The member.
 
@@ -54,6 +62,10 @@ class FakeBroker:
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
+
+    def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
+        self.offers.append(target)
+        done(TransferFailedError("not now"))
 
     def commit(self, index: int, **changes: Any) -> None:  # noqa: ANN401 - as replace() has it
         self.node = replace(self.node, committed_index=LogIndex(index), **changes)
@@ -269,6 +281,65 @@ def test_a_step_that_keeps_failing_ends_with_the_leadership(bench: Bench) -> Non
 
     bench.wait_master()
     assert bench.steps() == PROMOTION
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts and offers follow each other at once."""
+    monkeypatch.setattr(role_change, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(role_change, "RETRY_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(role_change, "OFFER_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_leader_that_may_not_become_master_offers_leadership_to_the_others_in_turn(bench: Bench) -> None:
+    """Else nobody takes messages for as long as it leads, although others could; and it says why."""
+    broker = bench.broker
+    broker.error, broker.failures["catch up"] = StateBlockedError("a newer program's changes"), 1 << 30
+    bench.lead()
+    wait_until(lambda: len(broker.offers) >= 3, "it offers leadership")
+
+    (condition,) = broker.conditions.now()
+    assert (condition.kind, condition.subject) == (ConditionKind.STUCK_LEADER, "broker")
+    assert "a newer program's changes" in condition.message
+    assert broker.offers[:3] == [N1, NodeId("n2"), N1]
+
+    bench.follow()
+    wait_until(lambda: not broker.conditions.now(), "it is over")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("failures", "offers"), [(FAILURES_MAX - 1, 0), (FAILURES_MAX, 1)])
+def test_a_failure_that_may_pass_is_waited_for_before_leadership_is_offered(
+    bench: Bench, failures: int, offers: int
+) -> None:
+    """A disk that was full for a moment costs no change of leader."""
+    bench.broker.failures["rebuild"] = failures
+    bench.lead()
+    bench.wait_master()
+
+    assert len(bench.broker.offers) == offers
+    assert bench.broker.conditions.now() == ()
+
+
+def test_leadership_is_not_offered_again_at_once(bench: Bench) -> None:
+    """Whoever was asked needs time to take it."""
+    bench.broker.error, bench.broker.failures["catch up"] = StateIncompleteError("changes are missing"), 3
+    bench.lead()
+    bench.wait_master()
+
+    assert bench.broker.offers == [N1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_member_that_is_alone_offers_nothing(bench: Bench) -> None:
+    """It says that it is stuck, and goes on trying."""
+    bench.broker.node = replace(bench.broker.node, members=bench.broker.node.members[:1])
+    bench.broker.error, bench.broker.failures["catch up"] = StateBlockedError("newer"), 3
+    bench.lead()
+    bench.wait_master()
+
+    assert bench.broker.offers == []
 
 
 def test_puts_are_refused_before_a_demotion_is_over(bench: Bench) -> None:

@@ -32,7 +32,7 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.rpc import codec
-from dledger.types import NO_ENTRY, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 Decode = Callable[[bytes], Envelope]
 
@@ -67,6 +67,8 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
             numbers,
             st.booleans(),
             entry_ids,
+            leads=st.none() | st.booleans(),
+            begin=st.none() | st.builds(Boundary, indexes, indexes.map(Term), numbers.map(Position), crcs),
         ),
     ),
     (

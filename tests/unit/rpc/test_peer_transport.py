@@ -20,7 +20,7 @@ from cluster.local_group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
-from dledger.rpc import codec, options, peer_listener, push_frames, push_server
+from dledger.rpc import codec, options, peer_listener, push_frames
 from dledger.rpc.control_link import HEARTBEATS_MAX, OTHERS_MAX
 from dledger.rpc.peer_listener import PeerListener
 from dledger.rpc.peer_transport import GrpcTransport
@@ -179,8 +179,8 @@ def test_a_newer_push_connection_replaces_the_older(peer: Peer) -> None:
 
 
 def test_a_push_connection_without_a_handshake_is_ended(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each holds a thread; one that has shaken hands may be silent as long as it likes."""
-    monkeypatch.setattr(push_server, "HANDSHAKE_TIMEOUT_S", 0.2)
+    """It may be anybody's; one that has shaken hands may be silent as long as it likes."""
+    monkeypatch.setattr(peer_listener, "FIRST_BYTES_TIMEOUT_S", 0.2)
     with peer.connect() as begun, ExitStack() as stack:
         begun.sendall(handshake_of(N0))
         idle = [stack.enter_context(peer.connect()) for _ in range(4)]
@@ -206,7 +206,7 @@ def test_a_connection_that_shows_nothing_is_ended(peer: Peer, monkeypatch: pytes
 
 def test_every_address_of_the_host_is_listened_on() -> None:
     """``localhost`` means 127.0.0.1 to one caller and ::1 to another."""
-    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link, _stream: link.close())
+    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link, _found: link.close())
     listener.start("localhost", 0)
     hosts = {str(info[4][0]) for info in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
 
@@ -218,20 +218,42 @@ def test_every_address_of_the_host_is_listened_on() -> None:
         socket.create_connection((hosts.pop(), listener.port), timeout=5)
 
 
-def test_push_connections_are_bounded(peer: Peer) -> None:
-    """Beyond the limit they are hung up on; those that are there go on."""
+def test_silent_push_connections_shut_nobody_out(peer: Peer) -> None:
+    """Whoever says nothing holds neither a place nor a thread that members need, however many they are.
+
+    Those beyond a limit are hung up on, the oldest first; a member says whose it is at once.
+    """
+    push = push_frames.pack(FrameType.PUSH, codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0)))))
     with ExitStack() as stack:
         begun = stack.enter_context(peer.connect())
         begun.sendall(handshake_of(N0))
         assert push_frames.receive(begun, 1 << 20) is not None
-        more = [stack.enter_context(peer.connect()) for _ in range(30)]
+        silent = [stack.enter_context(peer.connect()) for _ in range(300)]
+        begun.sendall(push)
+        wait_until(lambda: len(peer.receiver.received) == 1, "a push on the connection that was there before")
 
-        def ended() -> int:
-            return sum(_has_ended(link) for link in more)
+        newer = stack.enter_context(peer.connect())
+        newer.sendall(handshake_of(N0)[:20])
+        for _ in range(100):
+            stack.enter_context(peer.connect())
+        newer.sendall(handshake_of(N0)[20:] + push)
+        wait_until(lambda: len(peer.receiver.received) == 2, "a push on a new connection")
 
-        wait_until(lambda: ended() >= 30 - 12, "the surplus to be hung up on")
-        begun.sendall(push_frames.pack(FrameType.PUSH, codec.encode(envelope(PushCommit(Term(1), 0, LogIndex(0))))))
-        wait_until(lambda: len(peer.receiver.received) == 1, "a push meanwhile")
+        wait_until(lambda: sum(map(_has_ended, silent)) >= 400 - peer_listener.UNKNOWN_MAX, "the surplus to be ended")
+
+
+def test_room_is_made_by_whoever_takes_most() -> None:
+    """One host that opens many connections does not shut out another that has opened one."""
+    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link, _found: link.close())
+    listener.start("127.0.0.1", 0)
+    address = ("127.0.0.1", listener.port)
+    with closing(listener), ExitStack() as stack:
+        other = stack.enter_context(socket.create_connection(address, timeout=5, source_address=("127.0.0.2", 0)))
+        many = [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(400)]
+
+        wait_until(lambda: sum(map(_has_ended, many)) > 400 - peer_listener.UNKNOWN_MAX, "the surplus to be hung up on")
+
+        assert not _has_ended(other)
 
 
 def test_a_leader_that_takes_no_answers_is_hung_up_on(peer: Peer) -> None:

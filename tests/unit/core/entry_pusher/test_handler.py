@@ -39,11 +39,12 @@ def test_an_arrival_wakes_the_handler_and_waits_for_its_step() -> None:
     """Pushes are judged when they are executed, one per step, in order."""
     solo = Solo()
     source = Source(1, 1, 1)
+    solo.push(N1, source.compare(-1))
     solo.node.receive(N1, source.compare(-1), 0)
     solo.node.receive(N1, checked(source, source.append(0, 0)), 0)
     solo.take()
     assert solo.woken & Wake.HANDLER
-    assert solo.state.term == 0
+    assert solo.log.last.index == -1
 
     assert solo.node.handler.step(3) == 3
     assert solo.node.handler.step(4) is None

@@ -130,6 +130,15 @@ class FakeState:
     def delete_topic(self, name: str, done: StateDone) -> None:
         self._change(lambda: self.table.pop(name), done)
 
+    def has_group(self, name: str) -> bool:
+        return name in self.groups()
+
+    def delete_group(self, group: str, done: StateDone) -> None:
+        def forget() -> None:
+            self.committed = {key: offset for key, offset in self.committed.items() if key[0] != group}
+
+        self._change(forget, done)
+
     def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
         noted = {(group, topic, queue_id): offset for topic, queue_id, offset in offsets}
         self.largest_commit = max(self.largest_commit, len(noted))

@@ -80,6 +80,7 @@ FORBIDDEN: list[tuple[str, Wire, str]] = [
     ("CommitPosition", pb.CommitPositionRequest(group="g", position=1), "needs an account with admin: true"),
     ("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="T")), "PutTopic needs an account with admin: true"),
     ("DeleteTopic", pb.DeleteTopicRequest(name="T"), "DeleteTopic needs an account with admin: true"),
+    ("DeleteGroup", pb.DeleteGroupRequest(name="g"), "DeleteGroup needs an account with admin: true"),
 ]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from dledger.config import AccessConfig
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import OFFSETS_MAX, TopicConfig
@@ -96,6 +98,47 @@ def test_topics_are_made_listed_and_deleted(broker: Harness) -> None:
             broker.call("DeleteTopic", pb.DeleteTopicRequest(name=name), pb.DeleteTopicResponse)
 
 
+def test_groups_are_deleted_with_their_offsets(broker: Harness) -> None:
+    """One that is not there is told."""
+    broker.state.committed = {("g", "T", 0): 1, ("h", "T", 0): 2}
+
+    broker.call("DeleteGroup", pb.DeleteGroupRequest(name="g"), pb.DeleteGroupResponse)
+
+    assert broker.state.committed == {("h", "T", 0): 2}
+    with failing(grpc.StatusCode.NOT_FOUND, "the group 'g' does not exist"):
+        broker.call("DeleteGroup", pb.DeleteGroupRequest(name="g"), pb.DeleteGroupResponse)
+
+
+def test_one_client_makes_a_share_of_all_groups_only() -> None:
+    """Those that are gone count no longer, and those that are there may be committed to."""
+    with Harness(BrokerConfig(groups_max=4, access=AccessConfig(account_share_percent=50))) as broker:
+        for group in ("a", "b"):
+            offset = pb.ConsumerOffset(topic="T", offset=1)
+            commit = pb.CommitOffsetsRequest(group=group, offsets=[offset])
+            broker.call("CommitOffsets", commit, pb.CommitOffsetsResponse)
+        more = pb.CommitOffsetsRequest(group="c", offsets=[offset])
+
+        with failing(grpc.StatusCode.INVALID_ARGUMENT, "has made 2 groups since this broker started"):
+            broker.call("CommitOffsets", more, pb.CommitOffsetsResponse)
+        broker.call("CommitOffsets", commit, pb.CommitOffsetsResponse)
+        broker.call("DeleteGroup", pb.DeleteGroupRequest(name="a"), pb.DeleteGroupResponse)
+        broker.call("CommitOffsets", more, pb.CommitOffsetsResponse)
+
+
+def test_one_client_makes_a_share_of_all_queues_by_sending() -> None:
+    """Counted by queues; who makes topics by name is not held to it."""
+    access = AccessConfig(account_share_percent=50)
+    with Harness(BrokerConfig(queues_max=32, default_topic_queue_nums=8, access=access)) as broker:
+        made = broker.send(*(pb.Message(topic=name, body=b"x") for name in ("A", "B")))
+        refused = broker.send(pb.Message(topic="C", body=b"x"))
+        broker.call("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="C")), pb.PutTopicResponse)
+
+        assert [one.status for one in made] == ["PUT_OK", "PUT_OK"]
+        assert (refused[0].status, refused[0].outcome) == ("MESSAGE_ILLEGAL", "not_applied")
+        assert "has made 16 queues since this broker started" in refused[0].reason
+        assert [one.status for one in broker.send(pb.Message(topic="C", body=b"x"))] == ["PUT_OK"]
+
+
 def test_a_slave_refuses_changes_and_names_the_master(broker: Harness) -> None:
     """UNAVAILABLE with the outcome and the leader in the trailing metadata."""
     broker.become(BrokerRole.SLAVE)
@@ -104,6 +147,7 @@ def test_a_slave_refuses_changes_and_names_the_master(broker: Harness) -> None:
         ("CommitOffsets", pb.CommitOffsetsRequest(group="g")),
         ("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="New"))),
         ("DeleteTopic", pb.DeleteTopicRequest(name="T")),
+        ("DeleteGroup", pb.DeleteGroupRequest(name="g")),
     ):
         with failing(grpc.StatusCode.UNAVAILABLE, "not the master") as metadata:
             broker.call(method, request, pb.PutTopicResponse)

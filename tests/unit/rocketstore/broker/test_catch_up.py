@@ -17,7 +17,7 @@ class Member:
     """A node and its store as far as catching up needs them."""
 
     def __init__(self, *, recovered_index: int = 10) -> None:
-        self.node = SimpleNamespace(leader=None, end_index=recovered_index, committed_index=4)
+        self.node = SimpleNamespace(leader=None, end_index=recovered_index, committed_index=4, voter=True)
         self.store = SimpleNamespace(role=BrokerRole.SLAVE, dispatch_behind_bytes=0)
         self.committed_position = 400
         self.is_applied = True
@@ -55,6 +55,18 @@ def test_a_tail_that_was_never_committed_is_not_waited_for() -> None:
     member.node.leader, member.node.end_index, member.node.committed_index = "n1", 7, 7
 
     assert member.has_caught_up()
+
+
+def test_a_new_disk_has_not_caught_up_as_long_as_it_has_no_vote() -> None:
+    """It recovers nothing, so nothing tells it what is missing: it would say that no topic exists."""
+    member = Member(recovered_index=-1)
+    member.node.leader, member.node.voter, member.node.committed_index = "n1", False, -1
+    before = member.has_caught_up()
+    member.node.voter, member.committed_position, member.store.dispatch_behind_bytes = True, 900, 1
+    fetched = member.has_caught_up()
+    member.store.dispatch_behind_bytes = 0
+
+    assert (before, fetched, member.has_caught_up()) == (False, False, True)
 
 
 def test_a_master_has_caught_up() -> None:

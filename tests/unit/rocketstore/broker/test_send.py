@@ -113,6 +113,23 @@ def test_what_the_store_finds_illegal_is_left_out_and_the_rest_stored() -> None:
         assert len(broker.store.log.records) == 2
 
 
+@pytest.mark.parametrize("encoded", [True, False])
+def test_a_message_has_a_bounded_number_of_keys(broker: Harness, encoded: bool) -> None:
+    """Each costs as much to index as a message; the others of the request are stored."""
+
+    def with_keys(keys: str) -> pb.Message:
+        if encoded:
+            return pb.Message(topic="T", body=b"x", property_string=f"TAGS\x01a\x02KEYS\x01{keys}".encode())
+        return pb.Message(topic="T", body=b"x", properties={"KEYS": keys})
+
+    most = " ".join(f"key-{number}" for number in range(64))
+    results = broker.send(with_keys(most), with_keys(f"{most} k"), with_keys("k " * 16_000), with_keys("k" * 9000))
+
+    assert [one.status for one in results] == ["PUT_OK", *["MESSAGE_ILLEGAL"] * 3]
+    assert "65 keys (KEYS); at most 64" in results[1].reason
+    assert "at most 8192" in results[3].reason
+
+
 def test_an_unknown_topic_is_made_by_sending_to_it_once(broker: Harness) -> None:
     """autoCreateTopicEnable, with defaultTopicQueueNums queues."""
     results = broker.send(message("New", -1), message("New", -1))

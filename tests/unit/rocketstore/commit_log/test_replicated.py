@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,15 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_PREPARED, SYS_FLAG_ROLLED_BACK, HostAddress
 from rocketstore.message.record import decode_record, encode_record
 from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL
-from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, PutMessageStatus, PutResult, RecordHead, Stored
+from rocketstore.types import (
+    QUEUE_NUMBERS_TOPIC,
+    SCHEDULE_TOPIC,
+    TERM_START_TOPIC,
+    PutMessageStatus,
+    PutResult,
+    RecordHead,
+    Stored,
+)
 from tests.support.waiting import ManualClock, wait_until
 from tests.unit.rocketstore.commit_log.replicas import (
     SEGMENT_BYTES,
@@ -254,6 +262,57 @@ def test_timestamps_never_go_back_in_the_log(replica: Replica, clock: ManualCloc
 
 
 # --- how puts end ---------------------------------------------------------------------------------------------------
+
+
+def test_timestamps_do_not_go_back_with_the_clock_of_a_new_leader(
+    config: ServerConfig, replica: Replica, clock: ManualClock
+) -> None:
+    """Searches by time halve the log. What a term begins with takes over the newest time, also after a restart."""
+    before = stored(replica.put(message())[0]).store_timestamp
+    replica.stop()
+    slow = ManualClock()
+    slow.now_ms = before - 60_000
+    again = Replica(config, slow).start().lead()
+    try:
+        begins = decode_record(again.server.log.read(again.server.log.last.index).body)
+        assert begins.topic == TERM_START_TOPIC
+        assert begins.store_timestamp == before
+        assert stored(again.put(message())[0]).store_timestamp == before
+        slow.now_ms = before + 5
+        assert stored(again.put(message())[0]).store_timestamp == before + 5
+    finally:
+        again.stop()
+
+
+def test_queue_numbers_are_written_in_the_term_that_they_are_of(replica: Replica) -> None:
+    """In a later one the table may count what was lost: everybody would wait for offsets that nobody gives out."""
+    results: list[PutResult] = []
+    done = threading.Event()
+
+    def finish(found: Sequence[PutResult]) -> None:
+        results.extend(found)
+        done.set()
+
+    def encode(end: int, offsets: Mapping[tuple[str, int], int], bytes_max: int) -> list[bytes]:
+        assert (end, dict(offsets)) == (replica.log.end_offset, {("TopicTest", 0): 1})
+        assert bytes_max > 1000
+        if change_term:
+            replica.log.open_term(next_leadership(replica))
+        return [b"numbers"]
+
+    replica.put(message())
+    change_term = True
+    replica.log.submit_numbering(encode, finish)
+    assert done.wait(10)
+    assert (results[0].status, results[0].outcome) == (PutMessageStatus.SERVICE_NOT_AVAILABLE, "not_applied")
+
+    change_term = False
+    done.clear()
+    replica.log.submit_numbering(encode, finish)
+    assert done.wait(10)
+    record = replica.log.read_record(stored(results[1]).offset)
+    assert record is not None
+    assert (decode_record(record).topic, decode_record(record).body) == (QUEUE_NUMBERS_TOPIC, b"numbers")
 
 
 def test_a_put_may_be_made_while_another_one_is_told_its_end(replica: Replica) -> None:

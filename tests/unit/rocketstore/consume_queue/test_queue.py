@@ -9,7 +9,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import RealFileSystem
-from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Repeated, Surroundings
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.types import QueueUnit, RecordHead
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
@@ -20,9 +20,16 @@ FILE_BYTES = UNITS * 20
 FILLER_BYTES = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
 
 
-def opened(directory: Path, fs: RealFileSystem | None = None, limit: int = FOREVER) -> ConsumeQueue:
+def opened(
+    directory: Path,
+    fs: RealFileSystem | None = None,
+    limit: int = FOREVER,
+    *,
+    surroundings: Surroundings | None = None,
+) -> ConsumeQueue:
     (directory / "T").mkdir(exist_ok=True)
-    queue = ConsumeQueue("T", 0, directory / "T" / "0", FILE_BYTES, fs or RealFileSystem())
+    directory = directory / "T" / "0"
+    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, fs or RealFileSystem(), surroundings=surroundings)
     queue.load()
     queue.recover(limit)
     return queue
@@ -111,15 +118,94 @@ def test_a_replay_changes_nothing(tmp_path: Path, start: int) -> None:
     assert content(queue) == {number: number * 100 for number in range(14)}
 
 
-def test_a_queue_offset_that_comes_twice_keeps_its_first_record(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue = filled(tmp_path, 3)
+def test_a_queue_offset_that_comes_twice_keeps_its_first_record_and_raises_an_alarm(tmp_path: Path) -> None:
+    """The others cannot have the place that their record names, and nobody drops a message in silence."""
+    told: list[Repeated] = []
+    queue = opened(tmp_path, surroundings=Surroundings(repeated=told.append))
+    queue.append(heads(0, 3))
     queue.append([head(2, 5000), head(3, 5100)])
     assert content(queue) == {0: 0, 1: 100, 2: 200, 3: 5100}
     queue.append([head(1, 6000)])
     assert queue.max_offset == 4
-    assert "comes twice" in caplog.text
+    assert told == [Repeated("T", 0, 2, 2, 3, 5100), Repeated("T", 0, 1, 1, 4, 6100)]
+    assert [one.lost for one in told] == [1, 1]
+    assert "queue 0 of topic T: 1 messages cannot be read from it" in str(told[0])
+
+
+@pytest.mark.parametrize("first", [4, 7, 10, 5_000_000])
+def test_a_queue_whose_messages_have_all_expired_goes_on_where_the_log_does(tmp_path: Path, first: int) -> None:
+    """A member was down for longer than retention: what it missed is gone, however much, and is not filled up."""
+    begin = [0]
+    queue = opened(tmp_path, surroundings=Surroundings(lambda: begin[0]))
+    queue.append(heads(0, 3))
+    begin[0] = 300
+
+    queue.append([head(first, 5000), head(first + 1, 5100)])
+
+    assert (queue.min_offset, queue.max_offset) == (first, first + 2)
+    assert content(queue) == {first: 5000, first + 1: 5100}
+    assert len(stored(queue)) == 1 + (first % UNITS == UNITS - 1)
+    again = opened(tmp_path)
+    assert (again.min_offset, content(again)) == (first, content(queue))
+
+
+def test_a_jump_within_what_the_log_holds_is_damage(tmp_path: Path) -> None:
+    """The records in between should be there."""
+    queue = opened(tmp_path, surroundings=Surroundings(lambda: 299))
+    queue.append(heads(0, 3))
+    with pytest.raises(CorruptLogError, match="after queue offset 2 comes 5000000"):
+        queue.append([head(5_000_000, 5000)])
+
+
+@pytest.mark.parametrize("known", [0, 3])
+def test_a_raised_queue_goes_on_from_there_without_a_file(tmp_path: Path, known: int) -> None:
+    """What was given out before has expired here, or never came: there is nothing to read, and nothing is reused."""
+    queue = opened(tmp_path, surroundings=Surroundings(lambda: 300))
+    if known:
+        queue.append(heads(0, known))
+
+    queue.raise_to(7)
+
+    assert (queue.min_offset, queue.max_offset, queue.stored_end) == (7, 7, 0)
+    assert queue.units(0, 10) == queue.units(7, 10) == []
+    assert queue.correct_min_offset(300) == 7
+    queue.raise_to(6)
+    assert queue.max_offset == 7
+    queue.append(heads(7, 9))
+    assert (queue.min_offset, queue.max_offset, content(queue)) == (7, 9, {7: 700, 8: 800})
+    assert (again := opened(tmp_path)).min_offset == 7
+    assert content(again) == {7: 700, 8: 800}
+
+
+def test_a_message_below_what_a_queue_was_raised_to_raises_an_alarm(tmp_path: Path) -> None:
+    """A master that counts from less gives out offsets a second time."""
+    told: list[Repeated] = []
+    queue = opened(tmp_path, surroundings=Surroundings(repeated=told.append))
+    queue.raise_to(7)
+
+    queue.append(heads(5, 8))
+
+    assert content(queue) == {7: 700}
+    assert told == [Repeated("T", 0, 5, 3, 7, 600)]
+    assert told[0].lost == 2
+
+
+def test_a_queue_that_knows_as_much_is_not_raised(tmp_path: Path) -> None:
+    """The usual case: every member has dispatched what the numbers count."""
+    queue = filled(tmp_path, 3)
+    queue.raise_to(3)
+    assert (queue.min_offset, queue.max_offset, queue.stored_end) == (0, 3, 3)
+    queue.append(heads(3, 5))
+    assert len(content(queue)) == 5
+
+
+def test_numbers_ahead_of_a_queue_with_messages_lose_none_of_them(tmp_path: Path) -> None:
+    """It cannot be, but if it is: what is there stays readable, and the rest has its own offsets."""
+    queue = filled(tmp_path, 3)
+    queue.raise_to(6)
+    assert (queue.min_offset, queue.max_offset, queue.units(4, 5)) == (0, 6, [])
+    queue.append(heads(6, 8))
+    assert content(queue) == {number: 100 * number for number in (0, 1, 2, 6, 7)}
 
 
 @pytest.mark.parametrize("first", [4, 5, 6, 9, 10, 11, 40])

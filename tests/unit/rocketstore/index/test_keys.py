@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
+from rocketstore.index.keys import KEYS_INDEXED_MAX, TopicHashes, key_hash, key_hashes
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_PREPARED, SYS_FLAG_ROLLED_BACK
 from rocketstore.types import RecordHead
 from tests.unit.rocketstore.heads import head, keyed
@@ -118,3 +118,12 @@ def test_any_properties_give_the_keys_that_java_finds(rows: list[tuple[str, byte
 def test_the_fast_way_finds_the_same(rows: list[bytes]) -> None:
     records = [head(properties=properties) for properties in rows]
     assert computed(records) == expected(records)
+
+
+def test_a_record_is_indexed_under_a_bounded_number_of_keys() -> None:
+    """The first ones; records around it keep theirs. Brokers once took messages with any number of keys."""
+    many = [f"k{number}" for number in range(KEYS_INDEXED_MAX + 5)]
+    records = [keyed(0, "a", "b"), keyed(100, *many, unique="u"), keyed(200, "c"), keyed(300, *many[:-5])]
+
+    kept = [keyed(0, "a", "b"), keyed(100, *many[:-5], unique="u"), *records[2:]]
+    assert computed(records) == expected(kept)

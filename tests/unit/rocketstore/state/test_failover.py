@@ -373,3 +373,51 @@ def test_catching_up_waits_for_dispatch(add_member: AddMember, master: Member) -
 
     with pytest.raises(StateBehindError):
         slave.state.catch_up(0.02)
+
+
+def test_a_new_disk_behind_an_expired_log_is_not_complete_before_it_knows_whether_there_was_state(
+    add_member: AddMember,
+) -> None:
+    """Its tables are empty because nothing came yet: a topic that everybody else has would not exist."""
+    member = add_member("new")
+    member.store.numbers_known = False
+    before = member.state.is_applied
+    with pytest.raises(StateIncompleteError):
+        member.state.catch_up(1)
+    member.store.numbers_known = True
+    member.state.catch_up(1)
+
+    assert (before, member.state.is_applied) == (False, True)
+
+
+def test_a_broker_that_goes_on_with_what_is_left_is_complete(add_member: AddMember) -> None:
+    """A plain one, whose queues somebody removed: nobody can tell it more."""
+    member = add_member("plain")
+    member.settings = replace(member.settings, accept_incomplete=True)
+    member.restart()
+    member.store.numbers_known = False
+
+    member.state.catch_up(1)
+
+    assert member.state.is_applied
+
+
+def test_what_was_put_before_a_topic_was_deleted_is_not_in_its_successor(add_member: AddMember) -> None:
+    """Also what is not dispatched yet: its producer knows that it was stored before."""
+    master = add_member("1")
+    master.promote()
+    put_topic(master, "T")
+    for _ in range(2):
+        master.store.put(Message("T", b""))
+    master.store.dispatched_to = len(master.log.records)
+    master.store.put(Message("T", b"late"))
+    master.store.put(Message("T", b"late", 3))
+    answers: list[object] = []
+    master.state.delete_topic("T", answers.append)
+    master.store.dispatched_to = None
+    master.store.dispatch()
+    master.settle()
+
+    put_topic(master, "T")
+    assert len(answers) == 1
+    assert [master.state.begin_offset("T", queue_id) for queue_id in (0, 3)] == [3, 1]

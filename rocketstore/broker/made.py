@@ -1,0 +1,43 @@
+"""How much of what stays on a broker (topics, groups) one client has made, so that it leaves room for the others.
+
+Only this broker's own memory, since it started: what is kept for good is bounded in all (``rocketstore.state.limits``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from rocketstore.state.limits import LimitReachedError
+
+OWNERS_MAX: Final = 10_000
+"""Clients that are remembered; then the one that made nothing for longest is forgotten."""
+
+
+class MadeByClients:
+    """Lives on the event loop. ``exists`` says whether something is still there: only that counts."""
+
+    def __init__(self, what: str, setting: str, most: int, exists: Callable[[str], bool]) -> None:
+        self._what = what
+        self._setting = setting
+        self._most = max(1, most)
+        self._exists = exists
+        self._made: OrderedDict[str, dict[str, int]] = OrderedDict()
+
+    def take(self, owner: str, name: str, amount: int) -> None:
+        """``owner`` makes this now. Raises ``LimitReachedError``."""
+        made = self._made.setdefault(owner, {})
+        self._made.move_to_end(owner)
+        if len(self._made) > OWNERS_MAX:
+            self._made.popitem(last=False)
+        if sum(made.values()) + amount > self._most:
+            for gone in [one for one in made if one != name and not self._exists(one)]:
+                del made[gone]
+        have = sum(made.values()) - made.get(name, 0)
+        if have + amount > self._most:
+            raise LimitReachedError(
+                f"{owner} has made {have} {self._what} since this broker started, and one account or address may make "
+                f"{self._most} ({self._setting}, account_share_percent): delete some, or raise the settings"
+            )
+        made[name] = amount

@@ -1,0 +1,179 @@
+"""Pushes are taken from a leader that says so where it is asked, and from nobody who only claims to be it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.core.messages import (
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushResponse,
+    PushTruncate,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from dledger.errors import ResponseCode
+from dledger.types import GENESIS, Boundary, EntryId, LogIndex, Position, Term
+from tests.support.cluster import N0, N1, N2, Cluster
+from tests.support.solo import Solo, Source
+
+FORGED = Term(9)
+FAR = EntryId(FORGED, LogIndex(10**6))
+
+
+def follower() -> tuple[Solo, Source]:
+    """Three entries, two of them committed, taken from n1, which leads term 1."""
+    solo, source = Solo(), Source(1, 1, 1, 1)
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, 2, commit=1))
+    return solo, source
+
+
+def facts(solo: Solo) -> tuple[object, ...]:
+    state = solo.state
+    return state.term, state.leader_id, state.commit_index, solo.log.begin, solo.log.last, state.hard_state
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        PushCompare(FORGED, 10**6, EntryId(Term(1), LogIndex(1)), 123),
+        PushTruncate(FORGED, 10**6, EntryId(Term(7), LogIndex(2)), 123),
+        PushCommit(FORGED, 10**6, LogIndex(2)),
+        PushInstall(FORGED, 10**6, FAR, 7, Position(1 << 40)),
+    ],
+)
+def test_a_push_of_one_that_does_not_lead_changes_nothing(
+    forged: PushCompare | PushTruncate | PushCommit | PushInstall,
+) -> None:
+    """Whoever connects may name any member and any term; the member itself says at its own address that it does not.
+
+    Not even the term is taken over, and the real leader's pushes are taken as before.
+    """
+    solo, source = follower()
+    before = facts(solo)
+
+    answers = solo.push(N2, forged, confirm=False)
+    solo.confirm(N2, 1, leads=False)
+
+    assert answers == []
+    assert facts(solo) == before
+    assert solo.node.handler.belief.refused == 1
+    assert [answer.code for answer in solo.push(N1, source.compare(2))] == [ResponseCode.SUCCESS]
+
+
+def test_a_push_is_held_back_until_its_sender_has_confirmed_that_it_leads() -> None:
+    """The question is a pre-vote, which changes nothing anywhere."""
+    solo, source = Solo(), Source(4, 1)
+    solo.node.receive(N1, source.compare(-1), 0)
+    solo.node.handler.step(0)
+
+    assert solo.take() == [(N1, VoteRequest(Term(1), solo.log.last, pre_vote=True))]
+    assert solo.state.term == 0
+    solo.confirm(N1, 4)
+
+    assert solo.state.leader_id == N1
+    assert solo.state.term == 4
+    assert [type(message).__name__ for _, message in solo.take()] == ["PushResponse"]
+
+
+def test_a_question_that_was_lost_is_asked_again_with_the_next_heartbeat() -> None:
+    """The leader would else wait for its push's time-out."""
+    solo, source = Solo(), Source(4, 1)
+    solo.push(N1, source.compare(-1), confirm=False)
+
+    solo.hear(N1, 4)
+
+    assert solo.sent(VoteRequest) == [VoteRequest(Term(5), solo.log.last, pre_vote=True)]
+    solo.confirm(N1, 4)
+    solo.hear(N1, 4)
+    assert solo.sent(VoteRequest) == []
+
+
+def test_a_leader_of_a_version_that_does_not_tell_is_believed_when_it_knows_a_leader() -> None:
+    """While a group is upgraded old leaders push to new followers; all they say is why they refuse the pre-vote."""
+    solo, source = Solo(), Source(4, 1)
+    solo.push(N1, source.compare(-1), confirm=False)
+
+    solo.node.receive(N1, VoteResponse(Term(4), False, True, VoteResult.REJECT_ALREADY_HAS_LEADER), 0)
+    solo.node.handler.step(0)
+
+    assert solo.state.leader_id == N1
+
+
+def test_an_install_that_the_leader_does_not_confirm_drops_nothing() -> None:
+    """Even in the name of the present leader, in its term: where its log begins it says itself."""
+    solo, _ = follower()
+    before = facts(solo)
+
+    forged = PushInstall(Term(1), 10**6, EntryId(Term(1), FAR.index), 7, Position(1 << 40))
+    answers = solo.push(N1, forged, confirm=False)
+    solo.confirm(N1, 1, begin=GENESIS)
+
+    assert answers == []
+    assert facts(solo) == before
+    assert [answer.code for answer in solo.sent(PushResponse) if isinstance(answer, PushResponse)] == [
+        ResponseCode.INCONSISTENT_STATE
+    ]
+
+
+def test_an_install_that_the_leader_confirms_is_done() -> None:
+    """A member that was down for longer than what it lacks was kept begins anew where the leader's log begins."""
+    solo, _ = follower()
+    begin = Boundary(LogIndex(50), Term(1), Position(4000), 77)
+    push = PushInstall(Term(1), 7, EntryId(begin.term, begin.index), begin.chain_crc, begin.position)
+
+    solo.push(N1, push, confirm=False)
+    assert solo.log.begin == GENESIS
+    solo.confirm(N1, 1, begin=begin)
+
+    assert solo.log.begin == begin
+
+
+def test_epochs_of_another_connection_block_nobody() -> None:
+    """They count the leader's attempts; a forged one would else outlast all that the leader ever makes in its term."""
+    solo, source = follower()
+    solo.push(N1, PushCommit(Term(1), 10**6, LogIndex(1)), connection=5)
+
+    ignored = solo.push(N1, source.compare(2, epoch=8), connection=5)
+    taken = solo.push(N1, source.compare(2, epoch=8), connection=6)
+    late = solo.push(N1, source.compare(2, epoch=9), connection=5)
+
+    assert [len(answers) for answers in (ignored, taken, late)] == [0, 1, 0]
+
+
+def test_a_leader_says_that_it_leads_and_where_its_log_begins() -> None:
+    """What followers ask before they take pushes; others say that they do not lead."""
+    cluster = Cluster(3)
+    cluster.elect()
+    leader, other = cluster[N0].node, cluster[N1].node
+    question = VoteRequest(Term(2), cluster[N2].log.last, pre_vote=True)
+
+    said = leader.answer(N2, question, cluster.now_ms)
+    also = other.answer(N2, question, cluster.now_ms)
+
+    assert isinstance(said, VoteResponse)
+    assert isinstance(also, VoteResponse)
+    assert (said.term, said.leads, said.begin) == (1, True, cluster[N0].log.begin)
+    assert (also.leads, also.begin) == (False, None)
+
+
+def test_a_forged_leader_does_not_stop_the_real_one() -> None:
+    """A whole group: pushes in the name of a member that does not lead, in a later term, at every follower."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.append(N0, b"a")
+    for target in (N1, N2):
+        forger = N2 if target == N1 else N1
+        cluster[target].node.receive(forger, PushInstall(Term(2), 10**6, FAR, 7, Position(1 << 40)), cluster.now_ms)
+        cluster.act(target)
+
+    cluster.advance(2000)
+
+    assert cluster.leader() == N0
+    assert cluster.term(N0) == 1
+    assert cluster.append(N0, b"b").value
+    cluster.advance(200)
+    assert cluster.same_logs()
