@@ -198,6 +198,10 @@ class StoreConfig:
     """How often the disk is measured and expired segments are looked for."""
     follower_keep_bytes: int = 16 * 1024 * MIB
     """How many bytes of log are kept, beyond retention, for a live follower that still needs them."""
+    scrub_bytes_per_s: int = MIB
+    """How fast a running node verifies its whole log again and again, in the background; 0: not at all."""
+    auto_repair: bool = True
+    """Whether a member of a group fetches damaged or missing segments from its peers by itself."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -216,6 +220,8 @@ class StoreConfig:
             found.append(f"index_segment_bytes={self.index_segment_bytes} must be a multiple of {INDEX_UNIT_BYTES}")
         if self.segment_bytes < ENTRY_HEADER_BYTES + MIN_BLANK_BYTES + 1:
             found.append(f"segment_bytes={self.segment_bytes} cannot hold a single entry")
+        if self.scrub_bytes_per_s < 0:
+            found.append(f"scrub_bytes_per_s={self.scrub_bytes_per_s} must not be negative")
         if self.warm_bytes < 0 or self.recovery_verify_bytes < 0 or self.follower_keep_bytes < 0:
             found.append("warm_bytes, recovery_verify_bytes and follower_keep_bytes must not be negative")
         if not 0 < self.disk_check_ratio <= self.disk_clean_ratio <= self.disk_full_ratio <= 1:

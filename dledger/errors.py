@@ -182,6 +182,14 @@ class CorruptLogError(DLedgerError):
         super().__init__(f"{path}: damaged at offset {offset}: {reason}. {advice}")
 
 
+class LackingError(DLedgerError):
+    """Raised when a peer does not hold what is damaged or missing here."""
+
+
+class WrongBytesError(DLedgerError):
+    """Raised when what a peer sent is not what was here: it does not fit this log's chain on both sides."""
+
+
 class DirectoryLockedError(DLedgerError):
     """Raised when another process has the store directory open."""
 

@@ -45,6 +45,7 @@ from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
 from dledger.rpc.connections import Connections
+from dledger.rpc.peer_log import PeerLogClient
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import (
     CommitEvent,
@@ -60,12 +61,14 @@ from dledger.runtime.log_lines import NodeLines
 from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
+from dledger.runtime.watch import LogWatch, WatchSettings
 from dledger.runtime.worker import Worker
 from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
 from dledger.store.repair import set_aside_damaged
+from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
 
 _log = logging.getLogger("dledger")
@@ -173,15 +176,35 @@ class DLedgerServer:
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report)
         name = config.node_id
+        self._peer_log = PeerLogClient(config, self.tls)
+        self._watch = self._make_watch(self._peer_log)
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
             Worker(f"dledger-warm-{name}", self._warm, self._clock, self._supervisor),
             Worker(f"dledger-clean-{name}", self._clean, self._clock, self._supervisor),
+            scrub := Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor),
         ]
+        self._watch.wake = scrub.wake
         if self.tls is not None:
             self._workers.append(
                 Worker(f"dledger-tls-{name}", partial(self._renew_tls, self.tls), self._clock, self._supervisor)
             )
+
+    def _make_watch(self, peers: PeerLogClient) -> LogWatch:
+        """What looks after the log. Where nobody can repair it, a part of the core that meets damage ends the node."""
+        store, quorum = self._config.store, len(self._config.members) // 2 + 1
+        settings = WatchSettings(store.scrub_bytes_per_s, store.auto_repair, quorum)
+        name, log = self._config.node_id, WatchedStore(self.log)
+        watch = LogWatch(name, log, peers, settings, self.conditions, self._clock)
+        watch.on_diverged = self._fence
+        self.log.on_damage(watch.note_damage)
+        if self._config.peers and store.auto_repair:
+            self._driver.on_damage = watch.note_damage
+        return watch
+
+    def _fence(self, reason: str) -> None:
+        """Most members hold another history."""
+        self.conditions.set(ConditionKind.FENCED, reason)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -217,6 +240,7 @@ class DLedgerServer:
                     client_address=self.client_address,
                     bridge=self._clients.bridge,
                     tls_keeper=self.tls,
+                    log=self.log,
                     report=self._supervisor.report,
                 )
                 self._transport.start(self)
@@ -248,6 +272,8 @@ class DLedgerServer:
             self._clients.close()
             if self._access is not None:
                 self._access.close()
+            self._watch.stop()
+            self._peer_log.close()
             for worker in self._workers:  # before the driver, which they use
                 worker.stop(JOIN_TIMEOUT_S)
             self._driver.stop()

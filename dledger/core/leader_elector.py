@@ -186,7 +186,10 @@ class LeaderElector:
         known = [(peer, index) for peer, index in leader.match.items() if leader.counts[peer]]
         for member, index in ((state.node_id, state.durable_index), *known):
             if index > log.begin.index:
-                state.remembered[member] = EntryId(log.term_at(index), index)
+                try:
+                    state.remembered[member] = EntryId(log.term_at(index), index)
+                except CorruptLogError as damage:
+                    state.outbox.damage.append(damage)
 
     # -- campaigns -----------------------------------------------------------------------------------------------
 
@@ -294,7 +297,8 @@ class LeaderElector:
         if granted and not request.pre_vote:
             state.save_hard_state(replace(state.hard_state, vote=sender))
             if isinstance(state.role, Follower):
-                state.role.election_due_ms = state.next_election_due_ms(now_ms)
+                # Never earlier than the time that the elector sleeps until.
+                state.role.election_due_ms = max(state.role.election_due_ms, state.next_election_due_ms(now_ms))
         return VoteResponse(
             term=request.term if granted else state.term,
             granted=granted,

@@ -17,7 +17,7 @@ from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
-from dledger.errors import invariant
+from dledger.errors import CorruptLogError, invariant
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
 
@@ -30,6 +30,9 @@ class Follower:
     last_heard_ms: int | None = None
     transfer_target: str = ""
     """To whom the leader said last that it hands over."""
+    timeout_ms: int = field(default=0, compare=False)
+    """How long it waits for this leader. Drawn once: a draw per heartbeat could set an earlier time than the one that
+    the elector sleeps until."""
 
 
 @dataclass(slots=True)
@@ -205,7 +208,8 @@ class MemberState:
             known = self.leader_id
             invariant(known in (None, leader), "one leader per term", term=term, known=known, claims=leader)
         heard = None if leader is None else now_ms
-        self.role = Follower(leader, self.next_election_due_ms(now_ms), heard)
+        due_ms = self.next_election_due_ms(now_ms)
+        self.role = Follower(leader, due_ms, heard, timeout_ms=due_ms - now_ms)
         self._announce(before, reason)
 
     def become_candidate(
@@ -255,7 +259,7 @@ class MemberState:
         role = self.role
         if term == self.term and isinstance(role, Follower) and role.leader == leader:
             role.last_heard_ms = now_ms
-            role.election_due_ms = self.next_election_due_ms(now_ms)
+            role.election_due_ms = now_ms + role.timeout_ms
         else:
             self.become_follower(term, leader, now_ms, RoleReason.LEADER_HEARD)
         return True
@@ -331,12 +335,18 @@ class MemberState:
 
     def _forget_other_histories(self) -> None:
         """What a leader's log lacks was never committed: a member that lacks it, too, has lost nothing."""
+        self.remembered = {member: held for member, held in self.remembered.items() if self._may_hold(held)}
+
+    def _may_hold(self, held: EntryId) -> bool:
+        """Whether an entry is, or may be, in this log."""
         log = self.log
-        self.remembered = {
-            member: held
-            for member, held in self.remembered.items()
-            if held.index <= log.last.index and (held.index < log.begin.index or log.term_at(held.index) == held.term)
-        }
+        if held.index > log.last.index or held.index < log.begin.index:
+            return held.index <= log.last.index
+        try:
+            return log.term_at(held.index) == held.term
+        except CorruptLogError as damage:
+            self.outbox.damage.append(damage)
+            return True
 
     # -- the commit index ----------------------------------------------------------------------------------------
 

@@ -129,6 +129,9 @@ class Log(Protocol):
         Raises ``InvalidRequestError`` for an empty batch, ``EntryTooLargeError``, ``DiskFullError`` (nothing written).
         """
 
+    def check_append(self, bodies: Sequence[Body]) -> None:
+        """Raise what ``append_as_leader`` would raise of this batch before it writes anything."""
+
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         """Append the run's entries from ``from_index`` on, which must be ``last.index + 1``; returns the new ``last``.
 

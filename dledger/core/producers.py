@@ -27,6 +27,7 @@ members may differ by days, and whoever is forgotten too early could store somet
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ class Plan:
 class ProducerTable:
     """All producers of one leadership. Under the node's lock."""
 
-    def __init__(self, config: ReplicationConfig) -> None:
+    def __init__(self, config: ReplicationConfig, segment_bytes: int = sys.maxsize) -> None:
+        self._segment_bytes = segment_bytes
         self._max = config.max_producers
         self._expiry_ms = config.producer_expiry_ms
         self._snapshot_entries = config.producer_snapshot_entries
@@ -303,7 +305,11 @@ class ProducerTable:
     def _plan_snapshot(self, index: int, position: int, now_ms: int) -> None:
         entries = max(self._snapshot_entries, SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
         pause_ms = max(self._expiry_ms // SNAPSHOTS_PER_EXPIRY, 1)
-        self._due = (index + min(entries, SNAPSHOT_ENTRIES_MAX), position + SNAPSHOT_BYTES, now_ms + pause_ms)
+        # With the first batch in a new segment, too: the one before may then be all that retention can remove, and a
+        # full disk would leave no room for writing anew what it holds.
+        next_segment = (position // self._segment_bytes + 1) * self._segment_bytes
+        position = min(position + SNAPSHOT_BYTES, next_segment)
+        self._due = (index + min(entries, SNAPSHOT_ENTRIES_MAX), position, now_ms + pause_ms)
 
     def is_due(self, last_index: LogIndex, position: int, now_ms: int) -> bool:
         """Whether to write a snapshot now, the log ending with ``last_index`` at ``position``."""
@@ -394,7 +400,7 @@ def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -
     Reads headers, and the bodies of NOOPs, of a bounded part of the log.
     """
     found = _look_back(log, last_index, _WALK_BYTES + 2 * config.store.entry_bytes_limit)
-    table = ProducerTable(config.replication)
+    table = ProducerTable(config.replication, config.store.segment_bytes)
     needed: int | None = None
     newest = found.payloads.get(found.start)
     if isinstance(newest, Snapshot):

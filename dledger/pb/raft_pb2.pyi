@@ -261,3 +261,43 @@ class HandshakeResponse(_message.Message):
     protocol_version: int
     client_address: str
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., protocol_version: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...
+
+class ReadLogRequest(_message.Message):
+    __slots__ = ("header", "position", "length")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    position: int
+    length: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., position: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class ReadLogResponse(_message.Message):
+    __slots__ = ("held", "data")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    held: bool
+    data: bytes
+    def __init__(self, held: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ChainCrcsRequest(_message.Message):
+    __slots__ = ("header", "indexes")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ChainCrcsResponse(_message.Message):
+    __slots__ = ("crcs",)
+    CRCS_FIELD_NUMBER: _ClassVar[int]
+    crcs: _containers.RepeatedCompositeFieldContainer[ChainCrc]
+    def __init__(self, crcs: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ...) -> None: ...
+
+class ChainCrc(_message.Message):
+    __slots__ = ("index", "chain_crc")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    chain_crc: int
+    def __init__(self, index: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...

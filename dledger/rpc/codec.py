@@ -7,6 +7,7 @@ the log bytes of an append are not looked at (``Log.check_run`` verifies them).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -56,6 +57,8 @@ NAME_BYTES_MAX: Final = 1024
 """Longest cluster id, group, node id or address that is taken from the wire."""
 _LEADS: Final = {None: 0, True: 1, False: 2}
 MEMBERS_MAX: Final = 1024
+READ_LOG_BYTES_MAX: Final = 1 << 20
+CHAIN_CRCS_MAX: Final = 64
 
 _RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
 """The key of a length-delimited field (protobuf's encoding guide)."""
@@ -275,6 +278,32 @@ def encode_take_leadership_answer() -> bytes:
     return pb.TakeLeadershipResponse().SerializeToString()
 
 
+def encode_read_log(header: Header, position: int, length: int) -> bytes:
+    """The bytes of a ``ReadLog`` request."""
+    return pb.ReadLogRequest(header=_wire_header(header), position=position, length=length).SerializeToString()
+
+
+def encode_log_bytes(data: bytes | None) -> bytes:
+    """The bytes of a ``ReadLog`` response; None: they are not all held."""
+    return pb.ReadLogResponse(held=data is not None, data=data or b"").SerializeToString()
+
+
+def encode_chain_crcs_request(header: Header, indexes: Sequence[LogIndex]) -> bytes:
+    """The bytes of a ``ChainCrcs`` request."""
+    return pb.ChainCrcsRequest(header=_wire_header(header), indexes=indexes).SerializeToString()
+
+
+def encode_chain_crcs(crcs: Mapping[LogIndex, int]) -> bytes:
+    """The bytes of a ``ChainCrcs`` response."""
+    return pb.ChainCrcsResponse(
+        crcs=[pb.ChainCrc(index=index, chain_crc=crc) for index, crc in crcs.items()]
+    ).SerializeToString()
+
+
+def _wire_header(header: Header) -> pb.Header:
+    return pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target)
+
+
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
@@ -426,6 +455,35 @@ def decode_handshake(data: bytes | memoryview) -> Handshake:
         max_entry_bytes=_count(wire.max_entry_bytes, "max_entry_bytes"),
         client_address=name(wire.client_address, "client_address"),
     )
+
+
+def decode_read_log(data: bytes) -> tuple[Header, Position, int]:
+    """Who asks, from which position on, for how many bytes. Raises ``InvalidRequestError``."""
+    wire = parse(pb.ReadLogRequest, data)
+    position, length = _count(wire.position, "position"), _count(wire.length, "length")
+    if length > READ_LOG_BYTES_MAX:
+        raise InvalidRequestError(f"{length} bytes of log are asked for at once; at most {READ_LOG_BYTES_MAX} are sent")
+    return _header(wire.header), Position(position), length
+
+
+def decode_log_bytes(data: bytes) -> bytes | None:
+    """What a peer sent; None if it does not hold all of it."""
+    wire = parse(pb.ReadLogResponse, data)
+    return wire.data if wire.held else None
+
+
+def decode_chain_crcs_request(data: bytes) -> tuple[Header, tuple[LogIndex, ...]]:
+    """Who asks, and for which entries. Raises ``InvalidRequestError``."""
+    wire = parse(pb.ChainCrcsRequest, data)
+    if len(wire.indexes) > CHAIN_CRCS_MAX:
+        raise InvalidRequestError(f"{len(wire.indexes)} chain CRCs are asked for; at most {CHAIN_CRCS_MAX} are sent")
+    return _header(wire.header), tuple(index(one, "index") for one in wire.indexes)
+
+
+def decode_chain_crcs(data: bytes) -> dict[LogIndex, int]:
+    """What a peer sent."""
+    wire = parse(pb.ChainCrcsResponse, data)
+    return {index(one.index, "index"): one.chain_crc for one in wire.crcs[:CHAIN_CRCS_MAX]}
 
 
 def decode_handshake_answer(data: bytes) -> HandshakeAnswer:

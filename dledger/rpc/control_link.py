@@ -99,6 +99,17 @@ class _Budget:
         self.waiting: Callable[[], None] | None = None
 
 
+def peer_channel(peer: NodeId, address: str, tls_keeper: TlsKeeper | None) -> tuple[int, grpc.Channel]:
+    """A new channel to a peer's port, and the version of the certificates that it uses."""
+    wanted = options.peer_channel_options()
+    if tls_keeper is None:
+        return 0, grpc.insecure_channel(address, wanted)
+    version, credentials = tls_keeper.channel_credentials()
+    # The certificate must be the peer's, wherever its address leads.
+    wanted.append(("grpc.ssl_target_name_override", peer))
+    return version, grpc.secure_channel(address, credentials, wanted)
+
+
 class ControlLink:
     """Outgoing control messages to ``peer``. ``send`` never blocks and never raises for a dead peer."""
 
@@ -247,14 +258,7 @@ class ControlLink:
 
     def _connect(self) -> _Line:
         """A channel connects, and connects again, when something is to be sent."""
-        wanted = options.peer_channel_options()
-        if self._tls is None:
-            version, channel = 0, grpc.insecure_channel(self._address, wanted)
-        else:
-            version, credentials = self._tls.channel_credentials()
-            # The certificate must be the peer's, wherever its address leads.
-            wanted.append(("grpc.ssl_target_name_override", self.peer))
-            channel = grpc.secure_channel(self._address, credentials, wanted)
+        version, channel = peer_channel(self.peer, self._address, self._tls)
         calls: dict[str, _Call] = {
             name: channel.unary_unary(
                 options.method(options.RAFT_SERVICE, name), request_serializer=None, response_deserializer=None

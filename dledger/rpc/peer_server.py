@@ -32,7 +32,8 @@ from dledger.rpc.bridge import Report, log_failure
 from dledger.rpc.control_link import Learn
 from dledger.rpc.identity import Identity
 from dledger.rpc.peer_listener import PeerListener
-from dledger.rpc.ports import Receiver
+from dledger.rpc.peer_log import BusyError, CheckSender, PeerLogService
+from dledger.rpc.ports import PeerLog, Receiver
 from dledger.rpc.push_server import PushServer
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
@@ -66,6 +67,7 @@ class PeerServer:
         self._client_address = client_address
         self._learn = learn
         self._tls = tls_keeper
+        self._log: PeerLogService | None = None
         # Votes and heartbeats may wait for the hard state; per peer there may be several, and someone asks for health.
         threads = 8 + 4 * len(config.peers)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"dledger-peer-rpc-{config.node_id}")
@@ -88,6 +90,10 @@ class PeerServer:
     def port(self) -> int:
         """The port listened on, once started."""
         return self._listener.port
+
+    def serve_log(self, log: PeerLog) -> None:
+        """Let peers read the log and compare theirs with it; only before ``start``."""
+        self._log = PeerLogService(self._identity, log)
 
     def start(self) -> None:
         """Bind and serve. Raises ``ConfigError`` if the address cannot be had."""
@@ -119,15 +125,29 @@ class PeerServer:
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         unary = self._of_members
-        return grpc.method_handlers_generic_handler(
-            options.RAFT_SERVICE,
-            {
-                "Handshake": unary(self._handshake),
-                "Vote": unary(self._request(codec.decode_vote_request)),
-                "Heartbeat": unary(self._request(codec.decode_heartbeat_request)),
-                "TakeLeadership": unary(self._take_leadership),
-            },
-        )
+        methods = {
+            "Handshake": unary(self._handshake),
+            "Vote": unary(self._request(codec.decode_vote_request)),
+            "Heartbeat": unary(self._request(codec.decode_heartbeat_request)),
+            "TakeLeadership": unary(self._take_leadership),
+        }
+        if self._log is not None:
+            methods |= {
+                "ReadLog": unary(self._of_log(self._log.read_log)),
+                "ChainCrcs": unary(self._of_log(self._log.chain_crcs)),
+            }
+        return grpc.method_handlers_generic_handler(options.RAFT_SERVICE, methods)
+
+    def _of_log(self, answer: Callable[[bytes, CheckSender], bytes]) -> Callable[[bytes, _Context], bytes]:
+        def call(data: bytes, context: _Context) -> bytes:
+            try:
+                return answer(data, lambda sender: self._check_name(sender, context))
+            except BusyError as error:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except DLedgerError as error:
+                _abort(context, error)
+
+        return call
 
     def _of_members(self, answer: Callable[[bytes, _Context], bytes]) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A call with one request. As a stream of requests it begins, and can be refused, before that has come."""

@@ -23,7 +23,7 @@ from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
 from dledger.rpc.control_link import ControlLink, Introduction, Refusals
 from dledger.rpc.identity import Identity
 from dledger.rpc.peer_server import PeerServer
-from dledger.rpc.ports import Receiver
+from dledger.rpc.ports import PeerLog, Receiver
 from dledger.rpc.push_link import PushLink
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
@@ -43,11 +43,13 @@ class GrpcTransport:
         client_address: str = "",
         bridge: LoopBridge | None = None,
         tls_keeper: TlsKeeper | None = None,
+        log: PeerLog | None = None,
         report: Report = log_failure,
     ) -> None:
         self._config = config
         self._report = report
         self._tls = tls_keeper or TlsKeeper.of(config)
+        self._log = log
         self._identity = Identity.of(config)
         self._client_address = client_address
         self._client_addresses: dict[NodeId, str] = {}
@@ -90,6 +92,8 @@ class GrpcTransport:
             tls_keeper=self._tls,
             report=self._report,
         )
+        if self._log is not None:
+            server.serve_log(self._log)
         try:
             server.start()
         except BaseException:

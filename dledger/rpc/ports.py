@@ -16,6 +16,7 @@ from dledger.records import record
 from dledger.types import (
     AppendedBatch,
     BlockDigest,
+    Boundary,
     Entry,
     LogChunk,
     LogIndex,
@@ -43,6 +44,24 @@ class Receiver(Protocol):
 
     def connection_lost(self, peer: NodeId) -> None:
         """The push connection towards ``peer`` broke: what was in flight on it is lost."""
+
+
+class PeerLog(Protocol):
+    """The log for members whose own is damaged, or that compare. Thread-safe; everything may wait for the disk."""
+
+    @property
+    def begin(self) -> Boundary:
+        """See ``Log``."""
+
+    @property
+    def committed_index(self) -> LogIndex:
+        """See ``Log``."""
+
+    def copy_committed(self, position: int, length: int) -> bytes | None:
+        """Exactly these committed bytes; None if they are not all kept, committed and in one segment."""
+
+    def chain_crc_at(self, index: LogIndex) -> int:
+        """See ``Log``: proven, or ``CorruptLogError``."""
 
 
 class Transport(Protocol):

@@ -1,8 +1,8 @@
 """The checkpoint: what recovery may rely on. A slot file of three slots.
 
-``write`` follows every flush, without a sync (so a killed process loses nothing); ``write_durably`` comes now and then
-(so a power cut loses at most the time since). A slot that was made durable is never the next one to be overwritten, nor
-is the one being synced: hence three.
+``write`` follows every flush, without a sync, before anybody is told of it (so a killed process loses nothing);
+``write_durably`` comes now and then (so a power cut loses at most the time since). A slot that was made durable is
+never the next one to be overwritten, nor is the one being synced: hence three.
 """
 
 from __future__ import annotations

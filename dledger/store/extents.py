@@ -16,24 +16,24 @@ def non_zero_end(fd: int, offset: int, size: int) -> int:
 
     Skips holes and blocks never written, and looks from the end on, so it costs the zeros that were written there.
     """
-    for start, end in reversed(_extents(fd, offset, size)):
+    for start, end in reversed(extents(fd, offset, size)):
         found = _last_non_zero(fd, start, end)
         if found:
             return found
     return offset
 
 
-def _extents(fd: int, offset: int, size: int) -> list[tuple[int, int]]:
+def extents(fd: int, offset: int, size: int) -> list[tuple[int, int]]:
     """Where from ``offset`` on something was written, in order."""
-    extents = []
+    found = []
     while offset < size:
         try:
             start = max(offset, os.lseek(fd, offset, os.SEEK_DATA))
         except OSError:  # ENXIO: no data from here on
             break
         offset = os.lseek(fd, start, os.SEEK_HOLE)
-        extents.append((start, min(offset, size)))
-    return extents
+        found.append((start, min(offset, size)))
+    return found
 
 
 def _last_non_zero(fd: int, start: int, end: int) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -42,9 +43,11 @@ from dledger.store.hard_state import FileHardState
 from dledger.store.identity import Identity
 from dledger.store.log_files import Write
 from dledger.store.log_state import LogState
+from dledger.store.mending import Mender
 from dledger.store.mmap_file import MappedFile
 from dledger.store.opening import Opened, RecoveryReport, open_directory
 from dledger.store.reader import LogReader
+from dledger.store.scrub import Scrub
 from dledger.types import (
     AppendedBatch,
     Body,
@@ -59,9 +62,6 @@ from dledger.types import (
     Position,
     Term,
 )
-
-MARK_INTERVAL_MS = 20
-"""How old the unsynced flushed mark may become while flushes go on; ``sync_checkpoint`` brings it up to date."""
 
 
 class FileStore:
@@ -81,7 +81,6 @@ class FileStore:
         self._remove_lock = threading.Lock()
         self._flush_lock = threading.Lock()
         self._warmed_at = self._state.end
-        self._marked_ms = -MARK_INTERVAL_MS
         self._disk_full = False
         self._ran_out_of_space = False
         self.instruments: Instruments = SILENT
@@ -144,6 +143,12 @@ class FileStore:
         return tuple(self._opened.layout.data)
 
     @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        """Where segments are, those that are never written to included."""
+        layout = self._opened.layout
+        return (*layout.data, *layout.read_only)
+
+    @property
     def begin(self) -> Boundary:
         return self._state.begin
 
@@ -192,6 +197,20 @@ class FileStore:
         """
         self._state.on_damage = listener
 
+    def scrub(self) -> Scrub:
+        """A walk that verifies all of the log again and again, for a background thread."""
+
+        def mend(index: int) -> None:
+            with suppress(CorruptLogError, IndexBeforeBeginError):
+                self.term_at(LogIndex(index))  # a look-up writes a wrong unit again
+
+        return Scrub(self._files, self._state, mend, unchecked=self._config.import_unchecked)
+
+    def mender(self) -> Mender:
+        """Repairs of this log with what peers have, for a background thread."""
+        unchecked = self._config.import_unchecked
+        return Mender(self._files, self._state, self._fs, self.directory, self._reader.mark_at, unchecked=unchecked)
+
     def add_append_hook(self, hook: AppendHook) -> None:
         """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
         self._hooks = (*self._hooks, hook)
@@ -204,8 +223,7 @@ class FileStore:
         self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
     ) -> AppendedBatch:
         state = self._state
-        records.check_batch(bodies, self._config.entry_bytes_limit)
-        self._check_writable()
+        self.check_append(bodies)
         invariant(term >= state.last.term, "terms never decrease", term=term, last=state.last)
         pieces = records.split_batch(bodies, state.end, self._config.segment_bytes, channel)
         first = index = state.last.index + 1
@@ -231,6 +249,10 @@ class FileStore:
         self._write(writes, b"".join(units), last, Mark(index - 1, end, chain))
         self.instruments.wrote(index - first, end - begin, as_leader=True)
         return AppendedBatch(term, LogIndex(first), last.index, tuple(positions))
+
+    def check_append(self, bodies: Sequence[Body]) -> None:
+        records.check_batch(bodies, self._config.entry_bytes_limit)
+        self._check_writable()
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         state, run = self._state, checked.run
@@ -379,19 +401,13 @@ class FileStore:
             for file in sorted(dirty, key=lambda one: one.base):
                 file.sync()
             self._files.sync_dirs()
+            state.synced()
+            self._checkpoint_file.write(state.checkpoint)  # unsynced: it survives the process
             mark = state.end_flush(sequence)
-            self._note_mark()
         except OSError as error:
             raise state.poisoned("flushing the log", error) from error
         self.instruments.flushed(max(0, state.flushed.position - flushed_to), monotonic() - began_s)
         return mark
-
-    def _note_mark(self) -> None:
-        """Write the mark down, unsynced, for a start after SIGKILL; not after every flush: acks wait here."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._marked_ms >= MARK_INTERVAL_MS:
-            self._marked_ms = now_ms
-            self._checkpoint_file.write(self._state.checkpoint)
 
     def sync_checkpoint(self) -> None:
         """Make the marks durable too: data, then index, then the checkpoint. For a background thread. ``DiskError``."""
@@ -511,10 +527,14 @@ class FileStore:
                 end = file.base + file.size
                 if end > stop or not file.writable:
                     break
-                last_index = self.last_index_before(end)
+                try:
+                    last_index = self.last_index_before(end)
+                    self.chain_crc_at(last_index)
+                except CorruptLogError:  # told by ``on_damage``; it goes together with the next one, whose end is sound
+                    continue
                 modified_ms = file.path.stat().st_mtime_ns // 1_000_000
                 found.append(cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms))
-        except (CorruptLogError, IndexBeforeBeginError):  # damaged (told by ``on_damage``), or truncated meanwhile
+        except (CorruptLogError, IndexBeforeBeginError):  # its end is damaged, or it was truncated meanwhile
             return ()
         return tuple(found)
 

@@ -251,6 +251,24 @@ class LogFiles:
             position += len(part)
         return touched
 
+    def first_wrong_unit(self, first_index: int, units: bytes) -> int | None:
+        """The first entry of ``units`` whose unit in the index is missing or another one; None if all agree."""
+        done, position = 0, first_index * INDEX_UNIT_BYTES
+        while done < len(units):
+            file = self.index.find(position)
+            if file is None:
+                return position // INDEX_UNIT_BYTES
+            part = units[done : done + file.base + file.size - position]
+            found = file.read(position - file.base, len(part))
+            if found != part:
+                places = [slice(at, at + INDEX_UNIT_BYTES) for at in range(0, len(part), INDEX_UNIT_BYTES)]
+                return position // INDEX_UNIT_BYTES + next(
+                    number for number, place in enumerate(places) if part[place] != found[place]
+                )
+            done += len(part)
+            position += len(part)
+        return None
+
     def cut_data(self, position: int, zero_end: Callable[[MappedFile, int], int]) -> list[MappedFile]:
         """Drop the data from ``position`` on: later files removed, the rest of this one zeroed up to ``zero_end``."""
         return _cut(self.data, position, zero_end)

@@ -40,6 +40,8 @@ class LogState:
         """``last`` with its end and chain CRC; replaced as a whole, so that readers see what belongs together."""
         self.sequence = 0
         self.committed = recovered.committed
+        self.durable = recovered.flushed
+        """What the disk has, and checkpoints say; nobody is told before a checkpoint does."""
         self.flushed = recovered.flushed
         self.flush_mark = FlushMark(LogIndex(self.flushed.index), 0)
         """``flushed`` as the port has it; replaced as a whole."""
@@ -96,7 +98,8 @@ class LogState:
             self._flushing = min(self._flushing, end)
             self._indexing = min(self._indexing, end.index)
             self.indexed = min(self.indexed, end.index)
-            was_flushed = self.flushed.index > end.index
+            was_flushed = self.durable.index > end.index
+            self.durable = min(self.durable, end)
             self._set_flushed(min(self.flushed, end), self.flush_mark.sequence)
             return was_flushed
 
@@ -105,7 +108,7 @@ class LogState:
         with self.lock:
             self.begin, self.last = begin, EntryId(begin.term, begin.index)
             self.end = begin.position
-            self.tip = self._flushing = mark_of(begin)
+            self.tip = self._flushing = self.durable = mark_of(begin)
             self.generation += 1
             self._set_flushed(self.tip, self.flush_mark.sequence)
             self.indexed = self._indexing = begin.index
@@ -138,10 +141,15 @@ class LogState:
             self._flushing = self.tip
             return dirty, self.sequence
 
-    def end_flush(self, sequence: int) -> FlushMark:
-        """Publish what was flushed."""
+    def synced(self) -> None:
+        """What ``begin_flush`` took is on the disk: the next checkpoint may say so."""
         with self.lock:
-            self._set_flushed(self._flushing, sequence)
+            self.durable = self._flushing
+
+    def end_flush(self, sequence: int) -> FlushMark:
+        """Publish what was flushed, once a checkpoint has it: after a kill it must be known as flushed."""
+        with self.lock:
+            self._set_flushed(self.durable, sequence)
             return self.flush_mark
 
     def begin_index_sync(self) -> set[MappedFile]:
@@ -164,9 +172,9 @@ class LogState:
         """The facts to record. Commit counts only as far as flushed: async flushing may be behind it."""
         with self.lock:
             return Checkpoint(
-                flushed=self.flushed,
-                indexed=LogIndex(min(self.indexed, self.flushed.index)),
-                committed=LogIndex(min(self.committed, self.flushed.index)),
+                flushed=self.durable,
+                indexed=LogIndex(min(self.indexed, self.durable.index)),
+                committed=LogIndex(min(self.committed, self.durable.index)),
                 begin=self.begin,
                 clean_stop=clean_stop,
             )

@@ -135,8 +135,7 @@ class MemoryStore:
     def append_as_leader(
         self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
     ) -> AppendedBatch:
-        records.check_batch(bodies, self._entry_bytes_limit)
-        self._check_open()
+        self.check_append(bodies)
         invariant(term >= self._last.term, "terms never decrease", term=term, last=self._last)
         first = index = self._last.index + 1
         count = len(self._positions)
@@ -165,6 +164,10 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise ShutdownError("the store is closed")
+
+    def check_append(self, bodies: Sequence[Body]) -> None:
+        records.check_batch(bodies, self._entry_bytes_limit)
+        self._check_open()
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         self._check_open()

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import DiskError
-from dledger.store.extents import non_zero_end
+from dledger.store.extents import extents, non_zero_end
 from dledger.store.fs import FileSystem
 
 _ZERO_CHUNK: Final = bytes(512 * 1024)
+_PROBE_BYTES: Final = 1 << 20
 
 
 class MappedFile:
@@ -61,6 +62,15 @@ class MappedFile:
         except OSError as error:
             raise DiskError(f"reading {length} bytes at offset {offset} of {self.path} failed: {error}") from error
         return found
+
+    def probe(self, offset: int) -> None:
+        """Read all that was written from ``offset`` on, so that of a bad sector there the mapping is never asked.
+
+        Raises ``DiskError``, which says where it is.
+        """
+        for start, end in extents(self._fd, offset, self.size):
+            for at in range(start, end, _PROBE_BYTES):
+                self.read_cold(at, min(_PROBE_BYTES, end - at))
 
     def write(self, offset: int, data: bytes | bytearray) -> None:
         """Write ``data``, which must lie inside. Raises ``OSError``."""

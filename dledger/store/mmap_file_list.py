@@ -131,6 +131,11 @@ class MappedFileList:
         self._files[base] = file
         return file
 
+    def replace(self, file: MappedFile) -> None:
+        """Let ``file`` take the place of the one with its base; who reads the old one goes on with that."""
+        with self._lock:
+            self._files[file.base] = file
+
     def drop_from(self, base: int) -> None:
         """Remove the files that start at or after ``base``, newest first. Raises ``OSError``."""
         with self._lock:

@@ -19,17 +19,20 @@ from dledger.store.checkpoint import (
     read_checkpoint,
 )
 from dledger.store.fs import FileSystem, make_dirs_durably
-from dledger.store.hard_state import FileHardState, create_hard_state
-from dledger.store.identity import DirectoryLock, Identity, check_identity, read_identity, write_identity
+from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
+from dledger.store.identity import IDENTITY_FILE, DirectoryLock, Identity, check_identity, read_identity, write_identity
 from dledger.store.java_files import begin_of, forget_java, java_committed, newest_hard_state, was_used_by_java
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
-from dledger.store.recovery import Cut, Plan, Refuse, plan
+from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
 from dledger.store.scan import ScanOutcome, ScanSettings, Walk, scan_log, walk
+from dledger.store.traces import last_life, traces_of, write_traces
 from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, Standing, Term
 
 CHECKPOINT_FILE = "checkpoint"
+_OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
+"""Made once and written in place ever since."""
 _IMPORTED = HardState(
     standing=Standing.DOUBTFUL,
     doubt="the log was imported: what the member said before is not known",
@@ -50,6 +53,8 @@ class RecoveryReport:
     index_rewritten_from: int | None = None
     removed: tuple[Path, ...] = ()
     duration_ms: int = 0
+    doubt: str = ""
+    """Why the member may lack what it once said, as far as this opening found out; empty if it found nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,7 @@ class _Opener:
         layout, config = self._layout, self._config
         data = list_segments([*layout.data, *layout.read_only], config.segment_bytes)
         index = list_segments([layout.index], config.index_segment_bytes)
+        life = last_life(layout.directory)
         imported = self._settle_identity(data, index)
         checkpoint = read_checkpoint(layout.checkpoint)
         files = self._files()
@@ -150,19 +156,23 @@ class _Opener:
             raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
         if imported:
             self._check_import(files, outcome, checkpoint)
+        hard_state = FileHardState(self._fs, layout.directory)
+        doubted = "" if imported else doubt(outcome.facts, decision, life)
+        if doubted:  # durably, before what tells of it is gone
+            hard_state.doubt(doubted)
         self._remove_leftovers([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
         end = self._carry_out(files, outcome, decision)
         self._check_last_is_writable(files, end)
         recovered = self._mark_in_use(checkpoint, end)
         last = _entry_at(files, recovered)
-        hard_state = FileHardState(self._fs, layout.directory)
         if config.import_unchecked:
             known = hard_state.load()
             newest = newest_hard_state(known, layout.directory, last.term)
             if newest != known:
                 hard_state.save(newest)
             forget_java(self._fs, layout.directory)
-        report = self._report(outcome, decision, checkpoint, end)
+        write_traces(self._fs, layout.directory, traces_of(layout.directory, _OWN_FILES, config.flush_mode))
+        report = replace(self._report(outcome, decision, checkpoint, end), doubt=doubted)
         foreign = (*data.foreign, *index.foreign)
         file = CheckpointFile(self._fs, layout.checkpoint)
         return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign)

@@ -1,8 +1,8 @@
 """Recovery's decision: a pure function from what a scan found to what must be done.
 
-The evidence is the checkpoint's flushed mark: everything up to it was durable once, nothing above it was ever
-acknowledged. (It may be a little old after a power cut and is exact after a kill; it is lowered durably before a
-truncation touches what it covers.) The cases, first match wins:
+The evidence is the checkpoint's flushed mark: everything up to it was durable once. It is written before anything is
+acknowledged, so after a kill nothing above it was; after a power cut it may be a little old. (It is lowered durably
+before a truncation touches what it covers.) The cases, first match wins:
 
     | what was found                                                   | plan                              |
     |------------------------------------------------------------------|-----------------------------------|
@@ -17,6 +17,21 @@ truncation touches what it covers.) The cases, first match wins:
     | zeros or no file above the mark, something behind                | Cut there                         |
     | zeros or the end of the files above or at the mark, nothing left | Keep                              |
 
+What was cut may have been acknowledged all the same: the mark was old, or flushing late. Then the member's memory is in
+doubt (``doubt``): it takes part, and counts for nothing until it has caught up. The cases, first match wins:
+
+    | what was found                                                   | in doubt                          |
+    |------------------------------------------------------------------|-----------------------------------|
+    | own files are not those of the last start                        | yes: a copy, or restored          |
+    | clean stop, and entries behind its mark                          | yes: files of different times     |
+    | clean stop                                                       | no                                |
+    | not flushed before it was acknowledged, and the machine booted   | yes: nobody knows what was lost   |
+    | not flushed before it was acknowledged, and something was cut    | yes                               |
+    | a bad record cut that no write reaching the disk in part explains| yes: a turned bit looks like that |
+    | anything else                                                    | no                                |
+
+A write that reached the disk in part leaves whole sectors of zeros, for nothing else is ever behind the end.
+
 A gap above the mark is no damage: removals of a truncation may reach the disk in any order. A file of a wrong length
 is, because files appear under their name only when complete; the last one alone is taken for a remnant.
 """
@@ -28,6 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dledger.store.checkpoint import Checkpoint, Mark
+from dledger.store.traces import LastLife
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,8 @@ class ScanFacts:
     """Whether any byte after the stop, in this segment or a later one, is not zero."""
     mark_agrees: bool
     """Whether the entry at the flushed mark has the recorded end and chain CRC."""
+    torn: bool = True
+    """Whether a sector of the bad record is all zero, as a write that reached the disk in part leaves it."""
     bad_files: tuple[Damage, ...] = ()
     """Segments missing, of a wrong length, or whose first record is bad, oldest first."""
     misshapen_middle: Damage | None = None
@@ -98,6 +116,22 @@ def plan(facts: ScanFacts) -> Plan:
     if facts.rest_in_use or facts.bad_files:
         return Cut(facts.end, "unflushed remains behind the last whole entry")
     return Keep()
+
+
+def doubt(facts: ScanFacts, decision: Keep | Cut, life: LastLife) -> str:
+    """Why the member may lack what it once said; empty if it does not (see the second table above)."""
+    if life.replaced:
+        return life.replaced
+    cut = decision.reason if isinstance(decision, Cut) else ""
+    if facts.checkpoint.clean_stop:
+        return f"its files are of different times: {cut}" if cut else ""
+    if life.flushed_late and not life.same_boot:
+        return "it acknowledged before it flushed (flush_mode=async), and the machine was started anew since"
+    if life.flushed_late and cut:
+        return f"it acknowledged before it flushed (flush_mode=async), and the end of its log was cut: {cut}"
+    if cut and facts.stopped_at_bad and not facts.torn:
+        return f"the end of its log was cut, which no write that a power cut interrupted explains: {cut}"
+    return ""
 
 
 Refusal = Callable[[ScanFacts], Damage | None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
@@ -37,6 +38,8 @@ from dledger.store.recovery import Damage, ScanFacts
 from dledger.types import Boundary
 
 _CHUNK_ENTRIES = 16 * 1024
+SECTOR_BYTES: Final = 512
+"""What a disk writes all of, or nothing."""
 
 
 @dataclass(slots=True)
@@ -57,8 +60,12 @@ class Walk:
 
 def walk(files: LogFiles, state: Walk, pause_at: int, *, unchecked: bool) -> Iterator[tuple[int, Scan]]:
     """Verify records from ``state`` on over all segments; yields (first index, scan); a chunk ends at ``pause_at``."""
+    probed: MappedFile | None = None
     while (file := files.data.find(state.stop_position)) is not None:
         offset = state.stop_position - file.base
+        if file is not probed:
+            file.probe(offset)
+            probed = file
         room = pause_at - state.follow.index
         entries_max = min(_CHUNK_ENTRIES, room) if room > 0 else _CHUNK_ENTRIES
         with memoryview(file.map) as view:
@@ -118,7 +125,7 @@ def scan_log(
     mark_agrees = state.follow.index != mark.index or state.mark == mark
     for first, scan in walk(files, state, mark.index, unchecked=settings.unchecked):
         count += scan.count
-        if wrong_from is None and not _units_agree(files, first, scan):
+        if wrong_from is None and files.first_wrong_unit(first, scan.units) is not None:
             wrong_from = first
         if state.follow.index == mark.index:
             mark_agrees = state.mark == mark
@@ -129,6 +136,7 @@ def scan_log(
         stopped_at_bad=state.kind in (StopKind.BAD, StopKind.BLANK),
         rest_in_use=not checkpoint.clean_stop and _in_use_from(files, state.end),
         mark_agrees=mark_agrees,
+        torn=_is_torn(files, state),
         bad_files=tuple(sorted((*bad_files, *heads_bad), key=lambda one: one.position)),
         misshapen_middle=_middle(files, misshapen),
     )
@@ -174,20 +182,6 @@ def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: b
     return None
 
 
-def _units_agree(files: LogFiles, first: int, scan: Scan) -> bool:
-    done, position = 0, first * INDEX_UNIT_BYTES
-    while done < len(scan.units):
-        file = files.index.find(position)
-        if file is None:
-            return False
-        part = scan.units[done : done + file.base + file.size - position]
-        if file.read(position - file.base, len(part)) != part:
-            return False
-        done += len(part)
-        position += len(part)
-    return True
-
-
 def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage], bool]:
     """Look at the first record of every segment below the mark: (damage, whether the index agrees with all of them)."""
     damage: list[Damage] = []
@@ -195,7 +189,7 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
     for file in files.data.files():
         if not checkpoint.begin.position < file.base < checkpoint.flushed.position:
             continue
-        header = Header(*HEADER.unpack_from(file.map, 0))
+        header = Header(*HEADER.unpack(file.read_cold(0, HEADER.size)))
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
         if problem or header.index > checkpoint.flushed.index:
             reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"
@@ -242,6 +236,21 @@ def _in_use_from(files: LogFiles, position: int) -> bool:
         if offset < file.size and file.non_zero_end(offset) > offset:
             return True
     return False
+
+
+def _is_torn(files: LogFiles, state: Walk) -> bool:
+    """Whether a sector that the record at the stop lies in is all zero: behind the end of what was written all is."""
+    file = files.data.find(state.stop_position)
+    if file is None:
+        return True
+    offset = state.stop_position - file.base
+    header = files.header_at(state.stop_position)
+    size = HEADER.size
+    if header is not None and not header_problem(header, state.stop_position, state.follow):
+        size = header.size
+    end = min(file.size, offset + size)
+    sectors = range(offset - offset % SECTOR_BYTES, end, SECTOR_BYTES)
+    return any(not any(file.read(sector, SECTOR_BYTES)) for sector in sectors)
 
 
 def _stop(files: LogFiles, state: Walk, settings: ScanSettings) -> Damage:

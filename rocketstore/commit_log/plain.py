@@ -142,7 +142,6 @@ class PlainCommitLog:
 
     @property
     def flushed_offset(self) -> int:
-        """Up to here everything is durable."""
         return self._queue.flushed_where
 
     @property

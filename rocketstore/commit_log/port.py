@@ -118,6 +118,10 @@ class CommitLog(Protocol):
     def next_file_offset(self, offset: int) -> int:
         """The start of the file after the one ``offset`` lies in."""
 
+    @property
+    def flushed_offset(self) -> int:
+        """Up to here everything is durable on this node."""
+
     def flush(self) -> int:
         """Make everything written durable; gives the offset up to which it is."""
 

@@ -213,10 +213,15 @@ class ReplicatedCommitLog:
         """Where the segments are."""
         return [str(path) for path in self._log.data_directories]
 
+    @property
+    def flushed_offset(self) -> int:
+        """See ``CommitLog.flushed_offset``."""
+        return int(self._log.flushed_position)
+
     def flush(self) -> int:
         """See ``CommitLog.flush``. Raises ``DiskError``."""
         self._log.flush()
-        return int(self._log.flushed_position)
+        return self.flushed_offset
 
     def remaining_to_flush(self) -> int:
         """Bytes written and not yet durable on this node."""

@@ -159,8 +159,8 @@ class StoreFile:
         return self._file.read_cold(offset, size) if cold else self._file.read(offset, size)
 
     def peek(self, offset: int, size: int) -> bytes:
-        """Bytes of the file itself, whatever the positions say: for recovery."""
-        return self._file.read(offset, min(size, self.size - offset))
+        """Bytes of the file itself, whatever the positions say: for recovery. Raises ``DiskError``."""
+        return self._file.read_cold(offset, min(size, self.size - offset))
 
     def flush_due(self, least_pages: int) -> bool:
         """Whether a flush is worth it: the file is full, or enough pages (0: any byte) are not durable."""

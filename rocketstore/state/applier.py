@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from dledger.errors import CorruptLogError, InvalidRequestError
@@ -37,6 +37,7 @@ from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult
 
 READ_COUNT: Final = 32
 """Messages read at once."""
+_TOLD_MAX: Final = 20
 
 _GONE: Final = frozenset({GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE})
 
@@ -76,6 +77,8 @@ class StateApplier:
         self.malformed = 0
         self.changed = 0
         """Messages passed so far, for whoever wants to know whether there were any."""
+        self.applied_to = 0
+        """The log's offset behind the last message that was applied."""
         self.full_offset = -1
         """The first message of the newest whole full state seen; -1: none."""
         self._store = store
@@ -146,6 +149,18 @@ class StateApplier:
             with self.lock:
                 self.next_offset, self._last_record, self._verified = end, None, True
 
+    def forget_what_is_not_there(self, end_of: Callable[[str, int], int]) -> None:
+        """Let nothing lie behind the ends of queues, of a log that a power cut has taken back: the next messages that
+        come there would be skipped. Called when everything in the log is dispatched and applied.
+        """
+        with self.lock:
+            put_back = self.tables.put_back(end_of)
+            self.changed += bool(put_back)
+        for one in put_back[:_TOLD_MAX]:
+            _log.warning("broker state: the log lost its tail, and is not as far: %s", one)
+        if len(put_back) > _TOLD_MAX:
+            _log.warning("broker state: the same for %d more", len(put_back) - _TOLD_MAX)
+
     def accept_incomplete(self) -> None:
         """Take the state as complete, although changes are missing."""
         with self.lock:
@@ -202,6 +217,7 @@ class StateApplier:
         with self.lock:
             self.next_offset = message.queue_offset + 1
             self._last_record = (message.offset, message.body_crc)
+            self.applied_to = message.offset + len(record)
             self.changed += 1
         return True
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import Conditions
-from dledger.errors import DLedgerError, InvalidRequestError, ShutdownError
+from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
@@ -123,6 +123,8 @@ class BrokerState:
         self._full_retry_ms = RETRY_MS
         self._snapshot_due_ms = 0
         self._saved = -1
+        self._unsaved: tuple[int, int, Snapshot] | None = None
+        """What is to be written once the log is durable up to it: number of changes, the log's offset, content."""
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
         """What may still be made; its methods are called under the applier's lock."""
         store.add_arrival_listener(self._on_arrival)
@@ -146,11 +148,18 @@ class BrokerState:
         ended = self._worker.stop(STOP_TIMEOUT_S)
         self._publisher.close("the broker is stopping")
         if ended:
+            try:
+                self._store.log.flush()
+            except DiskError as error:
+                _log.warning("broker state: %s", error)
             self.flush()
 
     def flush(self) -> None:
-        """Write a snapshot now. A disk that refuses it is logged: the log has everything."""
+        """Write a snapshot now, or, if the log is not durable up to it, soon. A disk that refuses it is logged: the log
+        has everything.
+        """
         with self._stepping:
+            self._unsaved = None
             self._write_snapshot()
 
     def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
@@ -171,6 +180,9 @@ class BrokerState:
             pause.wait(0.01)
         if not self._applier.is_complete:
             self._accept_incomplete()
+        if not self._store.log.is_replicated:
+            with self._stepping:
+                self._applier.forget_what_is_not_there(self._end_of)
         self._full_wanted = True
         self._worker.wake()
 
@@ -297,10 +309,9 @@ class BrokerState:
 
     def _check_places(self, change: CommitOffsets) -> None:
         """Raises ``InvalidRequestError`` for an offset of no queue, or beyond a queue's end."""
-        numbering = self._store.log.queue_offsets
         for name, queue_id, offset in change.offsets:
             # What is put, but not yet dispatched, may be committed: a producer knows its offset from the answer.
-            end = max(numbering.get((name, queue_id), 0), self._store.max_offset(name, queue_id))
+            end = self._end_of(name, queue_id)
             topic = self.topic(name)
             if topic is None:
                 raise InvalidRequestError(f"the topic {name!r} does not exist here")
@@ -420,13 +431,25 @@ class BrokerState:
         self._full_not_before_ms = self._clock.monotonic_ms() + self._full_retry_ms
         self._full_retry_ms = min(2 * self._full_retry_ms, FULL_RETRY_MS_MAX)
 
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        """The next queue offset; also of what is put, but not yet dispatched, and of queues that were removed."""
+        return max(self._store.log.queue_offsets.get((topic, queue_id), 0), self._store.max_offset(topic, queue_id))
+
     def _write_snapshot(self) -> None:
+        """Write the tables, never what a power cut may take back: messages that come later would have its offsets."""
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
-        changed = self._applier.changed
-        if changed == self._saved:
+        applier = self._applier
+        if self._unsaved is None:
+            if applier.changed == self._saved:
+                return
+            self._unsaved = (applier.changed, applier.applied_to, applier.snapshot())
+        changed, applied_to, snapshot = self._unsaved
+        if self._store.log.flushed_offset < applied_to:
+            self._snapshot_due_ms = self._clock.monotonic_ms() + RETRY_MS
             return
+        self._unsaved = None
         try:
-            write_snapshot(self._fs, self._config_dir, self._applier.snapshot())
+            write_snapshot(self._fs, self._config_dir, snapshot)
         except OSError as error:
             _log.warning("broker state: no snapshot was written, a restart replays more of the log: %s", error)
         else:

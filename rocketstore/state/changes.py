@@ -236,13 +236,8 @@ def decode_state(body: bytes) -> StateMessage:
     return StateMessage(changes_from_json(fields["changes"]), full)
 
 
-def changes_to_json(changes: Iterable[Change]) -> list[dict[str, object]]:
-    """Changes as values for ``json.dumps``."""
-    return [_change_json(change) for change in changes]
-
-
 def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[Change, ...]:
-    """The reverse. Raises ``MalformedStateError``."""
+    """Changes out of what ``json.loads`` gives. Raises ``MalformedStateError``."""
     changes = _list(value)
     _check_range(len(changes), "changes", 0, count_max)
     return tuple(_change_from_json(change) for change in changes)

@@ -17,6 +17,17 @@ class QueueNumbering(Protocol):
     def queue_offsets(self) -> dict[tuple[str, int], int]:
         """(topic, queue id) to the next queue offset to be given out; exact on a master."""
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether what a crash takes back comes again from others."""
+
+    @property
+    def flushed_offset(self) -> int:
+        """Up to here the log is durable on this node."""
+
+    def flush(self) -> int:
+        """Make the log durable; gives ``flushed_offset``. Raises ``DiskError``."""
+
 
 class StateStore(Protocol):
     """Puts, gets by queue offset, the role, and a call for every record that arrives in a queue."""

@@ -16,7 +16,7 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
-from rocketstore.state.changes import Change, MalformedStateError, changes_from_json, changes_to_json
+from rocketstore.state.changes import Change, MalformedStateError, changes_from_json, encode_change
 
 SNAPSHOT_FILE: Final = "brokerState.json"
 SNAPSHOT_VERSION: Final = 1
@@ -48,9 +48,12 @@ def write_snapshot(fs: FileSystem, directory: Path, snapshot: Snapshot) -> None:
         "next": snapshot.next_offset,
         "last": snapshot.last_record,
         "complete": snapshot.complete,
-        "changes": changes_to_json(snapshot.changes),
     }
-    state = json.dumps(value, separators=(",", ":")).encode()
+    head = json.dumps(value, separators=(",", ":")).encode()[:-1]
+    changes = b",".join(
+        map(encode_change, snapshot.changes)
+    )  # each by itself: json holds the interpreter until it ends
+    state = b'%b,"changes":[%b]}' % (head, changes)
     make_dirs_durably(fs, directory) if not directory.exists() else None
     replace_durably(fs, directory / SNAPSHOT_FILE, _FORMAT % (crc32c(state), state))
 

@@ -24,6 +24,7 @@ from rocketstore.state.changes import (
     SetDelayOffsets,
     TopicConfig,
 )
+from rocketstore.types import SCHEDULE_TOPIC
 
 
 class Tables:
@@ -103,6 +104,25 @@ class Tables:
                 self.begins[name] = kept
             else:
                 del self.begins[name]
+
+    def put_back(self, end_of: Callable[[str, int], int]) -> list[str]:
+        """Lower what lies behind the end of its queue to that; says what was lowered, for people."""
+        found: list[str] = []
+        for group, noted in self.groups.items():
+            for (topic, queue_id), offset in noted.items():
+                if offset > (end := end_of(topic, queue_id)):
+                    noted[topic, queue_id] = end
+                    found.append(f"group {group} in {topic} queue {queue_id} goes on at {end}, not at {offset}")
+        for level, offset in self.delay_offsets.items():
+            if offset > (end := end_of(SCHEDULE_TOPIC, level - 1)):
+                self.delay_offsets[level] = end
+                found.append(f"delay level {level} goes on at {end}, not at {offset}")
+        for topic, begins in self.begins.items():
+            for queue_id, begin in begins.items():
+                if begin > (end := end_of(topic, queue_id)):
+                    begins[queue_id] = end
+                    found.append(f"{topic} queue {queue_id} begins at {end}, not at {begin}")
+        return found
 
     def _delete_topic(self, name: str, ends: Iterable[tuple[int, int]]) -> None:
         """A topic of this name that is made later begins anew, so offsets in the old one must not hold it back."""

@@ -83,11 +83,14 @@ class SimLog(MemoryStore):
         for at in range(offset, len(self._records)):
             self._changes.append(Stored(self._records[at], self._positions[at], self._terms[at], self._chains[at]))
 
+    def check_append(self, bodies: Sequence[Body]) -> None:
+        super().check_append(bodies)
+        if self.disk_full:
+            raise DiskFullError("the disk is full")
+
     def append_as_leader(
         self, term: Term, bodies: Sequence[Body], magic: Magic = Magic.NORMAL, *, channel: int = 0
     ) -> AppendedBatch:
-        if self.disk_full:
-            raise DiskFullError("the disk is full")
         offset = len(self._records)
         batch = super().append_as_leader(term, bodies, magic, channel=channel)
         self._note_from(offset)

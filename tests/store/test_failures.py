@@ -334,6 +334,27 @@ def test_an_unreadable_sector_is_an_error_that_names_its_file(tmp_path: Path, mo
     store.close()
 
 
+def test_a_bad_sector_at_a_start_is_an_error_that_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the index leads to it or the whole log is read: a mapping is asked only for what was readable before."""
+    store = open_store(small_config(tmp_path))
+    fill(store, 60)
+    bad = store._files.data.files()[-1].path
+    abandon(store)
+    read = os.pread
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(bad):
+            raise OSError(errno.EIO, "a bad sector")
+        return read(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+    with pytest.raises(DiskError, match=f"{bad}.*a bad sector"):
+        open_store(small_config(tmp_path))
+
+
 def test_a_cold_read_that_comes_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``pread`` may give less than it was asked for."""
     store = open_store(small_config(tmp_path))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dledger.store.checkpoint import Checkpoint, Mark
-from dledger.store.recovery import Cut, Damage, Keep, Plan, Refuse, ScanFacts, plan
+from dledger.store.recovery import Cut, Damage, Keep, Plan, Refuse, ScanFacts, doubt, plan
+from dledger.store.traces import LastLife
 from dledger.types import LogIndex
 
 _END = Mark(9, 1000, 5)
@@ -79,3 +81,39 @@ def test_plan_refuses_where_the_scan_stopped(facts: ScanFacts, reason: str) -> N
     assert (decision.damage.path, decision.damage.offset) == (_STOP.path, _STOP.offset)
     assert reason in decision.damage.reason
     assert _STOP.reason in decision.damage.reason
+
+
+_ANY = None
+# replaced, clean stop, flushed late, same boot, cut, bad record, torn; and whether that is a reason for doubt
+_DOUBTS: tuple[tuple[tuple[bool | None, ...], bool], ...] = (
+    ((True, _ANY, _ANY, _ANY, _ANY, _ANY, _ANY), True),
+    ((False, True, _ANY, _ANY, True, _ANY, _ANY), True),
+    ((False, True, _ANY, _ANY, False, _ANY, _ANY), False),
+    ((False, False, True, False, _ANY, _ANY, _ANY), True),
+    ((False, False, True, True, True, _ANY, _ANY), True),
+    ((False, False, True, True, False, _ANY, _ANY), False),
+    ((False, False, False, _ANY, True, True, False), True),
+    ((False, False, False, _ANY, True, True, True), False),
+    ((False, False, False, _ANY, True, False, _ANY), False),
+    ((False, False, False, _ANY, False, _ANY, _ANY), False),
+)
+
+
+@pytest.mark.parametrize(
+    "case", list(itertools.product((False, True), repeat=7)), ids=lambda case: "".join(map("-x".__getitem__, case))
+)
+def test_doubt(case: tuple[bool, ...]) -> None:
+    """The second table in the module's docstring: every combination is one case of it, and no other."""
+    replaced, clean, late, same_boot, cut, bad, torn = case
+    facts = replace(_WHOLE, checkpoint=replace(_WHOLE.checkpoint, clean_stop=clean), stopped_at_bad=bad, torn=torn)
+    life = LastLife(same_boot, late, "copied" if replaced else "")
+    decision = Cut(_END, "because") if cut else Keep()
+
+    expected = [
+        doubtful
+        for pattern, doubtful in _DOUBTS
+        if all(wanted in (_ANY, found) for wanted, found in zip(pattern, case, strict=True))
+    ]
+
+    assert len(expected) == 1
+    assert bool(doubt(facts, decision, life)) is expected[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dledger.clock import Clock
-from dledger.errors import ShutdownError
+from dledger.errors import DiskError, ShutdownError
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.message.delay import DelayLevels
@@ -70,6 +70,15 @@ class FakeLog:
         self.producers: dict[str, list[PutResult]] = {}
         """By name what each number was answered."""
         self.stores: list[FakeStore] = []
+        self.is_replicated = True
+        self.flushed_offset = 1 << 62
+        self.flush_error: DiskError | None = None
+
+    def flush(self) -> int:
+        if self.flush_error is not None:
+            raise self.flush_error
+        self.flushed_offset = max(self.flushed_offset, self.end)
+        return self.flushed_offset
 
 
 class FakeStore:

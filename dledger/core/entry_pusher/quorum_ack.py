@@ -174,6 +174,8 @@ class QuorumAckChecker:
         try:
             if plan is None or not isinstance(leader, Leader):
                 return state.log.append_as_leader(state.term, bodies)
+            if plan.producer is None:  # a batch that is refused must not leave a registration behind
+                state.log.check_append(bodies)
             producer = plan.producer or self._register(leader.producers, name, now_ms)
             if isinstance(producer, DLedgerError):
                 return producer

@@ -11,7 +11,7 @@ from dledger.core.member_state import Candidate, Follower, Leader
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.standing import Ballot
 from dledger.errors import InvariantError
-from dledger.types import NO_INDEX, HardState, LogIndex, Role, Standing, Term
+from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2
 from tests.support.solo import Solo
 
@@ -216,3 +216,44 @@ def test_standing_is_saved_once() -> None:
 
     assert state.hard_state == HardState(Term(1), N1, standing=Standing.VOTER)
     assert state.hard_state_version == 1
+
+
+def test_a_heartbeat_never_sets_an_earlier_deadline() -> None:
+    """The elector sleeps until the one it knows, and a heartbeat does not wake it: it would find out too late."""
+
+    class Falling:
+        def __init__(self) -> None:
+            self.left = 500
+
+        def randrange(self, start: int, stop: int, /) -> int:
+            self.left -= 60
+            return min(start + self.left, stop - 1)
+
+    solo = Solo(random=Falling())
+    solo.hear(N1, 1)
+    dues = []
+    for _ in range(5):
+        assert isinstance(solo.state.role, Follower)
+        dues.append(solo.state.role.election_due_ms)
+        solo.now_ms += 10
+        solo.hear(N1, 1)
+
+    assert dues == sorted(dues)
+
+
+def test_a_vote_never_sets_an_earlier_deadline() -> None:
+    """As above: who grants a vote waits for the winner, from a moment on that the elector will see."""
+    values = iter([900, 500, 500, 500])
+
+    class Given:
+        def randrange(self, start: int, stop: int, /) -> int:
+            return next(values)
+
+    solo = Solo(random=Given())
+    solo.state.become_follower(Term(3), None, 0)
+    assert isinstance(solo.state.role, Follower)
+    solo.state.role.election_due_ms = 900
+
+    assert solo.ask_vote(N1, 3, EntryId(Term(2), LogIndex(9))).granted
+
+    assert solo.state.role.election_due_ms == 900

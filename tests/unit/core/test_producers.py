@@ -175,6 +175,25 @@ def test_a_batch_that_is_too_large_leaves_the_sequence_where_it_was() -> None:
     assert known(solo) == {"p": 1}
 
 
+def test_a_refused_append_of_a_new_producer_leaves_nothing_behind() -> None:
+    """Neither an entry nor a place in the table, which others may need: nothing was applied."""
+    solo = leading(max_entry_bytes=200)
+    end = solo.log.last
+
+    too_large = append(solo, "p", 0, bytes(2 << 20)).error
+    empty = append(solo, "q", 0).error
+    solo.log.disk_full = True
+    no_room = append(solo, "r", 0, b"a").error
+
+    assert [type(error) for error in (too_large, empty, no_room)] == [
+        EntryTooLargeError,
+        InvalidRequestError,
+        DiskFullError,
+    ]
+    assert solo.log.last == end
+    assert known(solo) == {}
+
+
 def test_what_is_repeated_counts_as_stored_only_once_it_is_committed() -> None:
     """The original may still be lost with this leader; an answer must not come before that is out of the question."""
     solo = Solo(3)
@@ -311,6 +330,20 @@ def test_a_snapshot_is_written_after_so_many_bytes(monkeypatch: pytest.MonkeyPat
         append(solo, "p", sequence, bytes(1000))
 
     assert [type(payload).__name__ for payload in told(solo)] == ["Registration", "Snapshot", "Snapshot"]
+
+
+def test_a_snapshot_is_written_with_the_first_batch_in_a_new_segment() -> None:
+    """Else the newest one could lie in the only segment that retention may remove, while a full disk takes no other."""
+    solo = leading(segment_bytes=1 << 20)
+    for sequence in range(7):
+        append(solo, "p", sequence, bytes(300_000))
+    commit(solo)
+    needed = needed_from(solo.log, solo.config)
+
+    assert needed is not None
+    assert solo.log.positions(needed, needed)[0] >= 2 << 20
+    assert solo.log.end_position < 3 << 20
+    assert known(successor(solo)) == {"p": 7}
 
 
 def test_a_snapshot_is_written_after_many_registrations(monkeypatch: pytest.MonkeyPatch) -> None:

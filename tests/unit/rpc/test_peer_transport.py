@@ -283,7 +283,14 @@ def test_health_and_reflection_are_served(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
     assert options.RAFT_SERVICE in database.get_services()
     raft = DescriptorPool(database).FindServiceByName(options.RAFT_SERVICE)
-    assert set(raft.methods_by_name) == {"Handshake", "Vote", "Heartbeat", "TakeLeadership"}
+    assert set(raft.methods_by_name) == {
+        "Handshake",
+        "Vote",
+        "Heartbeat",
+        "TakeLeadership",
+        "ReadLog",
+        "ChainCrcs",
+    }
 
 
 def test_a_taken_port_is_a_config_error(config: ServerConfig) -> None:

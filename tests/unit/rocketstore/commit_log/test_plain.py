@@ -356,6 +356,25 @@ def test_async_flush_flushes_by_itself(tmp_path: Path) -> None:
     log.shutdown()
 
 
+def test_a_bad_sector_at_a_start_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a mapping it would be SIGBUS, the end of the process without a word."""
+    config = small_config(tmp_path)
+    log = open_log(config)
+    put(log, *(message() for _ in range(25)))
+    log.shutdown()
+    read, bad = os.pread, log_path(tmp_path, 1)
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(bad) and offset <= 600 < offset + length:
+            raise OSError(IO_ERROR, "a bad sector")
+        return read(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+    with pytest.raises(DiskError, match=rf"offset 0 of {bad}.*a bad sector"):
+        open_log(config)
+
+
 def test_stopping_makes_everything_durable(tmp_path: Path) -> None:
     """However long the interval is."""
     fs = FailingFs()

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import InvalidRequestError, ShutdownError
+from dledger.errors import DiskError, InvalidRequestError, ShutdownError
 from dledger.store.fs import RealFileSystem
 from rocketstore.message.message import Message
 from rocketstore.state import publisher
 from rocketstore.state.broker_state import BrokerState, StateIncompleteError, StateSettings
 from rocketstore.state.changes import MalformedStateError, QueueOffset, TopicConfig
+from rocketstore.state.snapshot import read_snapshot
+from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
 from tests.support.waiting import ManualClock, wait_until
@@ -301,6 +303,72 @@ def test_a_log_that_lost_its_tail_takes_changes_again(master: Member) -> None:
     assert state.offset("g", "T", 0) == 8
     assert commit(master, 9).outcome == "stored"
     assert state.offset("g", "T", 0) == 9
+
+
+def test_a_snapshot_waits_until_the_log_is_durable_up_to_it(master: Member, clock: ManualClock) -> None:
+    """Else a power cut leaves offsets behind the log's end, and what comes there next is skipped."""
+    fill(master, "T", 9)
+    master.state.flush()
+    before = read_snapshot(master.directory)
+    master.log.flushed_offset = master.log.end
+    commit(master, 7)
+
+    clock.now_ms += 30_000
+    master.settle()
+    master.state.flush()
+    assert read_snapshot(master.directory) == before
+    commit(master, 8)
+    master.log.flushed_offset = master.log.end
+    clock.now_ms += 1000
+    master.settle()
+
+    found = read_snapshot(master.directory)
+    assert found is not None
+    assert Tables(found.changes).groups["g"] == {("T", 0): 7}, "what was kept for it, however fast the log grows"
+
+
+def test_a_stop_makes_the_log_durable_before_the_snapshot(master: Member, caplog: pytest.LogCaptureFixture) -> None:
+    fill(master, "T", 9)
+    master.state.flush()
+    before = read_snapshot(master.directory)
+    master.log.flushed_offset = 0
+    commit(master, 7)
+    master.log.flush_error = DiskError("the log is gone")
+    master.state.shutdown()
+    assert read_snapshot(master.directory) == before
+    assert "the log is gone" in caplog.text
+
+    master.log.flush_error = None
+    master.state.shutdown()
+
+    found = read_snapshot(master.directory)
+    assert found is not None
+    assert Tables(found.changes).groups["g"] == {("T", 0): 7}
+
+
+def test_nothing_lies_behind_the_ends_of_a_plain_log_that_lost_its_tail(
+    master: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An earlier program wrote snapshots that were ahead of the log: the next messages would be skipped."""
+    fill(master, "T", 9)
+    fill(master, "SCHEDULE_TOPIC_XXXX", 4)
+    commit(master, 9)
+    master.do(lambda done: master.state.commit_delay_offsets({1: 4, 2: 0}, done))
+    master.state.shutdown()
+    master.store.cut("T", 0, 5)
+    master.store.cut("SCHEDULE_TOPIC_XXXX", 0, 3)
+    master.log.is_replicated = False
+    master.store.role = BrokerRole.SLAVE
+    state = BrokerState(master.store, master.directory, clock=master.clock)
+    state.load()
+    master.state = state
+
+    master.promote()
+
+    assert state.offset("g", "T", 0) == 5
+    assert (state.delay_offset(1), state.delay_offset(2)) == (3, 0)
+    assert "group g in T queue 0 goes on at 5, not at 9" in caplog.text
+    assert commit(master, 5).outcome == "stored"
 
 
 def test_a_malformed_message_is_skipped_and_counted(master: Member) -> None:

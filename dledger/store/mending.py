@@ -1,0 +1,334 @@
+"""Replacing damaged or missing segments of an open log by what a peer has. Changes nothing that is not proven.
+
+Bytes from a peer are believed because this member's own chain says so at both ends: they must continue the last sound
+entry before the damage, and the first sound one behind it must continue them. So neither a peer's damage nor another
+history gets in, and what was damaged here cannot have been anything else.
+
+1. Segments next to each other that are damaged are one piece of work (``_run``): only its ends can be proven.
+2. Their bytes are fetched into temporary files beside them, flushed, and verified as a whole.
+3. A segment behind which the log goes on (all of it is committed and flushed) is exchanged under the readers: the
+   damaged file moves to ``damaged-<n>/``, the new one takes its name; a crash in between leaves a missing segment,
+   which is repaired at the next start. Of the segment that is still being written only the committed part is fetched,
+   a copy of the file put aside, and the part written again in place: every byte of it is what was there before.
+4. Index units that say something else are written again.
+
+A crash at any moment leaves temporary files, which the next start removes, and the damage as it was, or less of it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from dledger.config import MIN_BLANK_BYTES
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
+from dledger.store.checkpoint import REPAIR_ADVICE, Mark
+from dledger.store.format import Follow, Scan, after, blank_head, header_chain_crc, segment_name
+from dledger.store.fs import TMP_SUFFIX, FileSystem, make_dirs_durably
+from dledger.store.log_files import LogFiles
+from dledger.store.log_state import LogState
+from dledger.store.mmap_file import MappedFile
+from dledger.store.scrub import STEP_BYTES, DamagedError, Place, verify_file, verify_step
+from dledger.types import LogIndex
+
+ASIDE_MAX: Final = 16
+"""Directories of damaged files that are kept; beyond that a damaged file is removed once it is replaced."""
+
+
+class SegmentSource(Protocol):
+    """A peer that may hold what is missing here."""
+
+    def read(self, position: int, length: int) -> bytes | None:
+        """Exactly these committed bytes, of one segment; None if it does not hold all of them. ``DLedgerError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did: the segments that were replaced, and where the damaged ones are (None: there were none)."""
+
+    bases: tuple[int, ...]
+    aside: Path | None
+
+
+class Mender:
+    """Repairs of one open log; one at a time."""
+
+    def __init__(
+        self,
+        files: LogFiles,
+        state: LogState,
+        fs: FileSystem,
+        directory: Path,
+        mark_at: Callable[[LogIndex], Mark],
+        *,
+        unchecked: bool,
+    ) -> None:
+        """``directory`` is the node's; ``mark_at`` proves where an entry ends."""
+        self._files = files
+        self._state = state
+        self._fs = fs
+        self._directory = directory
+        self._mark_at = mark_at
+        self._unchecked = unchecked
+
+    def find(self, base: int, pause: Callable[[], None] = lambda: None) -> CorruptLogError | None:
+        """The damage in a segment's committed and flushed part; None if it is sound, or no longer kept.
+
+        Raises ``DiskError``.
+        """
+        return self._verify(base, self._end(), pause)[1]
+
+    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None] = lambda: None) -> Repaired:
+        """Replace the damaged segment at ``base``, and damaged ones next to it. Nothing if it is sound.
+
+        ``pause`` is called between steps, and may raise to end it. Raises ``LackingError``, ``WrongBytesError``, what
+        ``source`` raises, ``CorruptLogError`` if its ends cannot be proven yet, ``DiskFullError``, ``DiskError``.
+        """
+        end = self._end()
+        if self._verify(base, end, pause)[1] is None:
+            return Repaired((), None)
+        fetched: list[MappedFile] = []
+        try:
+            first, place = self._before(base, end, pause)
+            step = self._files.segment_bytes
+            for current in range(first, end.position, step):
+                file = self._fetch(current, end, source, pause)
+                fetched.append(file)
+                self._prove(file, place, end)
+                pause()
+                if current + step >= end.position:
+                    self._prove_end(place, end)
+                    break
+                if self._goes_on(current + step, place.follow):
+                    break
+                if current >= base and self._verify(current + step, end, pause)[1] is None:
+                    raise WrongBytesError("what came does not lead to what follows here")
+            return self._install(fetched, end)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(f"no room for another copy of {segment_name(base)}") from error
+            raise DiskError(f"repairing {segment_name(base)} failed: {error}") from error
+        finally:
+            for file in fetched:
+                if file.path.name.endswith(TMP_SUFFIX):
+                    file.path.unlink(missing_ok=True)
+
+    # -- what is here ----------------------------------------------------------------------------------------------
+
+    def _end(self) -> Mark:
+        """The end of what is committed and flushed, proven."""
+        state = self._state
+        if state.closed:
+            raise ShutdownError("the store is closed")
+        flushed, committed = state.flushed, state.committed
+        return flushed if flushed.index <= committed else self._mark_at(LogIndex(max(committed, state.begin.index)))
+
+    def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[Place, CorruptLogError | None]:
+        """Verify a segment up to ``end``: where that came to, and the damage."""
+        begin, files = self._state.begin, self._files
+        place = Place(base, None) if base > begin.position else Place(begin.position, after(begin))
+        if place.position >= min(base + files.segment_bytes, end.position):
+            return place, None
+        file = files.data.find(base)
+        if file is None:
+            self._end()  # whether the store is open
+            if self._state.begin.position >= base + files.segment_bytes:  # retention has removed it just now
+                return place, None
+            path = files.data.placement.directory_for(base // files.segment_bytes) / segment_name(base)
+            return place, CorruptLogError(path, 0, "the segment is missing", REPAIR_ADVICE)
+        try:
+            verify_file(file, place, end.position, unchecked=self._unchecked, pause=pause)
+        except DamagedError as damage:
+            return place, CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
+        except DiskError as error:  # an unreadable sector is damage, too
+            return place, CorruptLogError(file.path, max(0, place.position - base), str(error), REPAIR_ADVICE)
+        if base + files.segment_bytes <= end.position and not self._goes_on(place.position, place.follow):
+            following = self._verify_head(base + files.segment_bytes, end)
+            if following:
+                return place, CorruptLogError(file.path, 0, "the next segment does not continue it", REPAIR_ADVICE)
+        return place, None
+
+    def _verify_head(self, base: int, end: Mark) -> bool:
+        """Whether the first records of a segment are sound among themselves."""
+        file = self._files.data.find(base)
+        place = Place(base, None)
+        try:
+            for _ in range(2):
+                if file is None:
+                    return False
+                if place.position < min(base + file.size, end.position):
+                    verify_step(file, place, end.position, STEP_BYTES, unchecked=self._unchecked)
+        except DamagedError:
+            return False
+        return True
+
+    def _goes_on(self, position: int, follow: Follow | None) -> bool:
+        """Whether the record at ``position`` here continues ``follow``; true at the end of the log."""
+        header = self._files.header_at(position, 1 << 62)
+        if header is None or follow is None or header.index != follow.index + 1 or header.position != position:
+            return False
+        if self._unchecked and header.chain_crc == header.body_crc == 0:
+            return True
+        return header_chain_crc(header, follow.chain_crc) == header.chain_crc
+
+    def _before(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[int, Place]:
+        """The first damaged segment of those next to each other, and what its first record must continue."""
+        begin, step = self._state.begin, self._files.segment_bytes
+        while base > begin.position:
+            place, damage = self._verify(base - step, end, pause)
+            if damage is None:
+                return base, Place(base, place.follow)
+            base -= step
+        return base, Place(begin.position, after(begin))
+
+    # -- what comes ------------------------------------------------------------------------------------------------
+
+    def _fetch(self, base: int, end: Mark, source: SegmentSource, pause: Callable[[], None]) -> MappedFile:
+        """Fetch a segment's committed part into a temporary file, durably."""
+        files, fs, size = self._files, self._fs, self._files.segment_bytes
+        old = files.data.find(base)
+        directory = old.path.parent if old is not None else files.data.placement.directory_for(base // size)
+        if old is not None and not old.writable:
+            raise DiskError(f"{old.path} lies in a read-only data directory and cannot be replaced")
+        path = directory / (segment_name(base) + TMP_SUFFIX)
+        position, stop = max(base, self._state.begin.position), min(base + size, end.position)
+        fd = fs.create(path)
+        try:
+            fs.allocate(fd, size)
+            if position - base >= MIN_BLANK_BYTES:
+                fs.write(fd, blank_head(position - base), 0)
+            for at in range(position, stop, STEP_BYTES):
+                fs.write(fd, _received(source, at, min(STEP_BYTES, stop - at)), at - base)
+                pause()
+            fs.sync(fd)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            fs.close(fd)
+        return MappedFile(fs, path, base, size, writable=True)
+
+    def _prove(self, file: MappedFile, place: Place, end: Mark) -> None:
+        try:
+            verify_file(file, place, end.position, unchecked=self._unchecked)
+        except DamagedError as damage:
+            raise WrongBytesError(f"what came is wrong at offset {damage.offset}: {damage.reason}") from damage
+
+    def _prove_end(self, place: Place, end: Mark) -> None:
+        """The last segment's part must end with the entry that is known to be the last committed one."""
+        follow = place.follow
+        found = None if follow is None else Mark(follow.index, place.position, follow.chain_crc)
+        if found != end:
+            raise WrongBytesError(f"what came does not end with entry {end.index}")
+
+    # -- exchanging ------------------------------------------------------------------------------------------------
+
+    def _install(self, fetched: list[MappedFile], end: Mark) -> Repaired:
+        """Let them take their places; the node's lock is waited for behind ``shape_lock``, so that is held briefly."""
+        aside: Path | None = None
+        state = self._state
+        for file in fetched:
+            aside = aside or self._make_aside(file.path.parent)
+            if file.base + file.size <= end.position:
+                self._exchange(file, aside)
+            else:
+                self._write_again(file, aside, end)
+            with state.lock:
+                state.generation += 1  # who read meanwhile reads again
+        self._write_units(fetched, end)
+        return Repaired(tuple(file.base for file in fetched), aside)
+
+    def _exchange(self, file: MappedFile, aside: Path | None) -> None:
+        fs, data, path = self._fs, self._files.data, file.path.with_name(segment_name(file.base))
+        with self._state.shape_lock:
+            if not self._is_wanted(file):
+                return
+            old = data.find(file.base)
+            kept = aside / path.name if aside is not None else None
+            if old is not None and kept is not None and old.non_zero_end(0):  # else it stands for a missing one
+                fs.rename(old.path, kept)
+            try:
+                fs.rename(file.path, path)
+            except OSError:
+                if old is not None and kept is not None and not old.path.exists():
+                    fs.rename(kept, old.path)
+                raise
+            file.path = path
+            data.replace(file)
+        if aside is not None:
+            fs.sync_dir(aside)
+        fs.sync_dir(path.parent)
+
+    def _write_again(self, file: MappedFile, aside: Path | None, end: Mark) -> None:
+        """Only bytes of committed entries change, and to what they were: readers and the one writer may go on."""
+        fs, old = self._fs, self._files.data.find(file.base)
+        if old is None:
+            raise DiskError(f"{segment_name(file.base)}, which is being written, is missing")
+        stop = end.position - old.base
+        pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
+        if aside is not None:
+            fd = fs.create(aside / old.path.name)
+            try:
+                for offset, length in pieces:
+                    with suppress(DiskError):  # what cannot be read cannot be kept
+                        fs.write(fd, old.read_cold(offset, length), offset)
+                fs.sync(fd)
+            finally:
+                fs.close(fd)
+            fs.sync_dir(aside)
+        for offset, length in pieces:
+            data = file.read_cold(offset, length)
+            with self._state.shape_lock:
+                if self._is_wanted(file) and self._files.data.find(file.base) is old:
+                    old.write(offset, data)
+        old.sync()
+        fs.unlink(file.path)
+
+    def _is_wanted(self, file: MappedFile) -> bool:
+        """Whether its place is still part of the log: retention and INSTALL go on meanwhile. Under ``shape_lock``."""
+        self._state.check_usable()
+        return self._state.begin.position < file.base + file.size
+
+    def _make_aside(self, data: Path) -> Path | None:
+        """A directory for damaged files, in the node's own or, if that is on another disk, beside the segments."""
+        parent = self._directory if data.stat().st_dev == self._directory.stat().st_dev else data
+        taken = {path.name for path in parent.iterdir()}
+        free = next((f"damaged-{n}" for n in range(1, ASIDE_MAX + 1) if f"damaged-{n}" not in taken), None)
+        if free is None:
+            return None
+        path = parent / free / "data"
+        make_dirs_durably(self._fs, path)
+        return path
+
+    def _write_units(self, fetched: list[MappedFile], end: Mark) -> None:
+        """Let the index say what the new bytes do."""
+        begin = self._state.begin
+        touched: set[MappedFile] = set()
+
+        def write(first: int, scan: Scan) -> None:
+            with self._state.shape_lock:
+                if first > self._state.begin.index and self._files.first_wrong_unit(first, scan.units) is not None:
+                    touched.update(self._files.write_units(first, scan.units))
+
+        for file in fetched:
+            if begin.position >= file.base + file.size:
+                continue
+            place = Place(file.base, None) if file.base > begin.position else Place(begin.position, after(begin))
+            current = self._files.data.find(file.base)
+            if current is not None:
+                verify_file(current, place, end.position, unchecked=self._unchecked, on_scan=write)
+        for one in sorted(touched, key=lambda one: one.base):
+            one.sync()
+
+
+def _received(source: SegmentSource, position: int, length: int) -> bytes:
+    data = source.read(position, length)
+    if data is None:
+        raise LackingError(f"it does not hold the log from position {position} on")
+    if len(data) != length:
+        raise WrongBytesError(f"{len(data)} bytes came instead of {length}")
+    return data

@@ -1,0 +1,55 @@
+"""A file store as ``dledger.runtime.watch`` sees it: what is verified, repaired and compared in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError
+from dledger.store.file_store import FileStore
+from dledger.store.format import parse_segment_name
+from dledger.store.mending import Repaired, SegmentSource
+from dledger.store.scrub import ScrubStep
+from dledger.types import LogIndex
+
+
+class WatchedStore:
+    """Implements ``runtime.watch.WatchedLog``."""
+
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
+        self._scrub = store.scrub()
+        self._mender = store.mender()
+
+    def verify(self, max_bytes: int) -> ScrubStep:
+        """See ``Scrub.step``."""
+        return self._scrub.step(max_bytes)
+
+    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None]) -> Repaired:
+        """See ``Mender.repair``."""
+        return self._mender.repair(base, source, pause)
+
+    def find(self, base: int, pause: Callable[[], None]) -> CorruptLogError | None:
+        """See ``Mender.find``."""
+        return self._mender.find(base, pause)
+
+    def base_of(self, path: Path) -> int | None:
+        """The segment that a data file holds; None for any other file."""
+        base = parse_segment_name(path.name)
+        return base if base is not None and path.parent in self._store.segment_directories else None
+
+    def chain_crcs(self, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
+        """Those of committed entries that are kept and check out."""
+        found: dict[LogIndex, int] = {}
+        for index in indexes:
+            if self._store.begin.index <= index <= self._store.committed_index:
+                try:
+                    found[index] = self._store.chain_crc_at(index)
+                except (CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError):  # damage is told where it is met
+                    continue
+        return found
+
+    @property
+    def committed_index(self) -> LogIndex:
+        """See ``FileStore``."""
+        return self._store.committed_index

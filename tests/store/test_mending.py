@@ -1,0 +1,389 @@
+"""Damaged and missing segments of an open log are replaced by what a peer has, and only by what was there before."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, WrongBytesError
+from dledger.store.file_store import FileStore
+from dledger.store.mending import ASIDE_MAX, Repaired
+from dledger.store.scrub import Scrub
+from dledger.types import Boundary, LogIndex, Position, Term
+from tests.store.support import SEGMENT_BYTES, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
+
+ENTRIES = 150
+COMMITTED = 145
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FileStore]:
+    """This member: six segments, the last one being written."""
+    made = _filled(open_store(small_config(tmp_path / "a")))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[FileStore]:
+    """Another member with the same log."""
+    made = _filled(open_store(small_config(tmp_path / "b")))
+    yield made
+    made.close()
+
+
+def _filled(store: FileStore) -> FileStore:
+    fill(store, ENTRIES)
+    store.flush()
+    store.set_committed(LogIndex(COMMITTED))
+    return store
+
+
+@dataclass
+class Source:
+    """A peer's store as a source; ``change`` alters what it sends, ``before`` is told each position."""
+
+    store: FileStore
+    change: Callable[[int, bytes], bytes] = lambda _position, data: data
+    asked: list[int] = field(default_factory=list)
+
+    def read(self, position: int, length: int) -> bytes | None:
+        self.asked.append(position)
+        data = self.store.copy_committed(position, length)
+        return None if data is None else self.change(position, data)
+
+
+def path_of(store: FileStore, number: int) -> Path:
+    """A segment's file."""
+    return store.directory / "data" / f"{number * SEGMENT_BYTES:020d}"
+
+
+def flip(store: FileStore, number: int, offset: int) -> None:
+    """Turn a bit of a running store's segment."""
+    with path_of(store, number).open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+
+
+def found(store: FileStore) -> list[tuple[str, int]]:
+    """What one pass of the scrubber finds: file and offset."""
+    return [(one.path.name, one.offset) for one in scrubbed(store.scrub())]
+
+
+def scrubbed(scrub: Scrub) -> list[CorruptLogError]:
+    """One pass."""
+    met: list[CorruptLogError] = []
+    while not (step := scrub.step(512)).finished:
+        if step.damage is not None:
+            met.append(step.damage)
+    return met
+
+
+def repair(store: FileStore, peer: FileStore, number: int) -> Repaired:
+    """Repair one segment."""
+    return store.mender().repair(number * SEGMENT_BYTES, Source(peer))
+
+
+def test_a_sound_log_is_scrubbed_without_a_finding(store: FileStore) -> None:
+    """Whatever the step; blanks, segments, up to what is committed and flushed; again and again."""
+    for size in (64, 700, 1 << 20):
+        scrub, read, finished = store.scrub(), 0, 0
+        while finished < 2:
+            step = scrub.step(size)
+            assert step.damage is None
+            read, finished = read + step.read_bytes, finished + step.finished
+        assert read >= 2 * store.committed_position
+
+
+@pytest.mark.parametrize("number", [0, 2, 5], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("offset", [4, 36, 60], ids=["size", "chain", "body"])
+def test_a_damaged_segment_is_found_and_repaired_under_the_readers(
+    store: FileStore, peer: FileStore, number: int, offset: int
+) -> None:
+    """First, middle, and the one being written; the damaged bytes are kept, the log is what it was."""
+    sound = bodies_of(store)
+    flip(store, number, offset)
+    damaged = path_of(store, number).read_bytes()
+    assert found(store) == [(path_of(store, number).name, 0)]
+    with pytest.raises(CorruptLogError):
+        bodies_of(store)
+
+    done = repair(store, peer, number)
+
+    assert done.bases == (number * SEGMENT_BYTES,)
+    assert done.aside == store.directory / "damaged-1" / "data"
+    kept = (done.aside / path_of(store, number).name).read_bytes()
+    assert kept == damaged[: len(kept)]
+    assert len(kept) > offset
+    assert found(store) == []
+    assert bodies_of(store) == sound
+    fill(store, 20)
+    assert len(bodies_of(store)) == ENTRIES + 20
+
+
+def test_a_repaired_log_opens_again_as_it_was(store: FileStore, peer: FileStore, tmp_path: Path) -> None:
+    """Nothing of the repair is only in memory."""
+    sound = bodies_of(store)
+    for number in (1, 3):
+        flip(store, number, 100)
+        repair(store, peer, number)
+    store.close()
+
+    again = open_store(small_config(tmp_path / "a", recovery_verify_bytes=1 << 30))
+
+    assert bodies_of(again) == sound
+    assert sorted(path.name for path in (tmp_path / "a" / "dledger-n0").glob("damaged-*")) == ["damaged-1", "damaged-2"]
+    again.close()
+
+
+def test_adjacent_damage_is_repaired_together(store: FileStore, peer: FileStore) -> None:
+    """Neither end between them can be proven, but both outer ones can."""
+    sound = bodies_of(store)
+    for number in (1, 2, 3):
+        flip(store, number, 36)
+
+    done = repair(store, peer, 2)
+
+    assert done.bases == (SEGMENT_BYTES, 2 * SEGMENT_BYTES, 3 * SEGMENT_BYTES)
+    assert bodies_of(store) == sound
+
+
+def test_the_first_record_of_the_next_segment_may_be_what_is_damaged(store: FileStore, peer: FileStore) -> None:
+    """Its chain CRC is what proves the end of the segment before."""
+    flip(store, 2, 60)
+    flip(store, 3, 37)
+
+    repair(store, peer, 2)
+
+    assert found(store) == []
+
+
+def test_a_missing_segment_is_fetched(store: FileStore, peer: FileStore) -> None:
+    """A file that somebody removed, or that a start found missing: nothing is put aside for it."""
+    sound = bodies_of(store)
+    path_of(store, 2).unlink()
+    store._files.data._files.pop(2 * SEGMENT_BYTES)
+    assert found(store) == [(path_of(store, 2).name, 0)]
+
+    repair(store, peer, 2)
+
+    assert bodies_of(store) == sound
+    assert path_of(store, 2).read_bytes() == path_of(peer, 2).read_bytes()
+
+
+def test_wrong_index_units_are_written_again_by_the_scrubber_and_by_a_repair(store: FileStore, peer: FileStore) -> None:
+    """They are derived: nobody needs to be asked."""
+    index = sorted((store.directory / "index").iterdir())[2]
+    good = index.read_bytes()
+    with index.open("r+b") as file:
+        file.seek(40)
+        file.write(b"\xff" * 20)
+
+    assert found(store) == []
+    assert index.read_bytes() == good
+
+    with index.open("r+b") as file:
+        file.write(bytes(320))
+    flip(store, 0, 60)
+    repair(store, peer, 0)
+    assert found(store) == []
+    assert index.read_bytes() == good
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_wrong_bytes_of_a_peer_change_nothing(store: FileStore, peer: FileStore, number: int) -> None:
+    """A turned bit on its side, its other history, too few bytes: none of it gets in."""
+    flip(store, number, 60)
+    before = {path: path.read_bytes() for path in (store.directory / "data").iterdir()}
+
+    def turned(_position: int, data: bytes) -> bytes:
+        return data[:200] + bytes([data[200] ^ 1]) + data[201:]
+
+    for change in (turned, lambda _position, data: data[:-1], lambda _position, data: bytes(len(data))):
+        with pytest.raises(WrongBytesError):
+            store.mender().repair(number * SEGMENT_BYTES, Source(peer, change))
+
+    assert {path: path.read_bytes() for path in (store.directory / "data").iterdir()} == before
+    assert list(store.directory.glob("damaged-*")) == []
+
+
+def test_another_history_of_a_peer_does_not_get_in(store: FileStore, tmp_path: Path) -> None:
+    """It checks out by itself, but what follows here does not continue it."""
+    other = open_store(small_config(tmp_path / "other"))
+    fill(other, 30)
+    other.append_as_leader(Term(1), [b"x" * 100])
+    fill(other, ENTRIES)
+    other.flush()
+    other.set_committed(other.last.index)
+    flip(store, 1, 60)
+
+    with pytest.raises(WrongBytesError):
+        store.mender().repair(SEGMENT_BYTES, Source(other))
+    other.close()
+
+
+def test_a_peer_that_lacks_the_segment_says_so(store: FileStore, tmp_path: Path) -> None:
+    """Retention there has removed it: the damage stays, and so does everything else."""
+    later = open_store(small_config(tmp_path / "later"))
+    later.reset(Boundary(LogIndex(120), Term(1), Position(5 * SEGMENT_BYTES), 1))
+    flip(store, 1, 60)
+
+    with pytest.raises(LackingError):
+        store.mender().repair(SEGMENT_BYTES, Source(later))
+
+    assert found(store) == [(path_of(store, 1).name, 0)]
+    later.close()
+
+
+def test_a_full_disk_ends_a_repair_and_harms_nothing(peer: FileStore, tmp_path: Path) -> None:
+    """The store goes on; the repair may be tried again."""
+
+    class Full(UnsyncedFs):
+        full = False
+
+        def allocate(self, fd: int, length: int) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "no space")
+            super().allocate(fd, length)
+
+    fs = Full()
+    store = _filled(open_store(small_config(tmp_path / "c"), fs))
+    flip(store, 1, 60)
+    fs.full = True
+
+    with pytest.raises(DiskFullError):
+        repair(store, peer, 1)
+
+    assert not list((store.directory / "data").glob("*.tmp"))
+    fs.full = False
+    repair(store, peer, 1)
+    assert found(store) == []
+    store.close()
+
+
+class _Crashing(UnsyncedFs):
+    """Does so many changes and then no more."""
+
+    left = 1 << 30
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.EIO, "crash")
+
+    def create(self, path: Path) -> int:
+        self._count()
+        return super().create(path)
+
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        self._count()
+        super().write(fd, data, offset)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._count()
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("number", [1, 5], ids=["cold", "being written"])
+def test_a_crash_at_any_step_of_a_repair_leaves_the_damage_or_less(
+    peer: FileStore, tmp_path: Path, number: int
+) -> None:
+    """The next attempt succeeds; a segment that is missing between two renames is for the next start to repair."""
+    for steps in range(100):
+        fs = _Crashing()
+        store = _filled(open_store(small_config(tmp_path / f"crash-{steps}"), fs))
+        sound = bodies_of(store)
+        flip(store, number, 60)
+        fs.left = steps
+        with suppress(DiskError):
+            repair(store, peer, number)
+            fs.left += 1 << 30
+        survived, fs.left = fs.left < 1 << 29, 1 << 30
+        if path_of(store, number).exists():
+            repair(store, peer, number)
+            assert bodies_of(store) == sound
+        else:
+            assert number == 1
+        abandon(store)
+        if not survived:
+            assert steps > 3
+            return
+    pytest.fail("it takes fewer steps")
+
+
+def test_reads_go_on_while_a_segment_is_exchanged(store: FileStore, peer: FileStore) -> None:
+    """Of the other segments all the time, and of this one from the moment it is there."""
+    sound = bodies_of(store)
+    flip(store, 1, 60)
+    seen: list[int] = []
+
+    def reading(_position: int, data: bytes) -> bytes:
+        seen.append(len(store.read_range(LogIndex(60), LogIndex(120), 1 << 20)))
+        return data
+
+    store.mender().repair(SEGMENT_BYTES, Source(peer, reading))
+
+    assert seen
+    assert set(seen) == {61}
+    assert bodies_of(store) == sound
+
+
+def test_nothing_is_done_to_a_sound_segment(store: FileStore, peer: FileStore) -> None:
+    """A report that came late, after the repair."""
+    source = Source(peer)
+
+    assert store.mender().repair(SEGMENT_BYTES, source) == Repaired((), None)
+    assert source.asked == []
+
+
+def test_what_is_kept_of_damage_is_bounded(store: FileStore, peer: FileStore) -> None:
+    """A disk that damages again and again does not fill itself with copies."""
+    for _ in range(ASIDE_MAX + 3):
+        flip(store, 1, 60)
+        repair(store, peer, 1)
+
+    assert len(list(store.directory.glob("damaged-*"))) == ASIDE_MAX
+    assert found(store) == []
+
+
+def test_a_log_that_begins_inside_a_segment_is_repaired_from_its_begin_on(tmp_path: Path) -> None:
+    """As after INSTALL: what is before the begin is a blank."""
+    stores = []
+    for name in ("a", "b"):
+        store = open_store(small_config(tmp_path / name))
+        store.reset(Boundary(LogIndex(9), Term(1), Position(1480), 0x1234))
+        stores.append(_filled(store))
+    store, peer = stores
+    flip(store, 0, 1480 + 60)
+
+    repair(store, peer, 0)
+
+    assert path_of(store, 0).read_bytes() == path_of(peer, 0).read_bytes()
+    assert found(store) == []
+    for one in stores:
+        one.close()
+
+
+def test_retention_goes_around_damage_that_nobody_can_repair(store: FileStore, tmp_path: Path) -> None:
+    """The damaged segment goes with the next one, whose last entry proves where the log begins then."""
+    flip(store, 1, 60)
+    flip(store, 1, 26 * 148 + 36)  # of its last entry
+    for number in range(6):
+        path_of(store, number).touch()
+
+    removable = [one.base for one in store._removable()]
+
+    assert SEGMENT_BYTES not in removable
+    assert 0 in removable
+    assert 2 * SEGMENT_BYTES in removable

@@ -1,0 +1,117 @@
+"""Running members look after their logs: what is damaged is found, told, fetched from the others, and put aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.conditions import ConditionKind
+from dledger.errors import CorruptLogError, UnavailableError
+from dledger.rpc import peer_log
+from dledger.rpc.peer_log import PeerLogClient
+from dledger.types import LogIndex, NodeId
+from tests.support.running_group import RunningGroup, turn
+from tests.support.waiting import wait_until
+
+SEGMENT_BYTES = 64 * 1024
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[RunningGroup]:
+    """Three members with several small segments, scrubbed as fast as they can."""
+    made = RunningGroup(tmp_path, segment_bytes=SEGMENT_BYTES, scrub_bytes_per_s=1 << 30)
+    made.append(300, 1000)
+    made.wait_converged()
+    yield made
+    made.stop()
+
+
+def follower(group: RunningGroup) -> int:
+    """Who does not lead."""
+    return (group.wait_for_leader() + 1) % 3
+
+
+@pytest.mark.parametrize("who", ["leader", "follower"])
+@pytest.mark.parametrize("segment", [0, 2, -1], ids=["first", "middle", "being written"])
+def test_a_turned_bit_is_found_told_and_mended_while_the_group_works(
+    group: RunningGroup, who: str, segment: int
+) -> None:
+    """Nobody asks for it: the scrubber does; the bytes are what they were, the damaged file is kept."""
+    number = group.wait_for_leader() if who == "leader" else follower(group)
+    node = group.nodes[number]
+    segment = segment if segment >= 0 else node.log.committed_position // SEGMENT_BYTES
+    path = group.segment(number, segment)
+    sound = path.read_bytes()
+
+    turn(path, 100)
+
+    aside = node.log.directory / "damaged-1" / "data" / path.name
+    wait_until(aside.exists, "it is repaired", 20)
+    wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 20)
+    assert path.read_bytes() == sound
+    assert aside.read_bytes()[:200] != sound[:200]
+    group.append(5)
+    assert [one.fatal for one in group.nodes] == [None] * 3
+
+
+def test_damage_that_nobody_can_mend_yet_is_told_until_somebody_can(group: RunningGroup) -> None:
+    """The others are away: the member says what is damaged and why it is not repaired, and repairs it later."""
+    number = follower(group)
+    node = group.nodes[number]
+    others = [one for one in range(3) if one != number]
+    for other in others:
+        group.nodes[other].stop(graceful=False)
+
+    turn(group.segment(number, 1), 100)
+
+    def told() -> str:
+        return next((one.message for one in node.status().conditions if one.kind == ConditionKind.DAMAGED), "")
+
+    wait_until(lambda: "does not answer ReadLog" in told(), "it says so", 20)
+    assert "damaged at offset" in told()
+    for other in others:
+        group.restart(other)
+    wait_until(lambda: not node.conditions.holds(ConditionKind.DAMAGED), "it is repaired", 30)
+    assert not node.conditions.holds(ConditionKind.REPAIRING)
+
+
+def test_a_read_that_meets_damage_begins_its_repair(tmp_path: Path) -> None:
+    """Also where nothing is scrubbed."""
+    group = RunningGroup(tmp_path, segment_bytes=SEGMENT_BYTES, scrub_bytes_per_s=0)
+    try:
+        group.append(300, 1000)
+        group.wait_converged()
+        number = follower(group)
+        node = group.nodes[number]
+        turn(group.segment(number, 1), 100)
+        first = node.log.last_index_before(SEGMENT_BYTES) + 1
+
+        with pytest.raises(CorruptLogError):
+            node.read(LogIndex(first), LogIndex(first), 1 << 20)
+
+        wait_until((node.log.directory / "damaged-1").exists, "it is repaired", 20)
+        wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 20)
+        assert node.read(LogIndex(first), LogIndex(first), 1 << 20)[0].index == first
+    finally:
+        group.stop()
+
+
+def test_members_read_each_others_logs_and_nobody_else_does(group: RunningGroup) -> None:
+    """Only committed bytes of one segment, only as much as is allowed, one at a time, only for members."""
+    asking, asked = group.nodes[0], group.nodes[1]
+    client = PeerLogClient(asking.config, None)
+    try:
+        data = client.read_log(NodeId("n1"), 0, 5000)
+        assert data == group.segment(1, 0).read_bytes()[:5000]
+        assert client.read_log(NodeId("n1"), asked.log.committed_position, 1) is None
+        assert client.read_log(NodeId("n1"), SEGMENT_BYTES - 10, 20) is None
+        known = {LogIndex(index): asked.log.chain_crc_at(LogIndex(index)) for index in (3, 300)}
+        assert client.chain_crcs(NodeId("n1"), [*known, LogIndex(10_000)]) == known
+        with pytest.raises(UnavailableError, match="at most"):
+            client.read_log(NodeId("n1"), 0, peer_log.READ_LOG_BYTES_MAX + 1)
+    finally:
+        client.close()
+    with pytest.raises(UnavailableError, match="stopping"):
+        client.read_log(NodeId("n1"), 0, 1)
