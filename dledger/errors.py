@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from dledger.types import NodeId
 
@@ -78,6 +78,20 @@ class LeaderHint:
 
     node_id: NodeId
     address: str = ""
+
+
+TOLD_CHARS_MAX: Final = 1000
+"""Of an error's text that goes to a client: more than any of ours has, and less than gRPC takes for an error's text."""
+_CUT: Final = " […] "
+
+
+def told(error: Exception | str) -> str:
+    """An error's text for a client. It may repeat what the client said, of any length: then its middle is left out."""
+    text = str(error)
+    if len(text) <= TOLD_CHARS_MAX:
+        return text
+    kept = TOLD_CHARS_MAX - len(_CUT)
+    return text[: kept - kept // 3] + _CUT + text[-(kept // 3) :]
 
 
 class DLedgerError(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import DirectoryLockedError, DiskError
-from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from dledger.store.fs import FileSystem, keep_private, make_dirs_durably, replace_durably
 from dledger.store.identity import LOCK_FILE, DirectoryLock
 
 ABORT_FILE: Final = "abort"
@@ -30,10 +30,11 @@ class StoreDirectory:
         self._abort = root / ABORT_FILE
         try:
             make_dirs_durably(fs, root)
+            keep_private(root)
             self._lock = DirectoryLock(root)
         except OSError as error:
             raise DiskError(f"opening the store directory {root} failed: {error}") from error
-        self._posix_fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        self._posix_fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.lockf(self._posix_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
         except OSError as error:

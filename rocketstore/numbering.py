@@ -15,7 +15,8 @@ a set says and what follows in the log give the next offsets, whatever became of
    files, so a start reads the newest set again, if it lies before what is dispatched anew.
 
 A log from before there were sets has none: its members count from their queue files, as they did, until the first
-master of this version writes one. Until then retention is not held back, except in a log that is whole.
+master of this version writes one. Until then retention in a group is not held back, except in a log that is whole: it
+may be long until a member of this version leads. A plain broker writes one before it removes anything.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ _log = logging.getLogger("rocketstore")
 
 class NumberedLog(Protocol):
     """What the numbering needs of the commit log."""
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether others may have to write the sets."""
 
     @property
     def min_offset(self) -> int:
@@ -108,7 +113,7 @@ class Numbering:
         self._lock = threading.Lock()  # guards the fields up to the blank line
         self._collected: list[NumberingPart] = []
         self._covered: int | None = None  # by the newest whole set; None: no set is known
-        self._from_zero = False  # no set, but a log from its first byte on
+        self._waits = False  # retention, for the first set
         self._unread = False  # there is a set before what was dispatched here, and it could not be read yet
         self._set_bytes = 0
 
@@ -121,15 +126,15 @@ class Numbering:
 
     def begin(self, *, continuous: bool) -> None:
         """Before anything is dispatched. ``continuous``: the queues have all that came before the log's begin."""
-        self._from_zero = self._log.min_offset == 0
-        self.is_known = self._from_zero or continuous
+        whole = self._log.min_offset == 0
+        self._waits = whole or not self._log.is_replicated
+        self.is_known = whole or continuous
         self._plan()
 
     def jumped(self) -> None:
         """Dispatch goes on at the begin of a log that was set up anew, behind what this member had."""
         with self._lock:
-            self._from_zero = False
-            self.is_known = False
+            self._waits = self.is_known = False
 
     def append(self, heads: Sequence[RecordHead]) -> None:
         """Take the sets among the records that were just put into the queues.
@@ -253,14 +258,14 @@ class Numbering:
         with self._lock:
             if self._unread:
                 return 0
-            if self._covered is None and self._from_zero and not disk_full:
+            if self._covered is None and self._waits and not disk_full:
                 return 0  # an older program filled the disk: nothing can be written, so nothing can be waited for
             return self._covered
 
     # -- writing sets --------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        covered = self._covered if self._covered is not None else 0 if self._from_zero else None
+        covered = self._covered if self._covered is not None else 0 if self._waits else None
         self._due_at = (
             0 if covered is None else max(self._log.next_file_offset(covered), covered + SHARE_OF_LOG * self._set_bytes)
         )

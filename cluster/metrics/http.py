@@ -19,6 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
+from dledger.config import is_loopback
 from dledger.errors import ConfigError, DLedgerError
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ REQUESTS_MAX: Final = 8
 """Requests at a time."""
 REQUEST_TIMEOUT_S: Final = 5.0
 """How long a request may take to come in, and its answer to be taken."""
+_OTHER_NAME: Final = "metrics of this machine only: ask for them at localhost or at the address\n"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 _Request = socket.socket | tuple[bytes, socket.socket]
@@ -90,6 +92,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
+        self.is_local = is_loopback(host)
         self._lock = threading.Lock()  # guards what follows
         self._unheard: dict[object, float] = {}  # connections whose requests are not in yet, since when; oldest first
         self._answered: set[object] = set()
@@ -157,7 +160,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.heard(self.request):
             return
         page = self.server.pages.get(self.path.partition("?")[0])
-        if page is None:
+        if self.server.is_local and not is_loopback(self.headers.get("Host", "localhost")):
+            # A page in a browser on this machine, whose name leads here: what it gets, it may give to others.
+            status, kind, body = HTTPStatus.MISDIRECTED_REQUEST, _TEXT, _OTHER_NAME.encode()
+        elif page is None:
             status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, ("try " + ", ".join(self.server.pages) + "\n").encode()
         else:
             try:

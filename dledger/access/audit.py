@@ -1,8 +1,10 @@
 """The audit log (logger ``dledger.audit``): who asked for what, from where, and whether it was allowed.
 
-Every refusal, and every change that an administrator may make. A refusal that repeats itself is written once per
-second, with how many were left out: a client that goes on sending must not fill the disk. What clients say stands in
-quotes as JSON, so that no line can be forged. Secrets and signatures never get here.
+Every change that an administrator may make, and refusals. One that repeats itself is written once per second, with how
+many were left out. Of different ones each source may have a few lines per second, and all together not many more, so
+that a client that makes up keys does not fill the disk; the others are counted. A source is an account, if that is
+proved, else an address. What clients say stands in quotes as JSON, so that no line can be forged. Secrets and
+signatures never get here.
 """
 
 from __future__ import annotations
@@ -11,13 +13,19 @@ import json
 import logging
 import re
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 _log = logging.getLogger("dledger.audit")
 
-REPEATED_MAX: Final = 1024
-"""Different refusals that are counted at once; further ones are written one by one."""
+SOURCE_LINES_MAX: Final = 10
+"""Different refusals of one source that are written per second."""
+LINES_MAX: Final = 100
+"""Of all sources."""
+SOURCES_MAX: Final = 32
+"""Sources whose further refusals are counted apart; the rest are counted as one."""
+_OTHERS: Final = "elsewhere"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:%|/@+?\[\]-]+")
 
 
@@ -36,8 +44,10 @@ class AuditLog:
     """Thread-safe. ``flush`` once per second writes what was left out."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _repeated
+        self._lock = threading.Lock()  # guards what follows, all of this second
         self._repeated: dict[Event, int] = {}
+        self._lines: Counter[str] = Counter()  # by source
+        self._left_out: Counter[str] = Counter()  # by address
 
     def allowed(self, event: Event) -> None:
         """An administrator's change was let through."""
@@ -46,23 +56,34 @@ class AuditLog:
     def denied(self, event: Event) -> None:
         """Something was refused."""
         # A peer's port changes with every connection; the address does not.
-        alike = Event(event.caller, event.peer.rpartition(":")[0], event.action, event.resource, event.reason)
+        host = event.peer.rpartition(":")[0]
+        alike = Event(event.caller, host, event.action, event.resource, event.reason)
+        source = f"{event.caller}@" if event.caller and not event.caller.endswith("?") else host
         with self._lock:
             if alike in self._repeated:
                 self._repeated[alike] += 1
                 return
-            if len(self._repeated) < REPEATED_MAX:
-                self._repeated[alike] = 0
+            if len(self._repeated) >= LINES_MAX or self._lines[source] >= SOURCE_LINES_MAX:
+                self._left_out[host if host in self._left_out or len(self._left_out) < SOURCES_MAX else _OTHERS] += 1
+                return
+            self._lines[source] += 1
+            self._repeated[alike] = 0
         _log.warning("%s", _text(event, "denied"), extra=_facts(event, "denied"))
 
     def flush(self) -> None:
         """Write how often refusals were repeated since the last time."""
         with self._lock:
             repeated, self._repeated = self._repeated, {}
+            left_out, self._left_out = self._left_out, Counter()
+            self._lines.clear()
         for event, times in repeated.items():
             if times:
                 facts = _facts(event, "denied") | {"repeated": times}
                 _log.warning("%s repeated=%d", _text(event, "denied"), times, extra=facts)
+        for host, times in left_out.items():
+            event = Event("", host, "", "", "too many different refusals to write each")
+            facts = _facts(event, "denied") | {"others": times}
+            _log.warning("%s others=%d", _text(event, "denied"), times, extra=facts)
 
 
 def _text(event: Event, result: str) -> str:

@@ -30,6 +30,9 @@ _STREAM_TASK: Final = re.compile(
 )
 
 
+_ACCOUNT: Final = re.compile(rf"[0-9a-f]{{{2 * _ACCOUNT_DIGEST_BYTES}}}/")
+
+
 class StreamBatch(NamedTuple):
     """A stream, with its account if names have one, and the number of a batch of it."""
 
@@ -56,6 +59,12 @@ def stream_batch(name: str) -> StreamBatch | None:
     """The batch whose task a producer is; None if it is no stream's."""
     found = _STREAM_TASK.fullmatch(name)
     return None if found is None else StreamBatch(found[1], int(found[2]))
+
+
+def account_of(name: str) -> str:
+    """What tells an account's names from others'; empty for a name that is no account's."""
+    found = _ACCOUNT.match(name)
+    return "" if found is None else found[0]
 
 
 def own_name(account: str, name: str) -> str:

@@ -28,14 +28,14 @@ members may differ by days, and whoever is forgotten too early could store somet
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from dledger.config import MIB, ReplicationConfig, ServerConfig
 from dledger.core.ports import Log
-from dledger.core.producer_names import is_made_up, stream_batch
+from dledger.core.producer_names import account_of, is_made_up, stream_batch
 from dledger.core.producer_payload import (
     EMPTY_SNAPSHOT_BYTES,
     PRODUCER_BYTES,
@@ -80,6 +80,8 @@ EVICTION_IDLE_MS: Final = 600_000
 """Nobody who was active since may lose its place to a newcomer; no client repeats an append for so long."""
 ENDED_BATCH_IDLE_MS: Final = 120_000
 """The same for a task of a stream's ended batch, towards its stream's next ones: a straggler of it may still send."""
+ACCOUNT_SHARE_PERCENT: Final = 75
+"""Of all producers, as many may be one account's: beyond it, a new one takes the place of one of its own."""
 _WALK_ENTRIES: Final = SNAPSHOT_ENTRIES_MAX + BATCH_ENTRIES_MAX
 _WALK_BYTES: Final = SNAPSHOT_BYTES + 3 * BATCH_BYTES_MAX
 """Blanks at the ends of segments can make a batch's part of the log twice as long as the batch."""
@@ -119,6 +121,7 @@ class ProducerTable:
         self._by_name: dict[str, Producer] = {}  # the least recently active one first
         self._made_up: dict[str, Producer] = {}  # those under names of clients' own making, in the same order
         self._by_slot: dict[int, Producer] = {}
+        self._of_account: Counter[str] = Counter()
         self._next_slot = 1
         self._bytes = EMPTY_SNAPSHOT_BYTES  # of a snapshot with a single run of each
         self._registrations = 0
@@ -180,7 +183,19 @@ class ProducerTable:
     def registration(self, name: str, room: int, now_ms: int) -> Registration | TooManyProducersError:
         """What to write for a new producer; ``room``: the bytes that a snapshot may take up."""
         dropped = 0
-        if len(self) >= self._max or self._bytes + _size_of(name) > room:
+        account = account_of(name)
+        share = max(1, self._max * ACCOUNT_SHARE_PERCENT // 100)
+        if account and self._of_account[account] >= share:
+            idle = self._giving_way(name, room - _size_of(name), now_ms, account)
+            if idle is None:
+                return TooManyProducersError(
+                    f"{self._of_account[account]} producers of this account are remembered, all active within "
+                    f"{EVICTION_IDLE_MS // 60_000} minutes, the most that one account may have "
+                    f"({ACCOUNT_SHARE_PERCENT} % of max_producers, {self._max}), and {name!r} would be one too many: "
+                    "let clients live longer"
+                )
+            dropped = idle.slot
+        elif len(self) >= self._max or self._bytes + _size_of(name) > room:
             idle = self._giving_way(name, room - _size_of(name), now_ms)
             if idle is None:
                 return TooManyProducersError(
@@ -191,8 +206,10 @@ class ProducerTable:
             dropped = idle.slot
         return Registration(name, self._free_slot(), dropped)
 
-    def _giving_way(self, newcomer: str, room: int, now_ms: int) -> Producer | None:
+    def _giving_way(self, newcomer: str, room: int, now_ms: int, account: str = "") -> Producer | None:
         """Who makes room for a newcomer, so that the others fit ``room`` bytes: the one that is idle for longest.
+
+        With ``account`` one of that account's.
 
         For a task of a stream that is one of the stream's earlier batches, first of all: a stream that runs for days
         has a producer for every task, and pushes out nobody else. Then whoever has a name of a client's own making:
@@ -203,7 +220,7 @@ class ProducerTable:
         if ended is not None and self._bytes - _size_of(ended.name) <= room:
             return ended
         for producers in (self._made_up, self._by_name):
-            oldest = next(iter(producers.values()), None)
+            oldest = next((one for one in producers.values() if one.name.startswith(account)), None)
             if (
                 oldest is not None
                 and now_ms - oldest.active_ms >= EVICTION_IDLE_MS
@@ -328,6 +345,7 @@ class ProducerTable:
         self._by_name.clear()
         self._made_up.clear()
         self._by_slot.clear()
+        self._of_account.clear()
         self._bytes = EMPTY_SNAPSHOT_BYTES
         self._next_slot = snapshot.next_slot
         for one in sorted(snapshot.producers, key=lambda one: -one.idle_ms):
@@ -338,6 +356,9 @@ class ProducerTable:
         self._by_name[producer.name] = self._by_slot[producer.slot] = producer
         if is_made_up(producer.name):
             self._made_up[producer.name] = producer
+        account = account_of(producer.name)
+        if account:
+            self._of_account[account] += 1
         self._bytes += _size_of(producer.name)
         return producer
 
@@ -346,6 +367,11 @@ class ProducerTable:
             del self._by_name[producer.name]
             self._made_up.pop(producer.name, None)
             del self._by_slot[producer.slot]
+            account = account_of(producer.name)
+            if account:
+                self._of_account[account] -= 1
+                if not self._of_account[account]:
+                    del self._of_account[account]
             self._bytes -= _size_of(producer.name)
 
 

@@ -12,10 +12,11 @@ from typing import Final
 
 from dledger import errors
 from dledger.conditions import Condition
-from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode, told
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
 from dledger.rpc.codec import index, name, parse
+from dledger.rpc.counted import Counted, check_count
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import (
     AppendedBatch,
@@ -29,6 +30,10 @@ from dledger.types import (
     StoredRun,
     Term,
 )
+
+APPEND_ENTRIES_MAX: Final = 4096
+"""Entries of one request; clients send 1,024 at most."""
+_BODIES: Final = Counted(2, APPEND_ENTRIES_MAX, "entries")
 
 
 class ReadMode(IntEnum):
@@ -96,6 +101,7 @@ def encode_append(request: Append) -> bytes:
 
 def decode_append(data: bytes) -> Append:
     """Raises ``InvalidRequestError``, as every ``decode_*`` of requests does."""
+    check_count(data, _BODIES)
     wire = parse(pb.AppendRequest, data)
     producer = ProducerBatch(wire.producer, wire.sequence, len(wire.bodies)) if wire.producer else None
     return Append(wire.group, tuple(wire.bodies), wire.request_id, wire.ordered, producer)
@@ -392,7 +398,7 @@ def status_of(error: DLedgerError) -> pb.Status:
     leader_id, leader_address = _hint(error.leader)
     return pb.Status(
         code=error.code,
-        message=str(error),
+        message=told(error),
         outcome_unknown=error.outcome == "unknown",
         leader_id=leader_id,
         leader_address=leader_address,

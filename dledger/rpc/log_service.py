@@ -31,6 +31,7 @@ from dledger.errors import (
     InvalidRequestError,
     InvariantError,
     LeaderHint,
+    told,
 )
 from dledger.rpc import access_gate, options
 from dledger.rpc import client_codec as codec
@@ -455,11 +456,11 @@ class LogService:
 
     async def _abort(self, context: Context, error: Exception) -> None:
         if isinstance(error, InvalidRequestError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, told(error))
         if isinstance(error, access_gate.REFUSALS):
-            code, told = access_gate.refusal_of(self._guard, error)
-            await context.abort(code, str(error), told)
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            code, metadata = access_gate.refusal_of(self._guard, error)
+            await context.abort(code, told(error), metadata)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told(error))
 
 
 _GRPC_ERRORS: Final = (InvalidRequestError, TooManyBulkReadsError, *access_gate.REFUSALS)

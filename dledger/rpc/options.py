@@ -20,6 +20,8 @@ REQUEST_BYTES_MAX: Final = 8 * MIB
 """Largest request a client may send, unless a single entry may be larger."""
 STREAM_KINDS: Final = 3
 """Append, follow and watch: ``client_streams_max`` is for each; large reads are few."""
+PEER_CONNECTIONS_MAX: Final = 256
+"""More than the peer port passes on."""
 HANDSHAKE_TIMEOUT_MS: Final = 5000
 """How long whoever connects may take until it is a gRPC connection, its TLS handshake included."""
 RECONNECT_MS_MIN: Final = 50
@@ -62,6 +64,7 @@ def push_bytes_limit(config: ServerConfig) -> int:
 def peer_server_options() -> Options:
     """For the server that peers talk to; it gets small messages only."""
     return [
+        ("grpc.max_allowed_incoming_connections", PEER_CONNECTIONS_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_receive_message_length", MIB),
         ("grpc.max_send_message_length", -1),

@@ -56,14 +56,13 @@ class PeerListener:
     def __init__(
         self,
         name: str,
-        grpc_socket: str,
         take_push: TakePush,
         tls_keeper: TlsKeeper | None = None,
         report: Report = log_failure,
     ) -> None:
         self.port = 0
         """The port listened on, once started."""
-        self._grpc_socket = grpc_socket
+        self._grpc_socket = ""
         self._take_push = take_push
         self._tls = tls_keeper
         self._reasons: set[str] = set()
@@ -74,8 +73,9 @@ class PeerListener:
         self._heard_at: dict[asyncio.Task[None], float] = {}  # of those that are relayed
         self._listening: list[socket.socket] = []
 
-    def start(self, host: str, port: int) -> None:
-        """Listen. Raises ``ConfigError`` if the address cannot be had."""
+    def start(self, host: str, port: int, grpc_socket: str) -> None:
+        """Listen, and pass on what is gRPC to ``grpc_socket``. Raises ``ConfigError`` if the address cannot be had."""
+        self._grpc_socket = grpc_socket
         listening = _listen(host, port)
         self.port = listening[0].getsockname()[1]
         self._bridge = bridge = self._loop.start()

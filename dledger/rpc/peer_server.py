@@ -1,6 +1,7 @@
 """What peers call over gRPC: handshakes, votes, heartbeats and hand-overs, on threads that clients cannot exhaust.
 
-It listens on a Unix socket; ``PeerListener`` has the peer port and passes on what is not a push connection.
+It listens on a Unix socket to which only this process can connect; ``PeerListener`` has the peer port, and bounds what
+it passes on.
 
 With TLS it serves members only, and whoever is none is refused before he has said anything: half a request, or a
 stream of health checks or reflection that never ends, would hold a thread that votes need.
@@ -8,7 +9,6 @@ stream of health checks or reflection that never ends, would hold a thread that 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
@@ -26,6 +26,7 @@ from dledger.errors import (
     InvalidRequestError,
     TlsError,
     UnknownMemberError,
+    told,
 )
 from dledger.rpc import codec, options, tls
 from dledger.rpc.bridge import Report, log_failure
@@ -34,6 +35,7 @@ from dledger.rpc.identity import Identity
 from dledger.rpc.peer_listener import PeerListener
 from dledger.rpc.peer_log import BusyError, CheckSender, PeerLogService
 from dledger.rpc.ports import PeerLog, Receiver
+from dledger.rpc.private_socket import PrivateSocket
 from dledger.rpc.push_server import PushServer
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
@@ -75,10 +77,8 @@ class PeerServer:
         self._server = grpc.server(self._pool, options=options.peer_server_options(), maximum_concurrent_rpcs=calls_max)
         self._health = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=self._pool)
         self._pushes = PushServer(config, identity, receiver, client_address=client_address, learn=learn)
-        self._socket_name = f"dledger-{uuid.uuid4()}"
-        self._listener = PeerListener(
-            f"dledger-peer-listen-{config.node_id}", f"\0{self._socket_name}", self._pushes.take, tls_keeper, report
-        )
+        self._socket: PrivateSocket | None = None
+        self._listener = PeerListener(f"dledger-peer-listen-{config.node_id}", self._pushes.take, tls_keeper, report)
         self.respond: Final = self._pushes.respond
 
     @property
@@ -105,15 +105,17 @@ class PeerServer:
                 self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
             names = [options.RAFT_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
             reflection.enable_server_reflection(names, self._server)
-        address = f"unix-abstract:{self._socket_name}"
+        self._socket = PrivateSocket(self._listen, self._config.store.base_dir)
+        self._server.start()
+        self._listener.start(self._config.bind_host or member.host, member.port, self._socket.path)
+
+    def _listen(self, address: str) -> None:
         if self._tls is None:
             bound = self._server.add_insecure_port(address)
         else:
             bound = self._server.add_secure_port(address, self._tls.peer_server_credentials())
         if not bound:
-            raise ConfigError([f"cannot listen on the Unix socket {self._socket_name} for the peer port"])
-        self._server.start()
-        self._listener.start(self._config.bind_host or member.host, member.port)
+            raise ConfigError([f"cannot listen on the Unix socket {address} for the peer port"])
 
     def close(self) -> None:
         """Stop serving; joins every thread. Idempotent."""
@@ -122,6 +124,9 @@ class PeerServer:
         self._pushes.close()
         self._server.stop(None).wait(STOP_TIMEOUT_S)
         self._pool.shutdown(wait=True)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         unary = self._of_members
@@ -222,4 +227,4 @@ def _abort(context: _Context, error: DLedgerError) -> NoReturn:
             code = grpc.StatusCode.FAILED_PRECONDITION
         case _:
             code = grpc.StatusCode.UNAVAILABLE
-    context.abort(code, str(error))
+    context.abort(code, told(error))

@@ -5,13 +5,19 @@ Reading (list, stat, map, pread) is not part of it: it cannot lose data.
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+_LOG = logging.getLogger("dledger")
+
 TMP_SUFFIX: Final = ".tmp"
+_GROUP_READS: Final = 0o050
+"""Of a directory's mode, when nobody else may do anything: the administrator lets its group read what is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,8 @@ class RealFileSystem:
     """The machine's file system."""
 
     def create(self, path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        mode = 0o640 if _is_read_by_group(path.parent) else 0o600
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
     def open(self, path: Path, *, writable: bool = True) -> int:
         return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
@@ -105,7 +112,7 @@ class RealFileSystem:
         path.unlink()
 
     def make_dir(self, path: Path) -> None:
-        path.mkdir(exist_ok=True)
+        path.mkdir(0o750 if _is_read_by_group(path.parent) else 0o700, exist_ok=True)
 
     def usage(self, path: Path) -> DiskUsage:
         stat = os.statvfs(path)
@@ -114,6 +121,25 @@ class RealFileSystem:
             available_bytes=stat.f_bavail * stat.f_frsize,
             used_bytes=(stat.f_blocks - stat.f_bfree) * stat.f_frsize,
         )
+
+
+def _is_read_by_group(directory: Path) -> bool:
+    return stat.S_IMODE(directory.stat().st_mode) & 0o077 == _GROUP_READS
+
+
+def keep_private(directory: Path) -> None:
+    """Take a directory away from other users of the machine; its group may go on reading if nobody else could.
+
+    Directories made before may be open to everybody, as the umask was. Their files need no other mode: nobody gets to
+    them.
+    """
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if not mode & 0o077 or mode & 0o077 == _GROUP_READS:
+        return
+    try:
+        directory.chmod(mode & ~0o077)
+    except PermissionError:
+        _LOG.warning("%s can be read by other users (mode %o), and is not ours to change", directory, mode)
 
 
 def create_durably(fs: FileSystem, path: Path, fill: Callable[[int], None]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from dledger.errors import CorruptLogError, DirectoryLockedError, IdentityError
+from dledger.errors import CorruptLogError, DirectoryLockedError, DiskError, IdentityError
 from dledger.store.fs import FileSystem, replace_durably
 
 FORMAT_VERSION: Final = 1
@@ -63,7 +65,7 @@ class DirectoryLock:
     """An exclusive ``flock`` on a directory's lock file, held until ``release`` or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
-        self._fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = _open_lock(directory / LOCK_FILE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -79,3 +81,16 @@ class DirectoryLock:
         if self._held:
             self._held = False
             os.close(self._fd)
+
+
+def _open_lock(path: Path) -> int:
+    """Nobody else may open it: who can read it can hold the lock. Never a link, which would be written through."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DiskError(f"{path} is a symbolic link, which is not followed: remove it") from error
+        raise
+    with suppress(PermissionError):  # not ours: whoever made it has let us open it
+        os.fchmod(fd, 0o600)
+    return fd

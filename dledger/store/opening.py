@@ -18,7 +18,7 @@ from dledger.store.checkpoint import (
     mark_of,
     read_checkpoint,
 )
-from dledger.store.fs import FileSystem, make_dirs_durably
+from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
 from dledger.store.identity import IDENTITY_FILE, DirectoryLock, Identity, check_identity, read_identity, write_identity
 from dledger.store.java_files import begin_of, forget_java, java_committed, newest_hard_state, was_used_by_java
@@ -107,7 +107,8 @@ def open_directory(config: StoreConfig, identity: Identity, clock: Clock, fs: Fi
             make_dirs_durably(fs, directory)
         shared = [path for path in writable if path.parent != layout.directory]
         for directory in (layout.directory, *shared):
-            locks.append(DirectoryLock(directory))  # noqa: PERF401 - those taken must be known if one fails
+            keep_private(directory)
+            locks.append(DirectoryLock(directory))
         opened = _Opener(config, identity, fs, layout, locks).open()
     except OSError as error:
         _release(locks)

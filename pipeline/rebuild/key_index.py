@@ -72,7 +72,7 @@ class _File:
 
     def __init__(self, path: Path, shape: IndexShape) -> None:
         self._shape = shape
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.truncate(self._fd, shape.file_bytes)
         self._slots = np.zeros(shape.slots, np.int32)
         self._header = IndexHeader(0, 0, 0, 0, 0, 1)

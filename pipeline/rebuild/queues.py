@@ -85,7 +85,7 @@ class QueueWriter:
     def _open_next(self) -> None:
         self.close()
         path = self._directory / segment_name(self._at - self._at % self._file_bytes)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.truncate(self._fd, self._file_bytes)
 
 

@@ -167,6 +167,8 @@ class AdminService:
 
     async def _commit_position(self, data: bytes, owner: str) -> bytes:
         wire = parse(pb.CommitPositionRequest, data)
+        if wire.index < 0 or wire.position < 0:
+            raise InvalidRequestError("index and position must not be negative")
         self._check_master()
         self._take_group(owner, wire.group)
         match wire.WhichOneof("before"):

@@ -9,7 +9,8 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
 
 from dledger.access.quota import Quota
-from dledger.errors import InvalidRequestError
+from dledger.errors import InvalidRequestError, told
+from dledger.rpc.counted import Counted, check_count, elements, may_exceed
 from dledger.types import ProducerBatch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_TRANSACTION, SYS_FLAG_PREPARED, HostAddress, Message
@@ -25,6 +26,12 @@ _PUT_OK: Final = PutMessageStatus.PUT_OK
 _DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
 _TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01".encode()
 _W = TypeVar("_W", bound=Wire)
+_COUNTED: Final[dict[type[Wire], Counted]] = {
+    pb.SendRequest: Counted(1, 16_384, "messages"),
+    pb.CommitOffsetsRequest: Counted(2, 16_384, "offsets"),
+    pb.CommitPositionRequest: Counted(4, 16_384, "topics"),
+}
+_PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 
 
 class Send(NamedTuple):
@@ -45,11 +52,25 @@ class Send(NamedTuple):
 
 
 def parse(kind: type[_W], data: bytes) -> _W:
-    """Raises ``InvalidRequestError`` for garbage."""
+    """Raises ``InvalidRequestError`` for garbage, and for more elements than one request may have."""
+    counted = _COUNTED.get(kind)
+    if counted is not None:
+        check_count(data, counted)
+        if kind is pb.SendRequest:
+            _check_properties(data)
     try:
         return kind.FromString(data)
     except DecodeError as error:
         raise InvalidRequestError(f"these bytes are no {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def _check_properties(data: bytes) -> None:
+    """Properties of all messages together, if given one by one."""
+    if not may_exceed(data, _PROPERTIES.field, _PROPERTIES.count_max):
+        return
+    for field, begin, end in elements(data):
+        if field == _COUNTED[pb.SendRequest].field:
+            check_count(data[begin:end], _PROPERTIES)
 
 
 def decode_send(
@@ -122,7 +143,7 @@ class ResultEncoder:
         for one in results:
             stored = one.stored
             if stored is None:
-                wire_result = add(status=one.status, outcome=one.outcome, reason=one.reason, leader=one.leader)
+                wire_result = add(status=one.status, outcome=one.outcome, reason=told(one.reason), leader=one.leader)
                 if one.status is _PUT_OK:  # it is not remembered where
                     wire_result.offset = wire_result.queue_id = wire_result.queue_offset = -1
                     wire_result.store_timestamp_ms = -1

@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 import grpc
 
 from dledger.access.guard import Guard
-from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, told
 from dledger.rpc import access_gate
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.types import PutMessageStatus, PutResult
@@ -85,10 +85,10 @@ def code_of(error: Exception) -> grpc.StatusCode:
 async def abort(context: Context, error: Exception, guard: Guard | None = None) -> NoReturn:
     """End a call with an error of ``REFUSALS``."""
     if isinstance(error, access_gate.REFUSALS):
-        code, told = access_gate.refusal_of(guard, error)
-        await context.abort(code, str(error), told)
-    metadata: tuple[tuple[str, str], ...] = ()
+        code, metadata = access_gate.refusal_of(guard, error)
+        await context.abort(code, told(error), metadata)
+    outcome: tuple[tuple[str, str], ...] = ()
     if isinstance(error, NotStoredError):
-        metadata = (("outcome", error.result.outcome), ("leader", error.leader))
-    await context.abort(code_of(error), str(error), metadata)
+        outcome = (("outcome", error.result.outcome), ("leader", error.leader))
+    await context.abort(code_of(error), told(error), outcome)
     raise error  # never reached: abort raises

@@ -15,7 +15,7 @@ from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.instruments import SILENT, Instruments
 from dledger.runtime.supervisor import Supervisor
-from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
+from dledger.store.fs import FileSystem, RealFileSystem, keep_private, make_dirs_durably
 from dledger.store.mmap_file_list import Placement
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender
@@ -187,6 +187,7 @@ class PlainCommitLog:
         try:
             for path in sorted(writable):
                 make_dirs_durably(self._fs, path)
+                keep_private(path)
             self._queue.load()
             recovery = Recovery(
                 self._queue, check_crc=self._config.check_crc_on_recover, delay_levels=self._delay_levels

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 SEND = Method("Send", pb.SendResponse)
 ESCAPES = ("../escaped", "..", ".", "/tmp/escaped", "a/b", "a\\b", "a\0b", "", "x" * 128, "a b", "tópico", "~", "a:b")
-FORBIDDEN = ("RMQ_SYS_BROKER_STATE", "RMQ_SYS_TERM_START", "SCHEDULE_TOPIC_XXXX")
+FORBIDDEN = ("RMQ_SYS_BROKER_STATE", "RMQ_SYS_TERM_START", "RMQ_SYS_QUEUE_NUMBERS", "SCHEDULE_TOPIC_XXXX")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.producer_names import MADE_UP_BYTES, made_up_name, stream_task_name
+from dledger.core.producer_names import MADE_UP_BYTES, made_up_name, own_name, stream_task_name
 from dledger.core.producer_payload import (
     Registration,
 )
@@ -143,3 +143,30 @@ def test_slots_are_not_used_again_at_once() -> None:
     append(other, "b", 0, b"")
 
     assert told(other)[-1] == Registration("b", 2)
+
+
+def test_one_account_does_not_fill_the_table_for_all() -> None:
+    """Beyond its part a new name takes the place of an idle one of its own, or is refused; others still come in."""
+    solo = leading(max_producers=8)
+    names = [own_name("greedy", f"job/{number}") for number in range(8)]
+    others = [own_name("modest", "job/1"), "job/1"]
+    for name in names[:6]:
+        append(solo, name, 0, b"")
+
+    refused = append(solo, names[6], 0, b"").error
+    for name in others:
+        append(solo, name, 0, b"")
+    full = known(solo)
+    solo = successor(solo, max_producers=8)
+    still_refused = append(solo, names[6], 0, b"").error
+    solo.now_ms += 600_000
+    for name in others:
+        append(solo, name, 1, b"")
+    append(solo, names[6], 0, b"")
+
+    assert isinstance(refused, TooManyProducersError)
+    assert "producers of this account" in str(refused)
+    assert set(full) == {*names[:6], *others}
+    assert isinstance(still_refused, TooManyProducersError)
+    assert set(known(solo)) == {*names[1:7], *others}
+    assert known(successor(solo, max_producers=8)) == known(solo)

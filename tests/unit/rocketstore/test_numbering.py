@@ -36,6 +36,8 @@ FILE_BYTES = 1000
 class Log:
     """A log in memory: ``put`` appends a record, ``covers`` of which is where it was made."""
 
+    is_replicated = True
+
     def __init__(self, begin: int = 0) -> None:
         self.min_offset = self.end = begin
         self.records: dict[int, bytes] = {}
@@ -308,6 +310,23 @@ def test_a_queue_without_files_is_remembered_over_restarts(config: MessageStoreC
             assert ("rare", 0) in store.queues()
     with running(config) as store:
         expire(store, store.log.max_offset)  # the set that said so is gone: another one says it
+        assert store.max_offset("rare", 0) == 5
+
+
+def test_a_plain_broker_of_an_older_version_writes_numbers_before_anything_more_goes(
+    config: MessageStoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log has lost its begin and has none yet: its queue files are all that knows."""
+    with running(config) as store:
+        last = put_rare(store)
+        monkeypatch.setattr(store.log, "_keep_from", lambda: None)
+        expire(store, last)
+        assert store.max_offset(QUEUE_NUMBERS_TOPIC, 0) == 0
+    with running(config) as store:
+        expire(store, store.log.min_offset)
+        assert store.max_offset(QUEUE_NUMBERS_TOPIC, 0) == 1
+    shutil.rmtree(config.consume_queue_dir / "rare")
+    with running(config) as store:
         assert store.max_offset("rare", 0) == 5
 
 

@@ -185,6 +185,20 @@ def test_garbage_is_an_invalid_argument(service: Service, name: str) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("length", [100, 20_000, 1_000_000])
+def test_errors_that_repeat_what_was_said_stay_short_and_keep_their_status(service: Service, length: int) -> None:
+    """gRPC would replace the status of an error whose text is above 16 KiB."""
+    group = "\N{SNOWMAN}" * length
+    with pytest.raises(IdentityError) as told:
+        codec.decode_read_answer(service.call("Read", codec.encode_read(codec.Read(group, LogIndex(0)))))
+    assert len(str(told.value)) <= 1000
+
+    with pytest.raises(grpc.RpcError) as caught:
+        list(service.stream("WatchRole", pb.WatchRoleRequest(group=group).SerializeToString()))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert len(caught.value.details() or "") <= 1000
+
+
 @pytest.mark.parametrize("name", ["Follow", "WatchRole"])
 def test_garbage_on_a_stream_is_an_invalid_argument(service: Service, name: str) -> None:
     """As above."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import grpc
 import pytest
@@ -206,8 +208,8 @@ def test_a_connection_that_shows_nothing_is_ended(peer: Peer, monkeypatch: pytes
 
 def test_every_address_of_the_host_is_listened_on() -> None:
     """``localhost`` means 127.0.0.1 to one caller and ::1 to another."""
-    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link, _found: link.close())
-    listener.start("localhost", 0)
+    listener = PeerListener("dledger-peer-listen-test", lambda link, _found: link.close())
+    listener.start("localhost", 0, "/nobody")
     hosts = {str(info[4][0]) for info in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
 
     for host in hosts:
@@ -216,6 +218,24 @@ def test_every_address_of_the_host_is_listened_on() -> None:
     listener.close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((hosts.pop(), listener.port), timeout=5)
+
+
+def test_nobody_else_reaches_the_grpc_server_behind_the_port(peer: Peer) -> None:
+    """Its socket has no name that another user, or process, could connect to: the port's limits hold for all."""
+    ours = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    listening = [row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in ours and row[3] == "00010000"]
+
+    with grpc.insecure_channel(f"127.0.0.1:{peer.address[1]}") as channel:
+        status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+
+    assert status.status is health_pb2.HealthCheckResponse.SERVING
+    assert listening
+    assert not [name for name in listening if name.startswith("@") or Path(name).exists()]
+
+
+def _is_open(descriptor: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
 
 
 def test_silent_push_connections_shut_nobody_out(peer: Peer) -> None:
@@ -244,8 +264,8 @@ def test_silent_push_connections_shut_nobody_out(peer: Peer) -> None:
 
 def test_room_is_made_by_whoever_takes_most() -> None:
     """One host that opens many connections does not shut out another that has opened one."""
-    listener = PeerListener("dledger-peer-listen-test", "\0nobody", lambda link, _found: link.close())
-    listener.start("127.0.0.1", 0)
+    listener = PeerListener("dledger-peer-listen-test", lambda link, _found: link.close())
+    listener.start("127.0.0.1", 0, "/nobody")
     address = ("127.0.0.1", listener.port)
     with closing(listener), ExitStack() as stack:
         other = stack.enter_context(socket.create_connection(address, timeout=5, source_address=("127.0.0.2", 0)))

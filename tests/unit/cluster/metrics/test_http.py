@@ -34,11 +34,11 @@ def port() -> Iterator[int]:
     server.stop()
 
 
-def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+def ask(port: int, path: str, method: str = "GET", *, host: str = "") -> tuple[int, str]:
     """Status and body."""
     connection = HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -52,6 +52,14 @@ def test_pages_say_whether_it_is_so(port: int) -> None:
     assert ask(port, "/good", "HEAD") == (200, "")
     assert ask(port, "/bad") == (503, "not yet\n")
     assert ask(port, "/broken") == (503, "this node is stopping\n")
+
+
+@pytest.mark.parametrize("host", ["evil.com", "localhost.evil.com", "10.0.0.1:80", ""])
+def test_a_page_of_another_name_gets_nothing_from_this_machine(port: int, host: str) -> None:
+    """A browser here would give it what is served at loopback, if its name leads there."""
+    assert ask(port, "/good", host=host)[0] == (421 if host else 200)
+    assert ask(port, "/good", host=f"localhost:{port}") == (200, "well\n")
+    assert ask(port, "/good", host=f"[::1]:{port}") == (200, "well\n")
 
 
 def test_other_paths_and_methods_do_not_exist(port: int) -> None:

@@ -1,0 +1,54 @@
+"""A Unix socket that only this process can connect to: it has a name for as long as it takes to listen on it.
+
+gRPC listens on names only. An abstract one is for every user of the machine, whatever TLS says; a file in a directory
+stays there when the process is killed. So the file is removed as soon as gRPC listens, and connections are made through
+a descriptor of it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import ConfigError
+
+_NAME: Final = "grpc"
+
+
+class PrivateSocket:
+    """What was listened on by ``listen``; ``path`` is what to connect to, until ``close``."""
+
+    def __init__(self, listen: Callable[[str], object], spare_place: Path) -> None:
+        """``listen`` gets gRPC's name of the socket. ``spare_place`` is for machines without a place for such files.
+
+        Raises ``ConfigError``.
+        """
+        directory = _directory(spare_place)
+        try:
+            place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                listen(f"unix:/proc/self/fd/{place}/{_NAME}")  # a path of its own could be too long for a socket
+                self._fd = os.open(_NAME, os.O_PATH | os.O_CLOEXEC, dir_fd=place)
+                os.unlink(_NAME, dir_fd=place)
+            finally:
+                os.close(place)
+        finally:
+            directory.rmdir()
+        self.path: Final = f"/proc/self/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Nobody connects any more."""
+        os.close(self._fd)
+
+
+def _directory(spare_place: Path) -> Path:
+    problems = []
+    for place in (None, spare_place):
+        try:
+            return Path(tempfile.mkdtemp(prefix="dledger-", dir=place))  # for its owner only
+        except OSError as error:
+            problems.append(str(error))
+    raise ConfigError([f"no directory for the socket of the peer port ({'; '.join(problems)}): set TMPDIR"])
