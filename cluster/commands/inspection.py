@@ -56,7 +56,7 @@ something is damaged; `dledger serve --repair` then fetches the log again from t
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; with --dump one object per line.")
 def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: bool) -> None:
     """Verify the segment and index files in DIR, offline: every header, checksum, chain and index unit."""
-    node_dir = _node_directory(directory)
+    node_dir = node_directory(directory)
     if not data_dirs and not (node_dir / "data").is_dir():
         raise ConfigError([f"{node_dir} has no data/: name the directory of its segments with --data-dir"])
     data_dirs = data_dirs or (node_dir / "data",)
@@ -68,7 +68,8 @@ def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: b
     raise SystemExit(1 if damaged else 0)
 
 
-def _node_directory(directory: Path) -> Path:
+def node_directory(directory: Path) -> Path:
+    """A node's directory, or the only one in ``directory``. Raises ``ConfigError``."""
     if is_node_directory(directory):
         return directory
     named = sorted(path for path in directory.glob("dledger-*") if path.is_dir())

@@ -187,7 +187,7 @@ class LeaderElector:
         for member, index in ((state.node_id, state.durable_index), *known):
             if index > log.begin.index:
                 try:
-                    state.remembered[member] = EntryId(log.term_at(index), index)
+                    state.remember([(member, EntryId(log.term_at(index), index))])
                 except CorruptLogError as damage:
                     state.outbox.damage.append(damage)
 
@@ -393,7 +393,7 @@ class LeaderElector:
         self.vote_problem = ""
         if isinstance(state.role, Follower):
             state.role.transfer_target = request.transfer_target
-        state.remember(request.watermarks, request.term)
+        state.remember(request.watermarks)
         if request.doubted_boot_id == state.boot_id:
             state.lose_standing(f"{leader} found that it holds less than it said it held", now_ms)
         for member, held in request.watermarks:

@@ -82,6 +82,8 @@ class FileStore:
         self._flush_lock = threading.Lock()
         self._warmed_at = self._state.end
         self._disk_full = False
+        self._unwiped: list[Write] = []
+        """What was written behind the end when the disk ran full: zeros come first, before anything else does."""
         self._ran_out_of_space = False
         self.instruments: Instruments = SILENT
         """Told of every batch written and of every flush."""
@@ -274,6 +276,8 @@ class FileStore:
 
     def _check_writable(self) -> None:
         self._state.check_usable()
+        if self._unwiped and not self._disk_full:
+            self._wipe()
         if self._disk_full:
             raise DiskFullError(f"the disk of {self.directory} is full: appends are taken again once there is room")
 
@@ -295,7 +299,9 @@ class FileStore:
             data, index = files.write(writes, first_index, units)
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                self._wipe(writes)
+                self._unwiped = writes
+                self._ran_out_of_space = self._disk_full = True
+                self._wipe()
             raise self._failed("writing entries", error) from error
         state.publish(last, end, data, index)
 
@@ -305,14 +311,20 @@ class FileStore:
         self._ran_out_of_space = self._disk_full = True
         return DiskFullError(f"{what} in {self.directory} failed: no space left on the device; nothing was appended")
 
-    def _wipe(self, writes: list[Write]) -> None:
-        """Restore the zeros behind the end after a change was written in part."""
+    def _wipe(self) -> None:
+        """Restore the zeros behind the end after a change was written in part, or (raising) later, before the next one.
+
+        There may be no room even for them where the file system does not write in place: thin, copy-on-write volumes.
+        """
         try:
-            for position, data in writes:
-                file = self._files.data.ensure(position)
-                file.zero(position - file.base, position - file.base + len(data))
+            while self._unwiped:
+                position, data = self._unwiped[-1]
+                file = self._files.data.find(position)
+                if file is not None:  # else a reset or a truncation has dropped it
+                    file.zero(position - file.base, position - file.base + len(data))
+                self._unwiped = self._unwiped[:-1]
         except OSError as error:
-            raise self._state.poisoned("wiping a partly written batch", error) from error
+            raise self._failed("writing zeros over a batch that was written in part", error) from error
 
     def truncate(self, from_index: LogIndex) -> None:
         state = self._state
@@ -546,7 +558,7 @@ class FileStore:
             try:
                 if not state.poison:
                     self._flush()
-                    self._sync_index_and_checkpoint(clean_stop=True)
+                    self._sync_index_and_checkpoint(clean_stop=not self._unwiped)
             finally:
                 state.closed = True
                 self._checkpoint_file.close()

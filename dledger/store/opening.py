@@ -20,7 +20,15 @@ from dledger.store.checkpoint import (
 )
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
-from dledger.store.identity import IDENTITY_FILE, DirectoryLock, Identity, check_identity, read_identity, write_identity
+from dledger.store.identity import (
+    IDENTITY_FILE,
+    DirectoryLock,
+    Identity,
+    as_text,
+    check_identity,
+    read_identity,
+    write_identity,
+)
 from dledger.store.java_files import begin_of, forget_java, java_committed, newest_hard_state, was_used_by_java
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
@@ -184,7 +192,13 @@ class _Opener:
         It is if nobody else has used the directory, and again whenever Java has used it in between.
         """
         directory, path = self._layout.directory, self._layout.checkpoint
-        found = read_identity(directory)
+        try:
+            found = read_identity(directory)
+        except CorruptLogError as error:  # no reason to give up the log, which is what a repair would do
+            raise IdentityError(
+                f"{error.path}: {error.reason}, so nothing is touched here. If this is the directory of "
+                f"{self._identity.node_id!r}, write this into the file and start again: {as_text(self._identity)}"
+            ) from error
         if found is not None:
             check_identity(directory, found, self._identity)
             if not was_used_by_java(directory, path):

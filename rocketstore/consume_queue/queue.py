@@ -27,6 +27,7 @@ import numpy as np
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Placement
+from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
 from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, UNIT_BYTES, pack_columns, pack_units, parse_units
 from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
@@ -96,19 +97,19 @@ class ConsumeQueue:
         directory: Path,
         file_bytes: int,
         fs: FileSystem,
-        topic_directories: threading.Lock | None = None,
+        directories: QueueDirectories | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
         """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes.
 
-        ``topic_directories`` is held while directories are made: whoever removes a topic's empty one holds it, too.
+        ``directories`` makes those of all queues.
         """
         self._surroundings = surroundings or Surroundings()
         self.topic = topic
         self.queue_id = queue_id
         self.directory = directory
         self._fs = fs
-        self._topic_directories = topic_directories or threading.Lock()
+        self._directories = directories or QueueDirectories(fs)
         descriptors = self._surroundings.descriptors or DescriptorCache(fs)
         self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes, descriptors=descriptors)
         self._lock = threading.Lock()
@@ -297,9 +298,7 @@ class ConsumeQueue:
 
     def _make_directory(self) -> None:
         try:
-            with self._topic_directories:
-                self._fs.make_dir(self.directory.parent)
-                self._fs.make_dir(self.directory)
+            self._directories.make(self.directory)
         except OSError as error:
             raise DiskError(f"creating {self.directory} failed: {error}") from error
         self._unsynced_parents = True
@@ -317,8 +316,7 @@ class ConsumeQueue:
         if self._unsynced_parents and not idle:
             self._unsynced_parents = False
             try:
-                self._fs.sync_dir(self.directory.parent)
-                self._fs.sync_dir(self.directory.parent.parent)
+                self._directories.sync()
             except OSError as error:
                 self._unsynced_parents = True
                 if is_out_of_descriptors(error):

@@ -257,3 +257,15 @@ def test_a_vote_never_sets_an_earlier_deadline() -> None:
     assert solo.ask_vote(N1, 3, EntryId(Term(2), LogIndex(9))).granted
 
     assert solo.state.role.election_due_ms == 900
+
+
+def test_what_is_known_of_others_only_grows() -> None:
+    """A leader of a later term may know less: right after its election, or because it lost its memory (seed 479)."""
+    solo = Solo(hard_state=HardState(Term(4), standing=Standing.VOTER))
+    solo.hear(N1, 4, watermarks=((N2, EntryId(Term(4), LogIndex(34))),))
+    solo.hear(N1, 5, watermarks=((N2, EntryId(Term(4), LogIndex(32))),))
+    assert solo.state.remembered == {N2: EntryId(Term(4), LogIndex(34))}
+
+    solo.hear(N1, 5, watermarks=((N2, EntryId(Term(5), LogIndex(20))),))
+
+    assert solo.state.remembered == {N2: EntryId(Term(5), LogIndex(20))}
