@@ -39,7 +39,7 @@ from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
 from dledger.core.producers import needed_from
 from dledger.core.progress import full_members
-from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
+from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
@@ -109,12 +109,15 @@ class DLedgerServer:
         self._clock = clock or SystemClock()
         self.conditions = Conditions(config.node_id, self._clock)
         """What is the matter with this node; whoever notices something says so here."""
+        self.fenced = ""
+        """Why this member serves nothing; empty if it does."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
         self.log = self._open_log(repair=repair)
         self.log.instruments = instruments
+        self.log.bulk.check = self._refuse_if_fenced
         self._lines = NodeLines(config.node_id)
         try:
             self._wire()
@@ -219,8 +222,16 @@ class DLedgerServer:
             self._driver.call(count)
 
     def _fence(self, reason: str) -> None:
-        """Most members hold another history."""
-        self.conditions.set(ConditionKind.FENCED, reason)
+        """Most members hold another history: what this one holds is read by nobody, and it counts for nothing."""
+        advice = "it serves nothing. Keep its directory and start it with --repair, once you know what wrote there"
+        self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
+        if not self.fenced:
+            self.fenced = reason
+            self._driver.call(lambda now_ms: self._node.state.lose_standing(reason, now_ms))
+
+    def _refuse_if_fenced(self) -> None:
+        if self.fenced:
+            raise FencedError(f"{self._config.node_id} is fenced: {self.fenced}. Ask another member")
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -505,12 +516,13 @@ class DLedgerServer:
         self._submit(lambda now_ms: self._node.transfer(target, now_ms, answer), answer)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
-        """See ``LogNode.read``."""
+        """See ``LogNode.read``. Raises ``FencedError``."""
+        self._refuse_if_fenced()
         return self.log.read_range(first_index, last_index, max_bytes)
 
     @property
     def bulk(self) -> BulkReader:
-        """See ``LogNode.bulk``."""
+        """See ``LogNode.bulk``; its reads raise ``FencedError``."""
         return self.log.bulk
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:

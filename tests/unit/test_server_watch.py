@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.conditions import ConditionKind
-from dledger.errors import CorruptLogError, UnavailableError
+from dledger.errors import CorruptLogError, FencedError, UnavailableError
 from dledger.rpc import peer_log
 from dledger.rpc.peer_log import PeerLogClient
 from dledger.types import LogIndex, NodeId
@@ -173,3 +173,21 @@ def test_a_member_with_a_damaged_end_keeps_what_is_sound_and_is_refilled_by_its_
     assert {path.name for path in aside.iterdir()} >= {group.segment(number, 2).name, group.segment(number, 3).name}
     leader = group.wait_for_leader()
     assert group.segment(number, 2).read_bytes() == group.segment(leader, 2).read_bytes()
+
+
+def test_a_member_whose_history_most_others_contradict_serves_and_counts_for_nothing(group: RunningGroup) -> None:
+    """It stays up and says so; the others go on."""
+    number = follower(group)
+    node = group.nodes[number]
+
+    node._watch.on_diverged("2 members hold another entry 7")
+
+    with pytest.raises(FencedError, match="2 members hold another entry 7"):
+        node.read(LogIndex(1), LogIndex(1), 1000)
+    with pytest.raises(FencedError):
+        node.bulk.committed_range()
+    assert not node.status().voter
+    (told,) = [one for one in node.status().conditions if one.kind == ConditionKind.FENCED]
+    assert "--repair" in told.message
+    group.append(5)
+    assert [one.fatal for one in group.nodes] == [None] * 3
