@@ -21,14 +21,14 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim image-base image compose-check drill proto screenshots docs clean
+.PHONY: help install lock demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim image-base image compose-check drill proto screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 install: $(STAMP) ## The virtual environment .venv with everything in it
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements-dev.lock
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 && exit; \
 	for python in $(PYTHON); do \
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
@@ -36,8 +36,17 @@ $(STAMP): pyproject.toml
 		fi; \
 	done; \
 	echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
+
+lock: ## The exact versions, with hashes, of what development and the image need, from pyproject.toml (needs uv)
+	for want in "requirements-dev.lock --extra dev" "cluster/deploy/requirements.lock --extra certs --extra console"; do \
+		set -- $$want; file=$$1; shift; \
+		uv pip compile pyproject.toml "$$@" --universal --python-version 3.11 --generate-hashes --no-annotate \
+			--no-header --quiet --upgrade -o $$file; \
+		sed -i '1i # Exact versions with hashes, made by `make lock` from pyproject.toml.' $$file; \
+	done
 
 $(VENV)/.installed-bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'

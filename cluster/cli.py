@@ -29,6 +29,7 @@ MODULES: Final = {
     "inspect": "inspection",
     "message": "mq_message",
     "pipeline": "pipeline",
+    "restore-vote": "restoring",
     "serve": "serve",
     "status": "group",
     "tail": "log",

@@ -43,6 +43,7 @@ from dledger.conditions import ConditionKind, Conditions
 from dledger.core.outbox import RoleChange
 from dledger.errors import CorruptLogError, DLedgerError, LeaderHint
 from dledger.rpc.ports import CommitEvent, NodeEvent, NodeStatus
+from dledger.runtime.supervisor import Supervisor
 from dledger.types import NodeId, Role, Term
 from rocketstore.state.broker_state import StateBlockedError, StateIncompleteError
 from rocketstore.types import BrokerRole
@@ -166,13 +167,19 @@ class BrokerRoleChange:
         self._stopping = False
 
         self._told = BrokerRole.SLAVE  # what the listener heard last; of this object's thread
-        self._thread = threading.Thread(target=self._run, args=(self._target,), name=f"rocketstore-role-{name}")
+        self._supervisor = Supervisor(lambda _error: None)
+        self._thread = self._supervisor.thread(f"rocketstore-role-{name}", partial(self._run, self._target))
         self._refuse_puts()
 
     @property
     def role(self) -> BrokerRole:
         """``SYNC_MASTER`` or ``SLAVE``."""
         return self._role
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why the thread ended, if it failed: the node would lead for ever and take no messages, so it must stop."""
+        return self._supervisor.fatal
 
     # -- RoleChangeHandler: on the node's role-change thread ------------------------------------------------------
 

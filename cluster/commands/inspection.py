@@ -25,6 +25,7 @@ from dledger.store.inspect import (
     problems,
     segment_paths,
 )
+from dledger.store.verify import is_node_directory
 from dledger.types import Magic
 
 BODY_PREVIEW_BYTES = 60
@@ -55,7 +56,9 @@ something is damaged; `dledger serve --repair` then fetches the log again from t
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; with --dump one object per line.")
 def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: bool) -> None:
     """Verify the segment and index files in DIR, offline: every header, checksum, chain and index unit."""
-    node_dir = _node_directory(directory)
+    node_dir = node_directory(directory)
+    if not data_dirs and not (node_dir / "data").is_dir():
+        raise ConfigError([f"{node_dir} has no data/: name the directory of its segments with --data-dir"])
     data_dirs = data_dirs or (node_dir / "data",)
     data = sorted((path for one in data_dirs for path in segment_paths(one)), key=lambda path: path.name)
     if dump:
@@ -65,13 +68,15 @@ def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: b
     raise SystemExit(1 if damaged else 0)
 
 
-def _node_directory(directory: Path) -> Path:
-    if (directory / "data").is_dir() or (directory / "index").is_dir():
+def node_directory(directory: Path) -> Path:
+    """A node's directory, or the only one in ``directory``. Raises ``ConfigError``."""
+    if is_node_directory(directory):
         return directory
-    nodes = sorted(path for path in directory.glob("dledger-*") if path.is_dir())
+    named = sorted(path for path in directory.glob("dledger-*") if path.is_dir())
+    nodes = [path for path in named if is_node_directory(path)]
     if len(nodes) == 1:
         return nodes[0]
-    held = ", ".join(node.name for node in nodes) or "no dledger-… directory"
+    held = ", ".join(path.name for path in named) or "no dledger-… directory"
     raise ConfigError([f"{directory} is no node's directory (it holds {held}): name one that has data/ and index/"])
 
 

@@ -26,7 +26,6 @@ import click
 import docker
 
 from cluster.containers.engine import EngineUnavailableError, engine, is_own
-from cluster.containers.requirements import requirements
 from dledger.errors import DLedgerError
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
@@ -37,12 +36,12 @@ NAME: Final = "dledger"
 LOCAL: Final = "local"
 """The tag that compose.yaml asks for."""
 BASE_NAME: Final = "dledger-base"
-EXTRAS: Final = ("certs", "console")
-"""Optional parts of the project that are in the image; the Dockerfile names them, too."""
 BASE_PYTHON: Final = "3.11"
 """The Python of the base that is made here: Debian 12's."""
 _GLIBC_MINOR: Final = 36
 """Of Debian 12: wheels for newer C libraries would not run there."""
+LOCK: Final = DEPLOY / "requirements.lock"
+"""What an image gets from PyPI: exact versions, by their hashes."""
 _CONTEXT: Final = ("pyproject.toml", "README.md", "LICENSE", "dledger", "rocketstore", "cluster")
 _KEY_LENGTH: Final = 12
 _log = logging.getLogger(__name__)
@@ -100,8 +99,8 @@ def _base_file(script: Path, tag: str) -> Path:
 def ensure_wheels() -> Path:
     """A directory with the wheels of everything that the project needs, for the base that is made here."""
     target = BUILD / "wheelhouse"
-    wanted = [*requirements(PROJECT / "pyproject.toml", list(EXTRAS)), *_build_requirements()]
-    key = _digest(line.encode() for line in (BASE_PYTHON, platform.machine(), *wanted))
+    lock, build = PROJECT / LOCK, _build_requirements()
+    key = _digest([lock.read_bytes(), *(line.encode() for line in (BASE_PYTHON, platform.machine(), *build))])
     marker = target / "key"
     if marker.exists() and marker.read_text() == key:
         return target
@@ -112,7 +111,8 @@ def ensure_wheels() -> Path:
     command += ["--dest", str(fresh), "--only-binary=:all:", "--implementation=cp", f"--python-version={BASE_PYTHON}"]
     command += [f"--platform=manylinux_2_{minor}_{platform.machine()}" for minor in range(_GLIBC_MINOR, 4, -1)]
     command += [f"--platform={name}_{platform.machine()}" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
-    _run([*command, *wanted])
+    _run([*command, "--require-hashes", "--requirement", str(lock)])
+    _run([*command, *build])
     (fresh / "key").write_text(key)
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)

@@ -237,13 +237,12 @@ _NOBODYS_SECRET = secrets.token_bytes(32)
 def _quota_of(account: Account, peer: str, quotas: Quotas) -> Quota:
     """That of the account; whoever needs none shares with those at the same address."""
     if account is _EVERYTHING:
-        return quota_at(peer, quotas)
+        return quota_at(host_of(peer), peer, quotas)
     return quotas.of(account.access_key, account.access_key, peer)
 
 
-def quota_at(peer: str, quotas: Quotas) -> Quota:
-    """That of a connection for which only its address is known."""
-    host = host_of(peer)
+def quota_at(host: str, peer: str, quotas: Quotas) -> Quota:
+    """That of a connection of which only the address is known."""
     return quotas.of(f"@{host}", host, peer)
 
 

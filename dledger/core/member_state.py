@@ -18,7 +18,7 @@ from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
 from dledger.errors import CorruptLogError, invariant
-from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
+from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
 
 @dataclass(slots=True)
@@ -101,8 +101,9 @@ class MemberState:
         self.boot_id = boot_id
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
-        """What members are known to have held durably, by what the latest leader knew."""
-        self._remembered_term = NO_TERM
+        """What members are known to have held durably."""
+        self.whole = True
+        """Whether nothing of the log is missing that is still to be fetched; told by the driver, not durable."""
         self.readmission: Readmission | None = None
         """What the leader of this term said, until it is done."""
         self.readmission_standing = Standing.VOTER
@@ -159,9 +160,15 @@ class MemberState:
                 assert_never(role)
 
     @property
+    def standing(self) -> Standing:
+        """What this member's memory is worth now: that of one whose log is not whole is in doubt until it is."""
+        known = self._hard_state.standing
+        return known if self.whole or not known.counts else Standing.DOUBTFUL
+
+    @property
     def has_standing(self) -> bool:
-        """Whether this member's votes and acknowledgements count."""
-        return self._hard_state.standing.counts
+        """Whether its votes and acknowledgements count."""
+        return self.standing.counts
 
     @property
     def is_used(self) -> bool:
@@ -171,7 +178,7 @@ class MemberState:
     @property
     def own_ballot(self) -> Ballot:
         """What its vote is worth."""
-        return Ballot(self._hard_state.standing, self.boot_id, self.is_used)
+        return Ballot(self.standing, self.boot_id, self.is_used)
 
     @property
     def durable_index(self) -> LogIndex:
@@ -303,7 +310,7 @@ class MemberState:
 
         What its process said before is void, as after a restart.
         """
-        if not self.has_standing:
+        if not self._hard_state.standing.counts:
             return
         self.save_hard_state(self._hard_state.doubted(reason))
         self.boot_id = (self.boot_id + _BOOT_ID_STEP) % _BOOT_IDS
@@ -324,14 +331,14 @@ class MemberState:
             )
             self.lose_standing(reason, now_ms)
 
-    def remember(self, watermarks: Iterable[tuple[NodeId, EntryId]], term: Term) -> None:
-        """Note what the leader of ``term`` knows members to hold; a later leader knows better than an earlier one."""
-        if term < self._remembered_term:
-            return
-        later, self._remembered_term = term > self._remembered_term, term
+    def remember(self, watermarks: Iterable[tuple[NodeId, EntryId]]) -> None:
+        """Note what a leader knows members to hold; it may know less than this member does already.
+
+        In the order of entries, by term first: what a later leader truncated gives way to what it wrote instead.
+        """
         for member, held in watermarks:
             if member == self.node_id or member in self.peers:
-                self.remembered[member] = held if later else max(held, self.remembered.get(member, NO_ENTRY))
+                self.remembered[member] = max(held, self.remembered.get(member, NO_ENTRY))
 
     def _forget_other_histories(self) -> None:
         """What a leader's log lacks was never committed: a member that lacks it, too, has lost nothing."""

@@ -5,9 +5,9 @@ The caller holds the node's lock around every call, then takes the outbox and ac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from dledger.config import ServerConfig
 from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
@@ -36,14 +36,18 @@ from dledger.core.ports import Log, PreparedAppend, Random
 from dledger.core.producer_payload import check_name
 from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
-from dledger.types import Body, HardState, LogIndex, NodeId, ProducerBatch, Term
+from dledger.types import Body, EntryId, HardState, LogIndex, NodeId, ProducerBatch, Term
 
+NOTHING_REMEMBERED: Final[Mapping[NodeId, EntryId]] = {}
 TERM_STEP_MAX = 10**6
 """How far ahead of its own a member believes a term at once; at one election per second, eleven days of elections."""
 
 
 class Node:
-    """The protocol of one member. ``boot_id`` must differ between any two runs of it."""
+    """The protocol of one member. ``boot_id`` must differ between any two runs of it.
+
+    ``remembered`` is what an earlier run knew members to have held, or some of it.
+    """
 
     def __init__(
         self,
@@ -54,9 +58,11 @@ class Node:
         random: Random,
         boot_id: int,
         now_ms: int,
+        remembered: Mapping[NodeId, EntryId] = NOTHING_REMEMBERED,
     ) -> None:
         replication = config.replication
         self.state = MemberState(config, log=log, hard_state=hard_state, random=random, boot_id=boot_id, now_ms=now_ms)
+        self.state.remembered = dict(remembered)
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )

@@ -51,12 +51,19 @@ class AppendStream:
         # Tells the client that the stream is established: what fails before that was certainly not sent.
         await self._context.send_initial_metadata(())
         writer = asyncio.create_task(self._write_answers())
+        reader = asyncio.create_task(self._read_requests())
         try:
-            await self._read_requests()
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():  # nobody answers any more: not even whoever waits for room would ever get some
+                reader.cancel()
+                await writer
+                return
+            reader.result()
             self._ended = True
             self._answer_ready.set()
             await writer
         finally:
+            reader.cancel()
             writer.cancel()
             self._left = True
             while self._answers:

@@ -341,7 +341,7 @@ class LogService:
         """Who calls, as far as that is asked; raises what ``access_gate`` calls refusals unless he may."""
         guard = self._guard
         if guard is None:
-            return Call(context, connection, quota_at(connection.peer, self._quotas), None, self._room)
+            return Call(context, connection, quota_at(connection.host, connection.peer, self._quotas), None, self._room)
         caller = access_gate.admit(guard, self._quotas, options.method(options.LOG_SERVICE, name), context, body)
         group = self._config.group
         if self._needs_admin(name):

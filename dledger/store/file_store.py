@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -82,6 +82,8 @@ class FileStore:
         self._flush_lock = threading.Lock()
         self._warmed_at = self._state.end
         self._disk_full = False
+        self._unwiped: list[Write] = []
+        """What was written behind the end when the disk ran full: zeros come first, before anything else does."""
         self._ran_out_of_space = False
         self.instruments: Instruments = SILENT
         """Told of every batch written and of every flush."""
@@ -107,15 +109,18 @@ class FileStore:
         node_id: str,
         clock: Clock,
         fs: FileSystem | None = None,
+        mend: bool = False,
     ) -> FileStore:
         """Open or create ``<base_dir>/dledger-<node_id>``, recovering what is there.
+
+        With ``mend`` a member that others can complete opens although its log is damaged (``damaged_start``).
 
         Raises ``DirectoryLockedError``, ``IdentityError``, ``CorruptLogError``, ``ConfigError``, ``DiskError``,
         ``DiskFullError``.
         """
         fs = fs or RealFileSystem()
         identity = Identity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
-        return cls(config, open_directory(config, identity, clock, fs), clock, fs)
+        return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs)
 
     @property
     def hard_state(self) -> FileHardState:
@@ -126,6 +131,11 @@ class FileStore:
     def recovery_report(self) -> RecoveryReport:
         """What opening found and did."""
         return self._opened.report
+
+    @property
+    def damage_at_start(self) -> tuple[CorruptLogError, ...]:
+        """Segments that were damaged or missing, and stand there empty until they are fetched from peers."""
+        return self._opened.damage
 
     @property
     def foreign_files(self) -> tuple[Path, ...]:
@@ -274,6 +284,8 @@ class FileStore:
 
     def _check_writable(self) -> None:
         self._state.check_usable()
+        if self._unwiped and not self._disk_full:
+            self._wipe()
         if self._disk_full:
             raise DiskFullError(f"the disk of {self.directory} is full: appends are taken again once there is room")
 
@@ -295,7 +307,9 @@ class FileStore:
             data, index = files.write(writes, first_index, units)
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                self._wipe(writes)
+                self._unwiped = writes
+                self._ran_out_of_space = self._disk_full = True
+                self._wipe()
             raise self._failed("writing entries", error) from error
         state.publish(last, end, data, index)
 
@@ -305,14 +319,20 @@ class FileStore:
         self._ran_out_of_space = self._disk_full = True
         return DiskFullError(f"{what} in {self.directory} failed: no space left on the device; nothing was appended")
 
-    def _wipe(self, writes: list[Write]) -> None:
-        """Restore the zeros behind the end after a change was written in part."""
+    def _wipe(self) -> None:
+        """Restore the zeros behind the end after a change was written in part, or (raising) later, before the next one.
+
+        There may be no room even for them where the file system does not write in place: thin, copy-on-write volumes.
+        """
         try:
-            for position, data in writes:
-                file = self._files.data.ensure(position)
-                file.zero(position - file.base, position - file.base + len(data))
+            while self._unwiped:
+                position, data = self._unwiped[-1]
+                file = self._files.data.find(position)
+                if file is not None:  # else a reset or a truncation has dropped it
+                    file.zero(position - file.base, position - file.base + len(data))
+                self._unwiped = self._unwiped[:-1]
         except OSError as error:
-            raise self._state.poisoned("wiping a partly written batch", error) from error
+            raise self._failed("writing zeros over a batch that was written in part", error) from error
 
     def truncate(self, from_index: LogIndex) -> None:
         state = self._state
@@ -517,26 +537,27 @@ class FileStore:
             bytes_wanted=self._config.segment_bytes + self._config.index_segment_bytes,
         )
 
-    def _removable(self) -> tuple[cleaner.SegmentFacts, ...]:
-        """The segments before the one that the last entry lies in."""
+    def _removable(self) -> Iterator[cleaner.SegmentFacts]:
+        """The segments before the one that the last entry lies in.
+
+        Each costs reads under the node's lock, and mostly the first one stays: one is looked at when it is asked for.
+        """
         state, files = self._state, self._files
-        found: list[cleaner.SegmentFacts] = []
         try:
             stop = self.positions(state.last.index, state.last.index)[0] if state.last.index > state.begin.index else 0
             for file in files.data.files():
                 end = file.base + file.size
                 if end > stop or not file.writable:
-                    break
+                    return
                 try:
                     last_index = self.last_index_before(end)
                     self.chain_crc_at(last_index)
                 except CorruptLogError:  # told by ``on_damage``; it goes together with the next one, whose end is sound
                     continue
                 modified_ms = file.path.stat().st_mtime_ns // 1_000_000
-                found.append(cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms))
+                yield cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms)
         except (CorruptLogError, IndexBeforeBeginError):  # its end is damaged, or it was truncated meanwhile
-            return ()
-        return tuple(found)
+            return
 
     def close(self) -> None:
         state = self._state
@@ -546,7 +567,7 @@ class FileStore:
             try:
                 if not state.poison:
                     self._flush()
-                    self._sync_index_and_checkpoint(clean_stop=True)
+                    self._sync_index_and_checkpoint(clean_stop=not self._unwiped)
             finally:
                 state.closed = True
                 self._checkpoint_file.close()

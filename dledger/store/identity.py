@@ -37,16 +37,26 @@ def read_identity(directory: Path) -> Identity | None:
     if not path.exists():
         return None
     try:
-        return Identity(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        advice = "Write it again as `dledger inspect` of another member shows it, with this node's id"
-        raise CorruptLogError(path, 0, f"the identity is unreadable ({error})", advice) from error
+        found = Identity(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        found = None
+    if found is None or any(type(value) is not type(asdict(_EXAMPLE)[name]) for name, value in asdict(found).items()):
+        advice = "Copy the file of another member of the group, and put this node's id into it"
+        raise CorruptLogError(path, 0, "the file that says whose directory this is cannot be read", advice)
+    return found
+
+
+_EXAMPLE: Final = Identity("", "", "", 0, 0)
+
+
+def as_text(identity: Identity) -> str:
+    """What the file holds."""
+    return json.dumps(asdict(identity), indent=2) + "\n"
 
 
 def write_identity(fs: FileSystem, directory: Path, identity: Identity) -> None:
     """Record the identity durably."""
-    text = json.dumps(asdict(identity), indent=2) + "\n"
-    replace_durably(fs, directory / IDENTITY_FILE, text.encode())
+    replace_durably(fs, directory / IDENTITY_FILE, as_text(identity).encode())
 
 
 def check_identity(directory: Path, found: Identity, wanted: Identity) -> None:

@@ -11,6 +11,7 @@ the other half-way.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterable
 
@@ -77,7 +78,12 @@ class LogState:
     def poisoned(self, what: str, error: OSError) -> DiskError:
         """Poison the store; returns the error to raise."""
         with self.lock:
-            self.poison = self.poison or f"{what} failed ({error}); the store takes no more writes: restart the node"
+            self.poison = self.poison or (
+                f"{what} failed: no space is left, although room is reserved for it: a thin or copy-on-write volume "
+                "below is full. Nothing more is written here: make room there, then start the node again"
+                if error.errno == errno.ENOSPC
+                else f"{what} failed ({error}); the store takes no more writes: restart the node"
+            )
             return DiskError(self.poison)
 
     def publish(self, last: EntryId, end: Mark, data: Iterable[MappedFile], index: Iterable[MappedFile]) -> None:

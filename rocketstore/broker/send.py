@@ -322,9 +322,12 @@ class SendStream:
         reader = asyncio.create_task(self._read_requests())
         stopping = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait((reader, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reader, writer, stopping), return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
                 reader.result()
+            elif writer.done():  # nobody answers any more: not even whoever waits for room would ever get some
+                await writer
+                return
             else:  # from here on nothing more is taken, so the refusal below is true of all that is not answered
                 reader.cancel()
                 await asyncio.wait((reader,))

@@ -28,7 +28,7 @@ from dledger.rpc import options as rpc_options
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.connections import Connections
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.runtime.supervisor import EXIT_FATAL
+from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex
 from rocketstore.broker import codec
@@ -94,14 +94,17 @@ class BrokerServer:
         self._stopped = threading.Event()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        self._loop = LoopThread("rocketstore-rpc")
+        self._role_change: BrokerRoleChange | None = None
+        self._threads = Supervisor(self._fail)
+        self._loop = LoopThread("rocketstore-rpc", self._threads.report)
         self._bridge: LoopBridge | None = None
         self._connections: Connections | None = None  # of a plain broker; a node has its own
         self._port = config.listen_port
         self._server: grpc.aio.Server | None = None
         self._service: BrokerService | None = None
         self._health: health.aio.HealthServicer | None = None  # type: ignore[name-defined]  # missing in grpc-stubs
-        self._watcher = threading.Thread(target=self._watch, name="rocketstore-watch", daemon=True)
+        self._watcher = self._threads.thread("rocketstore-watch", self._watch)
+        self._watcher.daemon = True
         self._has_caught_up: Callable[[], bool] = lambda: True
         self.node: DLedgerServer | None = None
         self._access: AccessControl | None = None  # of a plain broker; a node has its own
@@ -137,23 +140,24 @@ class BrokerServer:
             delays = DelayLevels.parse(config.store.message_delay_level)
             self.schedule = ScheduleService(self.store, self.state, delays, self._clock)
             if self.node is not None:
-                self.node.add_role_change_handler(
-                    BrokerRoleChange(
-                        self.node,
-                        replicated,
-                        self.store,
-                        self.state,
-                        self.schedule,
-                        name=config.node_id,
-                        listener=lambda _role: self.state.wake(),
-                    )
+                self._role_change = BrokerRoleChange(
+                    self.node,
+                    replicated,
+                    self.store,
+                    self.state,
+                    self.schedule,
+                    name=config.node_id,
+                    listener=lambda _role: self.state.wake(),
                 )
+                self.node.add_role_change_handler(self._role_change)
             self.store.load()
             self.state.load()
             if self.node is not None:
-                self._has_caught_up = CatchUp(
-                    self.node.status, self.store, lambda: replicated.max_offset, lambda: self.state.is_applied
+                node = self.node
+                caught_up = CatchUp(
+                    node.status, self.store, lambda: replicated.max_offset, lambda: self.state.is_applied
                 )
+                self._has_caught_up = lambda: not node.fenced and caught_up()
         except BaseException:
             self._close_store()
             raise
@@ -350,20 +354,30 @@ class BrokerServer:
                 self.node.stop(graceful=False)
 
     def _watch(self) -> None:
-        """A node that failed takes its broker along; a member whose store failed makes room for another master."""
+        """A node that failed takes its broker along; a member whose store failed makes room for another master.
+
+        So does what no broker can do without, in a group or not: its state, and delayed messages.
+        """
         while not self._stopping.wait(WATCH_INTERVAL_S):
             self.conditions.now()  # ends what has run out
+            failure = self.state.fatal or self.schedule.fatal
+            if self._role_change is not None:
+                failure = failure or self._role_change.fatal
+            if self.node is not None:
+                failure = self.node.fatal or self.store.failure or failure
+            if failure is not None:
+                _log.critical("stopping: %s", failure)
+                self._fail(failure)
+                return
             if self.node is None:
                 if self._tls is not None:
                     self._tls.refresh()
                 continue
-            failure = self.node.fatal or self.store.failure
-            if failure is not None:
-                _log.critical("stopping: %s", failure)
-                self._failure = failure
-                self._stopped.set()
-                return
             self._has_caught_up()  # else it would be found out only when somebody reads, who would have to come again
+
+    def _fail(self, failure: BaseException) -> None:
+        self._failure = failure
+        self._stopped.set()
 
 
 def _host_of(address: str) -> str:

@@ -273,7 +273,7 @@ class BrokerService:
 
     def _admit(self, name: str, context: Context, connection: Connection, body: bytes | None) -> Call:
         if self._access is None:
-            return Call(context, connection, quota_at(connection.peer, self._quotas), None, self._room)
+            return Call(context, connection, quota_at(connection.host, connection.peer, self._quotas), None, self._room)
         method = rpc_options.method(codec.SERVICE, name)
         caller = access_gate.admit(self._access.guard, self._quotas, method, context, body)
         return Call(context, connection, caller.quota, caller, self._room)

@@ -27,6 +27,7 @@ import numpy as np
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Placement
+from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
 from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, UNIT_BYTES, pack_columns, pack_units, parse_units
 from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
@@ -82,6 +83,8 @@ class Surroundings:
     """Where the log begins."""
     repeated: Callable[[Repeated], None] = lambda found: _log.error("%s", found)
     """Told of messages that get no place in their queue."""
+    durable: Callable[[], int] = lambda: FOREVER
+    """Units of records that end by there in the log are durable."""
     descriptors: DescriptorCache | None = None
     """Opens the files of all queues; None: each has its own."""
 
@@ -96,19 +99,19 @@ class ConsumeQueue:
         directory: Path,
         file_bytes: int,
         fs: FileSystem,
-        topic_directories: threading.Lock | None = None,
+        directories: QueueDirectories | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
         """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes.
 
-        ``topic_directories`` is held while directories are made: whoever removes a topic's empty one holds it, too.
+        ``directories`` makes those of all queues.
         """
         self._surroundings = surroundings or Surroundings()
         self.topic = topic
         self.queue_id = queue_id
         self.directory = directory
         self._fs = fs
-        self._topic_directories = topic_directories or threading.Lock()
+        self._directories = directories or QueueDirectories(fs)
         descriptors = self._surroundings.descriptors or DescriptorCache(fs)
         self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes, descriptors=descriptors)
         self._lock = threading.Lock()
@@ -297,9 +300,7 @@ class ConsumeQueue:
 
     def _make_directory(self) -> None:
         try:
-            with self._topic_directories:
-                self._fs.make_dir(self.directory.parent)
-                self._fs.make_dir(self.directory)
+            self._directories.make(self.directory)
         except OSError as error:
             raise DiskError(f"creating {self.directory} failed: {error}") from error
         self._unsynced_parents = True
@@ -317,8 +318,7 @@ class ConsumeQueue:
         if self._unsynced_parents and not idle:
             self._unsynced_parents = False
             try:
-                self._fs.sync_dir(self.directory.parent)
-                self._fs.sync_dir(self.directory.parent.parent)
+                self._directories.sync()
             except OSError as error:
                 self._unsynced_parents = True
                 if is_out_of_descriptors(error):
@@ -393,13 +393,13 @@ class ConsumeQueue:
         self._begin = begin
         return self.min_offset
 
-    def delete_expired(self, physical: int, durable: int = FOREVER) -> int:
+    def delete_expired(self, physical: int) -> int:
         """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
 
-        Nor one after which no unit is known to be durable, as those of records that end by ``durable`` are: a crash
-        could leave nothing that says where the queue was. Raises ``DiskError``.
+        Nor one after which no unit is known to be durable: a crash could leave nothing that says where the queue was.
+        Raises ``DiskError``.
         """
-        count = 0
+        count, durable = 0, self._surroundings.durable()
         for file, following in itertools.pairwise(self._files.files()):
             after = self._first_real(following.base // UNIT_BYTES)
             unit = self._read(after, 1)

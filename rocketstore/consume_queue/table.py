@@ -20,6 +20,7 @@ from typing import Final
 
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
+from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Surroundings
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
@@ -47,7 +48,7 @@ class ConsumeQueueTable:
         self.file_bytes = -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
         self._fs = fs or RealFileSystem()
         self._lock = threading.Lock()
-        self._topic_directories = threading.Lock()
+        self._directories = QueueDirectories(self._fs)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._refused_topics: set[str] = set()
         self.descriptors: Final = DescriptorCache(self._fs)
@@ -226,7 +227,7 @@ class ConsumeQueueTable:
                 finally:
                     self._queues.pop((queue.topic, queue.queue_id), None)
         for directory in sorted({queue.directory.parent for queue in queues}):
-            with self._topic_directories, suppress(OSError):  # not empty: a queue was created meanwhile
+            with self._directories.making, suppress(OSError):  # not empty: a queue was created meanwhile
                 directory.rmdir()
         if queues:
             with suppress(FileNotFoundError):
@@ -235,7 +236,7 @@ class ConsumeQueueTable:
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)
         return ConsumeQueue(
-            topic, queue_id, directory, self.file_bytes, self._fs, self._topic_directories, self._surroundings
+            topic, queue_id, directory, self.file_bytes, self._fs, self._directories, self._surroundings
         )
 
 

@@ -137,7 +137,10 @@ class BrokerState:
         """What is to be written once the log is durable up to it: number of changes, the log's offset, content."""
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
         """What may still be made; its methods are called under the applier's lock."""
+        self._saved_next = 0
+        """The first message of the state topic that is not in the snapshot on the disk."""
         store.add_arrival_listener(self._on_arrival)
+        store.keep_for(self._needed_from)
 
     # Life
 
@@ -156,6 +159,7 @@ class BrokerState:
             snapshot = Snapshot(read_rocketmq_files(self._config_dir))
             taken_over = bool(snapshot.changes)
         self._applier.restore(snapshot or Snapshot())
+        self._saved_next = 0 if snapshot is None else snapshot.next_offset
         if taken_over:
             self._write_snapshot()  # before our own files take the place of RocketMQ's
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
@@ -479,7 +483,7 @@ class BrokerState:
         except OSError as error:
             _log.warning("broker state: no snapshot was written, a restart replays more of the log: %s", error)
         else:
-            self._saved = changed
+            self._saved, self._saved_next = changed, snapshot.next_offset
 
     def _write_rocketmq_files(self) -> None:
         """Once there is a snapshot: a file of RocketMQ's that was taken over must not be lost before."""
@@ -504,3 +508,10 @@ class BrokerState:
             self._rocketmq_files_saved = changed
         now_ms = self._clock.monotonic_ms()
         self._rocketmq_files_due_ms = max(self._rocketmq_files_due_ms, now_ms + _WRITING_SHARE * (now_ms - began_ms))
+
+    def _needed_from(self, durable: int) -> int:
+        """From where on the log is needed, at most ``durable``: what no snapshot holds must not expire."""
+        if self._applier.blocked or self._saved_next >= self._store.max_offset(BROKER_STATE_TOPIC, 0):
+            return durable  # a newer program's changes would keep the log until the disk is full
+        position = self._store.position_of(BROKER_STATE_TOPIC, 0, self._saved_next)
+        return durable if position < 0 else min(position, durable)

@@ -26,7 +26,7 @@ change is stored and applied."""
 PENDING_MAX: Final = 10_000
 PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024
-FULL_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+FULL_BYTES_AT_ONCE: Final = 512 * 1024
 """A log takes no batch of any size; a full state is written in several, one after the other."""
 
 

@@ -44,7 +44,8 @@ class Checker:
         self._leaders: dict[Term, tuple[NodeId, int]] = {}
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         self._entries: dict[EntryId, int] = {}
-        self.wiped = 0
+        self.forgetful = False
+        """Whether a disk was lost or set back: its acknowledgements may count where it no longer holds anything."""
         self.elections = 0
         self.acked_index = -1
 
@@ -99,7 +100,7 @@ class Checker:
             log = other.log
             if log.begin.index <= index <= log.flushed.index:
                 holders += log.chain_crc_at(index) == self.chain[index]
-        quorum = node.quorum - self.wiped
+        quorum = node.quorum - self.forgetful
         require(holders >= quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
 
     def _observe_leader(self, node: SimNode, term: Term) -> None:
@@ -119,12 +120,13 @@ class Checker:
     def observe_save(self, node: SimNode, state: HardState) -> None:
         """One vote per term, over all the lives of a disk."""
         require(state.term >= node.hard.term, "a saved term goes back", node.name, state, node.hard)
+        node.forgetful = node.forgetful and not (state.voter and not node.hard.voter)
         if state.vote == node.name and state.term > node.hard.term:
             node.campaigns += 1
             possible = 5 + (node.now_ms - node.started_ms) // 200
             require(node.campaigns <= possible, "campaigns without a pause", node.name, node.campaigns, possible)
         if state.vote is not None:
-            if not node.hard.voter:  # it cannot have been asked: the leader that filled a new disk gets its vote
+            if not node.hard.voter:  # it has forgotten whom it voted for, and its vote counts only with everybody's
                 self._votes[node.name, state.term] = state.vote
             vote = self._votes.setdefault((node.name, state.term), state.vote)
             require(vote == state.vote, "two votes in a term", node.name, state, vote)

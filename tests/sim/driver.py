@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,9 +25,9 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, Wake
 from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
-from dledger.types import NO_INDEX, NO_TERM, EntryRun, HardState, NodeId
+from dledger.types import NO_INDEX, NO_TERM, EntryId, EntryRun, HardState, NodeId
 from tests.sim.network import CALLS
-from tests.sim.sim_log import SimLog
+from tests.sim.sim_log import Disk, SimLog
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -37,6 +38,19 @@ class Operation(Protocol):
 
     def lose(self) -> None:
         """The member went away without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a member's disk."""
+
+    disk: Disk
+    hard: HardState
+
+    @property
+    def last(self) -> EntryId:
+        """Where its log ends."""
+        return self.disk.last
 
 
 class SimNode:
@@ -57,6 +71,11 @@ class SimNode:
         self.wanted = True
         self.paused_until_us = 0
         self.slow_flush_us = 0
+        self.forgetful = False
+        """Its disk was lost or set back, and it has not had standing again since."""
+        self.snapshot: Snapshot | None = None
+        self.remembered: dict[NodeId, EntryId] = {}
+        """What it knows others to have held, as it was saved last."""
         self.operations: list[Operation] = []
         self.seen: Seen | None = None
         self.seen_sequence = 0
@@ -103,6 +122,7 @@ class SimNode:
             random=Random(f"core/{self._simulation.options.seed}/{self.name}/{self.boots}"),
             boot_id=self.boots,
             now_ms=self.now_ms,
+            remembered=self.remembered,
         )
         self.core = core
         self.seen = None
@@ -141,6 +161,19 @@ class SimNode:
         """Come back, once started, with nothing."""
         self.log = SimLog(self._simulation.options.segment_bytes)
         self.hard = HardState()
+        self.snapshot, self.remembered = None, {}
+        self.forgetful = True
+
+    def take_snapshot(self) -> None:
+        """Keep a copy of what is durable now."""
+        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard)
+
+    def set_back(self, doubt: str) -> None:
+        """Come back, once started, with what the snapshot holds; ``doubt`` is what the start finds out, if anything."""
+        if self.snapshot is not None:
+            self.forgetful = True
+            self.log = SimLog(self._simulation.options.segment_bytes, self.snapshot.disk.copy())
+            self.hard = self.snapshot.hard.doubted(doubt) if doubt else self.snapshot.hard
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -219,6 +252,7 @@ class SimNode:
         self._simulation.event("flush", self)
         self._flushing = False
         self.log.flush()
+        self.remembered = dict(self.core.state.remembered)
         self.core.flushed()
         self._settle()
 

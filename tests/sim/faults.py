@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dledger.core.node import Node
 from dledger.core.producers import needed_from
-from dledger.types import LogIndex, NodeId
+from dledger.types import NO_ENTRY, LogIndex, NodeId
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode
@@ -40,6 +40,8 @@ class Nemesis:
             "disk_full": self._disk_full,
             "expire": self._expire,
             "wipe": self._wipe,
+            "snapshot": self._snapshot,
+            "set_back": self._set_back,
             "connection_lost": self._connection_lost,
         }
         self._strikes = [(name, strike) for name, strike in strikes.items() if simulation.options.has(name)]
@@ -209,23 +211,44 @@ class Nemesis:
         return True
 
     def _wipe(self) -> bool:
-        """One member loses its disk, once per run, while the others are well and hold all that was committed."""
-        simulation = self._simulation
-        checker = simulation.checker
-        committed = len(checker.chain) - 1
-        if checker.wiped or len(self._nodes) == 1 or committed < 0:
+        """One member loses its disk, at any moment at which no other member has forgotten anything."""
+        victim = self._only_victim()
+        if victim is None:
             return False
-        victim, *others = self._some(len(self._nodes))
-        for node in others:
-            held = node.log.begin.index <= committed <= node.log.flushed.index
-            if node.core is None or not node.hard.voter or not held:
-                return False
-            if node.log.chain_crc_at(LogIndex(committed)) != checker.chain[committed]:
-                return False
-        checker.wiped = 1
-        simulation.crash(victim, self._duration_us())
-        simulation.network.forget(victim.name)
+        self._simulation.checker.forgetful = True
+        self._simulation.crash(victim, self._duration_us())
+        self._simulation.network.forget(victim.name)
         victim.replace_disk()
+        return True
+
+    def _only_victim(self) -> SimNode | None:
+        victim, *others = self._some(len(self._nodes))
+        sound = bool(others) and all(node.hard.voter and not node.forgetful for node in others)
+        return victim if sound and self._simulation.checker.chain else None
+
+    def _snapshot(self) -> bool:
+        """Keep what one member's disk holds now."""
+        node = self._random.choice(self._nodes)
+        node.take_snapshot()
+        return True
+
+    def _set_back(self) -> bool:
+        """One member's disk is set back to what it once held, at any moment at which no other member has forgotten.
+
+        Either its start finds that out, or nothing on the disk tells, but all others know that it held more.
+        """
+        victim = self._only_victim()
+        if victim is None or victim.snapshot is None:
+            return False
+        others = [node for node in self._nodes if node is not victim]
+        last = victim.snapshot.last
+        known = all(node.remembered.get(victim.name, NO_ENTRY) > last for node in others)
+        if self._random.random() < 0.5 and not known:
+            return False
+        self._simulation.checker.forgetful = True
+        self._simulation.crash(victim, self._duration_us())
+        self._simulation.network.forget(victim.name)
+        victim.set_back("" if known else "its disk was set back")
         return True
 
     def _transfer(self) -> bool:

@@ -38,6 +38,7 @@ SWARM: Final = (
     "wipe",
     "connection_lost",
     "corrupt",
+    "set_back",
 )
 """Every kind of fault; a seed switches a random part of them on."""
 
@@ -88,7 +89,9 @@ def choose(seed: int, events: int) -> Options:
     random = Random(f"options/{seed}")
     more = Random(f"more options/{seed}")
     density = random.choice((0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9))
-    faults = tuple(fault for fault in SWARM if random.random() < density)
+    faults = tuple(fault for fault in SWARM if fault != "set_back" and random.random() < density)
+    if more.random() < density:  # drawn apart, so that seeds of before stay the same worlds
+        faults += ("set_back", "snapshot")
     return Options(
         seed=seed,
         events=events,

@@ -53,6 +53,19 @@ class Disk:
         self.entries: list[Stored] = []
         self.committed: LogIndex = NO_INDEX
 
+    @property
+    def last(self) -> EntryId:
+        """Where the log ends."""
+        if not self.entries:
+            return EntryId(self.begin.term, self.begin.index)
+        return EntryId(self.entries[-1].term, LogIndex(self.begin.index + len(self.entries)))
+
+    def copy(self) -> Disk:
+        """One that changes on its own."""
+        other = Disk()
+        other.begin, other.entries, other.committed = self.begin, list(self.entries), self.committed
+        return other
+
     def apply(self, change: Change) -> None:
         """Make one more change durable."""
         if isinstance(change, Stored):
@@ -70,10 +83,16 @@ class Disk:
 class SimLog(MemoryStore):
     """See ``dledger.core.ports.Log``."""
 
-    def __init__(self, segment_bytes: int) -> None:
+    def __init__(self, segment_bytes: int, disk: Disk | None = None) -> None:
         super().__init__(segment_bytes)
-        self._disk = Disk()
+        self._disk = disk or Disk()
         self._changes: list[Change] = []
+        if disk is not None:
+            self.crash()
+
+    def copy_of_disk(self) -> Disk:
+        """What a power cut would leave at this moment."""
+        return self._disk.copy()
 
     def record_bytes(self, index: LogIndex) -> bytes:
         """The stored bytes of one entry."""

@@ -153,6 +153,48 @@ def test_a_batch_that_fails_half_way_leaves_nothing(config: StoreConfig) -> None
     store.close()
 
 
+def test_a_thin_volume_that_is_full_is_a_full_disk_until_it_has_room(config: StoreConfig) -> None:
+    """ENOSPC where room is reserved, for the zeros too: nothing is appended, and nothing of it comes back later."""
+    fs = FailingFs()
+    store = open_store(config, fs)
+    bodies = fill(store, 20)
+    store.flush()
+    writes = [0]
+
+    def fails(call: str, path: str) -> int | None:
+        writes[0] += call == "write" and "/data/" in path
+        return NO_SPACE if call == "write" and "/data/" in path and writes[0] > 1 else None
+
+    fs.fails = fails
+    with pytest.raises(DiskFullError, match="no space left"):
+        store.append_as_leader(Term(1), [b"y" * 500] * 4)
+    store.clean(LogIndex(-1))  # the file system says that there is room
+    with pytest.raises(DiskFullError, match="writing zeros"):
+        fill(store, 1)
+    assert bodies_of(store) == bodies
+    fs.fails = lambda _call, _path: None
+    store.clean(LogIndex(-1))
+    bodies += fill(store, 3)
+    abandon(store)
+
+    store = open_store(config)
+    assert bodies_of(store) == bodies
+    assert store.recovery_report.cut_at is None
+    store.close()
+
+
+def test_a_flush_without_room_on_a_thin_volume_says_what_is_full(config: StoreConfig) -> None:
+    """It stays final, as every failed flush, but tells that a restart without room will not help."""
+    fs = FailingFs()
+    store = open_store(config, fs)
+    fill(store, 3)
+    fs.fails = lambda call, path: NO_SPACE if call == "sync" and "/data/" in path else None
+
+    with pytest.raises(DiskError, match=r"thin or copy-on-write volume below is full.*make room there"):
+        store.flush()
+    abandon(store)
+
+
 def test_high_usage_refuses_appends_before_the_disk_is_full(config: StoreConfig) -> None:
     """Above disk_full_ratio the store says DISK_FULL; below it appends go on."""
     fs = FailingFs()

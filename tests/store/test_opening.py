@@ -270,7 +270,7 @@ def test_another_identity_is_refused_naming_both(config: StoreConfig) -> None:
         reopen(changed=small_config(config.base_dir, segment_bytes=8192))
     reopen()
     (config.base_dir / "dledger-n0" / "identity").write_text("{")
-    with pytest.raises(CorruptLogError):
+    with pytest.raises(IdentityError, match="cannot be read, so nothing is touched here"):
         reopen()
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
-from dledger.errors import DiskError, ShutdownError
+from dledger.errors import DiskError, IdentityError, ShutdownError
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer, _protected_index
 from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
 from tests.support.cluster import N1, N2, Outcome
-from tests.support.ports import free_ports
 from tests.support.solo import Solo
 from tests.support.waiting import wait_until
 
@@ -159,6 +159,26 @@ def test_repair_looks_at_the_whole_log(config: ServerConfig) -> None:
 
     assert unaware.log.last.index == 2
     assert repaired.log.last.index == -1
+
+
+def test_repair_never_gives_up_a_log_for_a_damaged_identity(config: ServerConfig) -> None:
+    """The log is sound; the error says what to write, and that works."""
+    server = DLedgerServer(config)
+    server.log.append_as_leader(Term(1), [b"sound"])
+    path = server.log.directory / "identity"
+    server.stop()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"node_id"', b'"nodd_id"'))
+
+    with pytest.raises(IdentityError, match="cannot be read, so nothing is touched here") as caught:
+        DLedgerServer(config, repair=True)
+    message = str(caught.value)
+    path.write_text(message[message.index("{") :])
+    again = DLedgerServer(config, repair=True)
+    again.stop()
+
+    assert again.log.last.index == 0
+    assert path.read_bytes() == content
 
 
 def test_a_role_handler_may_stop_its_node(server: DLedgerServer) -> None:

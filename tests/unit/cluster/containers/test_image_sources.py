@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from cluster.containers import image
 from cluster.containers.image import PROJECT
-from cluster.containers.requirements import requirements
 
 
-def test_requirements_are_the_projects_own() -> None:
-    """Those of the core and of the extras that the image has: the same that the Dockerfile asks for."""
-    found = requirements(PROJECT / "pyproject.toml", list(image.EXTRAS))
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [
+        (image.LOCK, ["certs", "console"]),
+        (Path("requirements-dev.lock"), ["dev", "certs", "console", "drill", "spark"]),
+    ],
+)
+def test_locks_hold_what_the_project_asks_for(lock: Path, extras: list[str]) -> None:
+    """Every requirement in a version that it allows, each by its hashes; ``make lock`` makes them anew."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(line for name in extras for line in project["optional-dependencies"][name])]
+    text = (PROJECT / lock).read_text()
+    locked: dict[str, list[str]] = {}
+    for name, version in re.findall(r"^([a-z0-9.-]+)==([^ \\;]+)", text, flags=re.MULTILINE):
+        locked.setdefault(name, []).append(version)
 
-    names = {line.partition(">")[0] for line in found}
-    assert {"grpcio", "click", "cryptography", "uvicorn"} <= names
-    assert "selenium" not in names
-    dockerfile = (PROJECT / image.DOCKERFILE).read_text(encoding="utf-8")
-    assert f"requirements.py pyproject.toml {' '.join(image.EXTRAS)} " in dockerfile
+    for line in wanted:
+        one = Requirement(line)
+        if one.name != "dledger":  # its extras
+            assert locked[one.name], line
+            assert all(one.specifier.contains(version) for version in locked[one.name]), line
+    assert len(re.findall(r"==", text)) <= text.count("--hash=sha256:")
+
+
+def test_the_image_is_made_of_what_is_locked() -> None:
+    """Nothing else comes from PyPI."""
+    assert "--require-hashes -r requirements.lock" in (PROJECT / image.DOCKERFILE).read_text(encoding="utf-8")
 
 
 def test_an_image_is_keyed_by_what_goes_into_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -243,6 +243,13 @@ def test_only_the_topics_named_are_committed(broker: Harness) -> None:
     assert broker.state.committed == {("g", "U", 0): 1}
 
 
+@pytest.mark.parametrize("before", [{"position": -1}, {"position": -(1 << 63)}, {"index": -1}])
+def test_a_negative_place_is_refused(broker: Harness, before: dict[str, int]) -> None:
+    """It is a mistake, and not the log's begin."""
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "must not be negative"):
+        commit_position(broker, "g", **before)
+
+
 def test_what_is_not_in_the_queues_yet_is_left_for_later(broker: Harness) -> None:
     """The place that was committed is told; an offset beyond a queue's end would be refused, or skip messages."""
     broker.store.dispatched_to = 2

@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.message import Message as Wire
 from grpc_health.v1 import health_pb2
 
+from cluster.local_group import free_ports
 from dledger.client import DLedgerClient
 from dledger.errors import AppendsNotServedError, ConfigError, DirectoryLockedError
 from rocketstore.broker.codec import SERVICE
@@ -21,7 +22,6 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 AnswerT = TypeVar("AnswerT", bound=Wire)
@@ -197,6 +197,33 @@ def test_a_member_that_fails_takes_its_broker_along(tmp_path: Path) -> None:
 
         assert server.wait(10) == 70
         assert server.fatal is server.store.failure
+
+
+@pytest.mark.parametrize("part", ["state", "schedule"])
+@pytest.mark.parametrize("make", [plain, alone])
+def test_a_thread_that_no_broker_can_do_without_takes_it_along(
+    tmp_path: Path, make: Callable[[Path], BrokerConfig], part: str
+) -> None:
+    """Topics and consumer offsets, and delayed messages, would else stand still in a process that looks alive."""
+    failure = RuntimeError("a bug")
+    with running(make(tmp_path)) as server:
+        getattr(server, part)._supervisor.report(failure)
+
+        assert server.wait(10) == 70
+        assert server.fatal is failure
+
+
+def test_threads_of_a_broker_that_fail_take_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watching one is watched, too."""
+
+    def broken() -> bool:
+        raise RuntimeError("a bug")
+
+    with running(alone(tmp_path)) as server:
+        monkeypatch.setattr(server, "_has_caught_up", broken)
+
+        assert server.wait(10) == 70
+        assert str(server.fatal) == "a bug"
 
 
 def test_what_cannot_work_is_refused_before_anything_is_opened(tmp_path: Path) -> None:

@@ -254,3 +254,21 @@ def test_a_queue_that_cannot_be_flushed_does_not_keep_the_others_from_it(tmp_pat
     with pytest.raises(DiskError):
         table.flush(0)
     assert {path.split("/")[-2] for call, path in fs.calls if call == "sync" and "/B/" in path} == {"0", "1", "2"}
+
+
+def test_directories_above_many_new_queues_are_synced_once(tmp_path: Path) -> None:
+    """Not once per queue: a topic's, and that of all topics; and again for what is made later."""
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path / "queues", FILE_BYTES, fs)
+    table.load()
+    table.append([head(0, number * 100, topic="AB"[number % 2], queue_id=number) for number in range(20)])
+    fs.calls.clear()
+
+    table.flush()
+    table.append([head(0, 2000, topic="A", queue_id=20)])
+    table.flush()
+
+    synced = [Path(path).relative_to(tmp_path) for call, path in fs.calls if call == "sync_dir"]
+    above = [str(path) for path in synced if len(path.parts) < 3]
+    assert sorted(above) == ["queues", "queues", "queues/A", "queues/A", "queues/B"]
+    assert len(synced) - len(above) == 21

@@ -1,0 +1,91 @@
+"""``dledger restore-vote``: a person vouches for what a stopped node remembers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from cluster.commands.inspection import node_directory
+from dledger.clock import SystemClock
+from dledger.config import StoreConfig
+from dledger.errors import ConfigError
+from dledger.store.file_store import FileStore
+from dledger.store.identity import read_identity
+from dledger.types import HardState, Standing, Term
+
+
+@click.command(
+    "restore-vote",
+    short_help="Vouch for a stopped node whose vote does not count.",
+    epilog="""\b
+Examples:
+  dledger restore-vote /var/lib/dledger/dledger-n0          shows what the node holds, and asks
+  dledger restore-vote /var/lib/dledger/dledger-n0 --yes
+
+For a group in which a majority has lost its disks, once you accept that entries which only those held are
+gone: on the node that holds most and on as many others as make a majority with it (docs/operating.md). A
+node that merely has a new disk, or whose memory is in doubt, needs no help while a leader can be elected.""",
+)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--data-dir",
+    "data_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where the segments are, if not in DIR/data (may be repeated).",
+)
+@click.option("--term", type=click.IntRange(min=0), help="Go on in this term: only if the group's terms came apart.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None, yes: bool) -> None:
+    """Let the votes and acknowledgements of the stopped node in DIR count again, on your word."""
+    directory = node_directory(directory).absolute()
+    with closing(_open(directory, data_dirs)) as store:
+        state, last = store.hard_state.load(), store.last
+        for line in _description(directory, store):
+            click.echo(line)
+        if term is not None and term < last.term:
+            raise ConfigError([f"--term {term} is older than the log's last entry, which is of term {last.term}"])
+        wanted = Term(state.term if term is None else term)
+        vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.VOTER)
+        if vouched == state:
+            click.echo("its vote counts already: nothing is changed")
+            return
+        if not yes:
+            click.confirm("Do you vouch that nothing it has forgotten is needed any more?", abort=True)
+        store.hard_state.save(vouched)
+    click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
+
+
+def _open(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
+    identity = read_identity(directory)
+    if identity is None or directory.name != f"dledger-{identity.node_id}":
+        raise ConfigError([f"{directory} is no node's directory, or not under the name that it was made with"])
+    config = StoreConfig(
+        base_dir=directory.parent,
+        data_dirs=data_dirs,
+        segment_bytes=identity.segment_bytes,
+        index_segment_bytes=identity.index_segment_bytes,
+    )
+    return FileStore.open(
+        config,
+        cluster_id=identity.cluster_id,
+        group=identity.group,
+        node_id=identity.node_id,
+        clock=SystemClock(),
+    )
+
+
+def _description(directory: Path, store: FileStore) -> list[str]:
+    state, last = store.hard_state.load(), store.last
+    held = f"entries {store.begin.index + 1} to {last.index}" if last.index > store.begin.index else "no entries"
+    vote = f", in which it voted for {state.vote}" if state.vote else ""
+    doubt = f": {state.doubt}" if state.doubt else ""
+    return [
+        f"directory  {directory}",
+        f"holds      {held}, the last of term {last.term}" if last.index > store.begin.index else f"holds      {held}",
+        f"committed  {store.committed_index}, as far as it knows",
+        f"term       {state.term}{vote}",
+        f"standing   {state.standing.name.lower()}{doubt}",
+    ]

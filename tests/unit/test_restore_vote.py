@@ -1,0 +1,96 @@
+"""``dledger restore-vote``: a person's word lets a stopped node's vote count, and only after being asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster.cli import main
+from dledger.clock import SystemClock
+from dledger.config import StoreConfig
+from dledger.store.file_store import FileStore
+from dledger.types import HardState, NodeId, Standing, Term
+
+DOUBTFUL = HardState(Term(3), NodeId("n1"), Standing.DOUBTFUL, "its disk was set back")
+
+
+def open_store(base_dir: Path) -> FileStore:
+    """The store of n0."""
+    config = StoreConfig(base_dir=base_dir, segment_bytes=1024, index_segment_bytes=640, warm_bytes=0)
+    return FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+
+
+@pytest.fixture
+def base_dir(tmp_path: Path) -> Path:
+    """The store of a stopped node with two entries whose memory is in doubt."""
+    store = open_store(tmp_path)
+    try:
+        store.append_as_leader(Term(2), [b"a", b"b"])
+        store.flush()
+        store.hard_state.save(DOUBTFUL)
+    finally:
+        store.close()
+    return tmp_path
+
+
+def saved(base_dir: Path) -> HardState:
+    """What is durable."""
+    store = open_store(base_dir)
+    try:
+        return store.hard_state.load()
+    finally:
+        store.close()
+
+
+def run(*words: object, answer: str = "") -> Result:
+    """The command."""
+    return CliRunner().invoke(main, ["restore-vote", *map(str, words)], input=answer)
+
+
+def test_it_shows_what_is_there_and_asks(base_dir: Path) -> None:
+    """Nothing is changed without consent."""
+    refused = run(base_dir / "dledger-n0", answer="n\n")
+
+    assert refused.exit_code == 1
+    assert "entries 0 to 1, the last of term 2" in refused.output
+    assert "doubtful: its disk was set back" in refused.output
+    assert saved(base_dir) == DOUBTFUL
+
+
+def test_with_consent_the_vote_counts(base_dir: Path) -> None:
+    """Term and vote stay, so that it cannot vote twice in its term; a second time changes nothing."""
+    given = run(base_dir, answer="y\n")
+    again = run(base_dir)
+
+    assert (given.exit_code, again.exit_code) == (0, 0), given.output
+    assert saved(base_dir) == HardState(Term(3), NodeId("n1"), Standing.VOTER)
+    assert "counts already" in again.output
+
+
+def test_the_term_can_be_set_but_not_before_the_log(base_dir: Path) -> None:
+    """A group whose terms came apart can be brought together; no entry may be newer than its holder's term."""
+    early = run(base_dir, "--yes", "--term", 1)
+    given = run(base_dir, "--yes", "--term", 2)
+
+    assert early.exit_code == 2
+    assert "older than the log's last entry" in early.output
+    assert given.exit_code == 0, given.output
+    assert saved(base_dir) == HardState(Term(2), None, Standing.VOTER)
+
+
+def test_a_directory_in_use_or_of_nobody_is_left_alone(base_dir: Path, tmp_path: Path) -> None:
+    """The node must be stopped, and the directory its own."""
+    store = open_store(base_dir)
+    try:
+        used = run(base_dir / "dledger-n0", "--yes")
+    finally:
+        store.close()
+    (base_dir / "dledger-n0").rename(base_dir / "dledger-n7")
+    renamed = run(base_dir / "dledger-n7", "--yes")
+
+    assert used.exit_code == 1
+    assert "is in use by process" in used.output
+    assert renamed.exit_code == 2
+    assert "is no node's directory" in renamed.output
