@@ -196,6 +196,12 @@ class CorruptLogError(DLedgerError):
         super().__init__(f"{path}: damaged at offset {offset}: {reason}. {advice}")
 
 
+class FencedError(DLedgerError):
+    """Raised when a member serves nothing, because most members hold another history than it does: ask another one."""
+
+    code = ResponseCode.INCONSISTENT_STATE
+
+
 class LackingError(DLedgerError):
     """Raised when a peer does not hold what is damaged or missing here."""
 

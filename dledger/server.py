@@ -39,7 +39,7 @@ from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
 from dledger.core.producers import needed_from
 from dledger.core.progress import full_members
-from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint
+from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.rpc.bridge import LoopBridge
@@ -67,6 +67,7 @@ from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
+from dledger.store.identity import IDENTITY_FILE
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
@@ -108,12 +109,15 @@ class DLedgerServer:
         self._clock = clock or SystemClock()
         self.conditions = Conditions(config.node_id, self._clock)
         """What is the matter with this node; whoever notices something says so here."""
+        self.fenced = ""
+        """Why this member serves nothing; empty if it does."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
         self.log = self._open_log(repair=repair)
         self.log.instruments = instruments
+        self.log.bulk.check = self._refuse_if_fenced
         self._lines = NodeLines(config.node_id)
         try:
             self._wire()
@@ -133,6 +137,7 @@ class DLedgerServer:
         config = self._config
         verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
         store = replace(config.store, recovery_verify_bytes=verified_bytes)
+        mend = config.store.auto_repair and bool(config.peers) and not repair
 
         def open_it() -> FileStore:
             return FileStore.open(
@@ -141,12 +146,13 @@ class DLedgerServer:
                 group=config.group,
                 node_id=config.node_id,
                 clock=self._clock,
+                mend=mend,
             )
 
         try:
             return open_it()
         except CorruptLogError as error:
-            if not repair:
+            if not (repair or mend) or error.path.name == IDENTITY_FILE:
                 raise
             aside = set_aside_damaged(config.store, node_id=config.node_id)
             _log.warning("%s: %s. It is kept in %s and fetched again from the peers", config.node_id, error, aside)
@@ -197,14 +203,35 @@ class DLedgerServer:
         name, log = self._config.node_id, WatchedStore(self.log)
         watch = LogWatch(name, log, peers, settings, self.conditions, self._clock)
         watch.on_diverged = self._fence
+        watch.on_whole = self._become_whole
         self.log.on_damage(watch.note_damage)
+        for damage in self.log.damage_at_start:
+            self._node.state.whole = False
+            watch.note_damage(damage)
         if self._config.peers and store.auto_repair:
             self._driver.on_damage = watch.note_damage
         return watch
 
+    def _become_whole(self) -> None:
+        """Whatever a peer could mend is mended: from now on this member counts again, if its memory is worth it."""
+
+        def count(_now_ms: int) -> None:
+            self._node.state.whole = True
+
+        if not self._node.state.whole:
+            self._driver.call(count)
+
     def _fence(self, reason: str) -> None:
-        """Most members hold another history."""
-        self.conditions.set(ConditionKind.FENCED, reason)
+        """Most members hold another history: what this one holds is read by nobody, and it counts for nothing."""
+        advice = "it serves nothing. Keep its directory and start it with --repair, once you know what wrote there"
+        self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
+        if not self.fenced:
+            self.fenced = reason
+            self._driver.call(lambda now_ms: self._node.state.lose_standing(reason, now_ms))
+
+    def _refuse_if_fenced(self) -> None:
+        if self.fenced:
+            raise FencedError(f"{self._config.node_id} is fenced: {self.fenced}. Ask another member")
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -349,11 +376,13 @@ class DLedgerServer:
             conditions.set(ConditionKind.DISK_FULL, used)
         else:
             conditions.clear(ConditionKind.DISK_FULL)
-        hard_state = self._node.state.hard_state
-        if hard_state.voter:
+        state = self._node.state
+        if state.has_standing:
             conditions.clear(ConditionKind.NO_STANDING)
+        elif state.hard_state.voter:
+            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until what its log lacks is fetched")
         else:
-            why = hard_state.doubt or "its disk is new"
+            why = state.hard_state.doubt or "its disk is new"
             message = f"its vote does not count until it has caught up with a leader: {why}"
             conditions.set(ConditionKind.NO_STANDING, message)
         if problem := self._node.elector.vote_problem:
@@ -487,12 +516,13 @@ class DLedgerServer:
         self._submit(lambda now_ms: self._node.transfer(target, now_ms, answer), answer)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
-        """See ``LogNode.read``."""
+        """See ``LogNode.read``. Raises ``FencedError``."""
+        self._refuse_if_fenced()
         return self.log.read_range(first_index, last_index, max_bytes)
 
     @property
     def bulk(self) -> BulkReader:
-        """See ``LogNode.bulk``."""
+        """See ``LogNode.bulk``; its reads raise ``FencedError``."""
         return self.log.bulk
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
@@ -580,7 +610,7 @@ class DLedgerServer:
             end_position=log.end_position,
             flush_mode=config.store.flush_mode.value,
             disk_full=log.disk_full,
-            voter=state.hard_state.voter,
+            voter=state.has_standing,
             pending_entries=node.quorum_ack.pending_entries,
             peers=self._peer_statuses(node),
             version=_version(),

@@ -198,12 +198,24 @@ def build(chosen: Mapping[str, Chosen]) -> ServerConfig:
     """The configuration that the chosen values make, not yet checked; other settings among them are passed over."""
     values = {name: one.value for name, one in chosen.items()}
     values |= _election(chosen)
+    values |= _disk(chosen)
 
     def some(record: type) -> dict[str, Any]:  # Any: each value was read by the parser of its own field.
         return {field.name: values[field.name] for field in fields(record) if field.name in values}
 
     sections = {name: record(**some(record)) for name, record in _SECTIONS.items()}
     return ServerConfig(**some(ServerConfig), **sections)
+
+
+def _disk(chosen: Mapping[str, Chosen]) -> dict[str, object]:
+    """RocketMQ's check ratio may lie above the one for forced cleaning, which then counts in its place."""
+    check = chosen.get("disk_check_ratio")
+    if check is None or check.given.name != "diskMaxUsedSpaceRatio":
+        return {}
+    clean = chosen["disk_clean_ratio"].value if "disk_clean_ratio" in chosen else StoreConfig().disk_clean_ratio
+    assert isinstance(check.value, float)
+    assert isinstance(clean, float)
+    return {"disk_check_ratio": min(check.value, clean)}
 
 
 def _election(chosen: Mapping[str, Chosen]) -> dict[str, object]:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
+from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, is_loopback
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.types import BrokerRole
 
@@ -50,7 +50,7 @@ class BrokerConfig:
     """Port for clients; 0: any free port (plain broker only)."""
     listen_host: str = ""
     """Address to listen on for clients; empty: ``bind_host`` or the member's host in a DLedger broker; in a plain one
-    every address if ``broker_ip1`` is given, or loopback.
+    every address if ``broker_ip1`` is one that other machines can reach, or loopback.
     """
     broker_ip1: str = ""
     """The host that clients and the other brokers shall connect to; empty: the one listened on."""
@@ -112,7 +112,7 @@ class BrokerConfig:
             return self.listen_host
         if self.dledger is not None:
             return self.dledger.bind_host or self.dledger.self_member.host
-        return "0.0.0.0" if self.broker_ip1 else "127.0.0.1"
+        return "127.0.0.1" if not self.broker_ip1 or is_loopback(self.broker_ip1) else "0.0.0.0"
 
     @property
     def effective_security(self) -> SecurityConfig:
@@ -140,7 +140,7 @@ class BrokerConfig:
             found.append(f"broker_permission={self.broker_permission} must be a sum of 4 (read) and 2 (write)")
         if self.dledger is None:
             found += self.access.problems() + self.limits.problems()
-            found += self.security.problems([self.bind_host])
+            found += [f"{one}{self._why_everywhere()}" for one in self.security.problems([self.bind_host])]
             if self.store.broker_role is BrokerRole.SLAVE:
                 found.append(
                     "broker_role=SLAVE needs classic master-slave replication, which this broker does not have: "
@@ -153,6 +153,12 @@ class BrokerConfig:
             found += self._port_problems(self.dledger)
             found += self._listen_problems(self.dledger)
         return found
+
+    def _why_everywhere(self) -> str:
+        """What made it listen on every address, if it was not said."""
+        if self.listen_host or not self.broker_ip1:
+            return ""
+        return f". It listens on every address because of broker_ip1={self.broker_ip1}; listen_host names another"
 
     def _listen_problems(self, dledger: ServerConfig) -> list[str]:
         """Plaintext for other machines, unless the node's own addresses have told of it already."""

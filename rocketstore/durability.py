@@ -62,6 +62,8 @@ class Durability:
         self._index = index
         self._dispatch = dispatch
         self._checkpoint, self._deleted = files
+        self.position = 0
+        """Everything derived from the log before it is durable: it is not needed for that any more."""
         self._lock = threading.Lock()  # one flush of everything, or one deletion of a topic, at a time
 
     def flush(self) -> None:
@@ -80,7 +82,11 @@ class Durability:
             index_ms = attempts.run(self._index.flush) if self._index is not None else last_ms
             if attempts.first is before and index_ms is not None:
                 marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)
-                attempts.run(lambda: self._checkpoint.write(marked))
+                attempts.run(lambda: self._write(marked))
+
+    def _write(self, marked: Checkpoint) -> None:
+        self._checkpoint.write(marked)
+        self.position = marked.replay_from
 
     def flush_pages(self, least_pages: int) -> None:
         """Flush queues of which so many pages wait; what cannot be now, is later. Raises ``DiskError``."""

@@ -14,7 +14,7 @@ checkpoint is written only after queues and index were flushed beyond it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Final
@@ -56,6 +56,9 @@ _BUSY_MS_MAX: Final = 10_000_000
 _SAMPLE_INTERVAL_MS: Final = 1000
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 
+LogKeeper = Callable[[int], int]
+"""From where on it needs the log, at most the offset given, before which everything that is derived is durable."""
+
 _log = logging.getLogger("rocketstore")
 
 
@@ -85,11 +88,12 @@ class MessageStore:
             config.consume_queue_dir,
             config.consume_queue_file_bytes,
             self._fs,
-            Surroundings(lambda: log.min_offset, self._alarm.repeated),
+            Surroundings(lambda: log.min_offset, self._alarm.repeated, lambda: self._durability.position),
         )
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._numbering = Numbering(log, self._queues, deleted=lambda: self._deleted.ends)
-        log.keep_from(lambda: self._numbering.keep_from(disk_full=self._gate.has(Obstacle.DISK_FULL)))
+        self._keepers: tuple[LogKeeper, ...] = ()
+        log.keep_from(self._keep_from)
         self._index = (
             IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
             if config.message_index_enable
@@ -116,7 +120,7 @@ class MessageStore:
             may_delete=self._may_delete,
             on_disk_full=self._disk_full,
         )
-        self._cleaner.on_held_back = self._numbers.write_and_wait
+        self._cleaner.on_held_back = self._let_go
         threads = Supervisor(self._failed)
         every = partial(Periodic, clock=self._clock, supervisor=threads)
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
@@ -144,6 +148,7 @@ class MessageStore:
         clean_stop = directory.stopped_cleanly
         directory.mark_running()
         checkpoint = self._checkpoint.read()
+        self._durability.position = max(0, checkpoint.replay_from)
         self._deleted.load()
         self._queues.load()
         known = checkpoint.replay_from != UNKNOWN
@@ -450,6 +455,16 @@ class MessageStore:
         """
         self._durability.delete_topic(topic)
 
+    def keep_for(self, keeper: LogKeeper) -> None:
+        """Keep the log from where ``keeper`` still needs it; it is called by who removes files, and must be fast."""
+        self._keepers = (*self._keepers, keeper)
+
+    def position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """Where a message's record begins in the log; -1 if it is not there. Raises ``DiskError``."""
+        queue = self._queues.find(topic, queue_id)
+        unit = None if queue is None else queue.unit(offset)
+        return -1 if unit is None else unit.offset
+
     def request_clean(self) -> None:
         """Delete expired files now and in the next rounds, whatever the hour."""
         self._cleaner.request()
@@ -498,6 +513,17 @@ class MessageStore:
             self._cleaner.clean()
         except DiskError as error:
             _log.warning("cleaning failed, it is tried again later: %s", error)
+
+    def _keep_from(self) -> int:
+        """Nothing is removed from here on: what was derived from it must be durable elsewhere first."""
+        durable = self._durability.position
+        wanted = [durable, *(keeper(durable) for keeper in self._keepers)]
+        numbered = self._numbering.keep_from(disk_full=self._gate.has(Obstacle.DISK_FULL))
+        return min(wanted if numbered is None else [*wanted, numbered])
+
+    def _let_go(self) -> None:
+        self._numbers.write_and_wait()
+        self._durability.flush_if_room()
 
     def _may_delete(self) -> bool:
         return self._dispatch.failure is None and self.dispatch_behind_bytes < self.config.mapped_file_size_commit_log

@@ -255,7 +255,8 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
         "delete_hour": dledger_settings.parse_hours(store.delete_when),
         "retention_hours": store.file_reserved_time,
         "force_clean": store.clean_file_forcibly_enable,
-        "disk_check_ratio": store.disk_max_used_space_ratio / 100,
+        # RocketMQ takes any: it cleans above the other ratio in any case, so a higher one here never counts.
+        "disk_check_ratio": min(store.disk_max_used_space_ratio, store.disk_space_clean_forcibly_ratio) / 100,
         "disk_clean_ratio": store.disk_space_clean_forcibly_ratio / 100,
         "disk_full_ratio": store.disk_space_warning_level_ratio / 100,
     }

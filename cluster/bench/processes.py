@@ -7,7 +7,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,15 +20,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 class ChildError(Exception):
     """Raised when a child ended, stayed silent or answered nonsense; carries the end of what it wrote to stderr."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on right now (held all at once, so that none repeats)."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def end(process: subprocess.Popen[bytes], grace_seconds: float = 5.0) -> None:

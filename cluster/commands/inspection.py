@@ -25,6 +25,7 @@ from dledger.store.inspect import (
     problems,
     segment_paths,
 )
+from dledger.store.verify import is_node_directory
 from dledger.types import Magic
 
 BODY_PREVIEW_BYTES = 60
@@ -56,6 +57,8 @@ something is damaged; `dledger serve --repair` then fetches the log again from t
 def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: bool) -> None:
     """Verify the segment and index files in DIR, offline: every header, checksum, chain and index unit."""
     node_dir = node_directory(directory)
+    if not data_dirs and not (node_dir / "data").is_dir():
+        raise ConfigError([f"{node_dir} has no data/: name the directory of its segments with --data-dir"])
     data_dirs = data_dirs or (node_dir / "data",)
     data = sorted((path for one in data_dirs for path in segment_paths(one)), key=lambda path: path.name)
     if dump:
@@ -67,12 +70,13 @@ def inspect(directory: Path, data_dirs: tuple[Path, ...], dump: bool, as_json: b
 
 def node_directory(directory: Path) -> Path:
     """A node's directory, or the only one in ``directory``. Raises ``ConfigError``."""
-    if (directory / "data").is_dir() or (directory / "index").is_dir():
+    if is_node_directory(directory):
         return directory
-    nodes = sorted(path for path in directory.glob("dledger-*") if path.is_dir())
+    named = sorted(path for path in directory.glob("dledger-*") if path.is_dir())
+    nodes = [path for path in named if is_node_directory(path)]
     if len(nodes) == 1:
         return nodes[0]
-    held = ", ".join(node.name for node in nodes) or "no dledger-… directory"
+    held = ", ".join(path.name for path in named) or "no dledger-… directory"
     raise ConfigError([f"{directory} is no node's directory (it holds {held}): name one that has data/ and index/"])
 
 

@@ -43,8 +43,10 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
         groups = admin.groups() if group is None else [group]
         found = {}
         for one in groups:
-            if group is not None or not topic or admin.offsets(one, topic):
+            if group is not None or admin.offsets(one, topic):
                 found[one] = admin.progress(one, topic)
+            elif not topic:
+                found[one] = []  # registered, and it has committed nothing yet
     if group is None:
         totals = [(one, len({row.topic for row in rows}), sum(row.lag for row in rows)) for one, rows in found.items()]
         if as_json:

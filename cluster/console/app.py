@@ -133,6 +133,7 @@ class Console:
         given = parse_qs((await _body(request)).decode("latin-1")).get("token", [""])[0].strip()
         if self._rules.token and same(given, self._rules.token):
             return self._rules.signed_in(RedirectResponse("/", 303))
+        request.state.wrong_token()
         return RedirectResponse("/login?wrong=1", 303)
 
     async def _session(self, request: Request) -> Response:

@@ -62,6 +62,7 @@ class Catalog:
         self._stopping = False
         self._topics: dict[str, TopicRow] = {}
         self._groups: dict[str, GroupRow] = {}
+        self._totals = {"topics": 0, "groups": 0}
         self._error = ""
         self._loaded = False
         self._thread = threading.Thread(target=self._run, name="dledger-console-catalog", daemon=True)
@@ -92,6 +93,7 @@ class Catalog:
             return {
                 "loaded": self._loaded,
                 "error": self._error,
+                "totals": dict(self._totals),
                 "topics": [asdict(self._topics[name]) for name in sorted(self._topics)],
                 "groups": [asdict(self._groups[name]) for name in sorted(self._groups)],
             }
@@ -122,7 +124,8 @@ class Catalog:
             self.on_change()
 
     def _look(self) -> None:
-        topics = self._admin.topics()[:TOPICS_MAX]
+        found = self._admin.topics()
+        topics = found[:TOPICS_MAX]
         rows: dict[str, TopicRow] = {}
         ranges: dict[str, list[QueueRange]] = {}
         budget = ROUND_REQUESTS_MAX
@@ -149,13 +152,14 @@ class Catalog:
                     system,
                     *((row.messages, row.end, row.newest_ms, row.seen_ms) if row else ()),
                 )
-        groups = self._look_at_groups(ranges)
+        names = self._admin.groups()
+        groups = self._look_at_groups(names[:GROUPS_MAX], ranges)
         with self._changed:
             self._topics, self._groups = rows, groups
+            self._totals = {"topics": len(found), "groups": len(names)}
 
-    def _look_at_groups(self, ranges: dict[str, list[QueueRange]]) -> dict[str, GroupRow]:
+    def _look_at_groups(self, names: list[str], ranges: dict[str, list[QueueRange]]) -> dict[str, GroupRow]:
         found: dict[str, GroupRow] = {}
-        names = self._admin.groups()[:GROUPS_MAX]
         oldest = sorted(names, key=lambda name: self._groups[name].seen_ms if name in self._groups else 0)
         looked_at = set(oldest[:ROUND_REQUESTS_MAX])
         for name in names:
@@ -196,7 +200,7 @@ def _topic_row(topic: TopicInfo, ranges: list[QueueRange]) -> TopicRow:
 
 
 def _without_times(snapshot: dict[str, object]) -> list[object]:
-    rows: list[object] = [snapshot["loaded"], snapshot["error"]]
+    rows: list[object] = [snapshot["loaded"], snapshot["error"], snapshot["totals"]]
     for name in ("topics", "groups"):
         some = snapshot[name]
         rows += [{key: value for key, value in row.items() if key != "seen_ms"} for row in some]  # type: ignore[attr-defined]  # a list of dicts, as just made

@@ -2,7 +2,8 @@
 
 - **Host**: only names and addresses that are ours, so that no foreign name can be rebound to this address.
 - **Origin**: what changes something must come from our own page, and bring the token that only it could read.
-- **Token**: needed for everything but the health check once the console listens to other machines.
+- **Token**: needed for everything but the health check once the console listens to other machines. Who guesses at it is
+  logged, and must wait; a browser that has brought it is known for ``SESSION_S``.
 - **Content-Security-Policy**: nothing but our own files; no inline code, no markup from strings (Trusted Types).
 """
 
@@ -11,7 +12,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import secrets
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qs
@@ -21,9 +26,16 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_log = logging.getLogger(__name__)
 COOKIE: Final = "dledger-console"
+SESSION_S: Final = 12 * 3600
+GUESSES_MAX: Final = 10
+"""Wrong tokens of one address within ``GUESSES_S``."""
+GUESSES_IN_ALL_MAX: Final = 100
+GUESSES_S: Final = 60.0
 CSRF_HEADER: Final = "x-csrf-token"
 TOKEN_CHARACTERS_MIN: Final = 16
+_SECONDS_DIGITS: Final = 12
 OPEN_PATHS: Final = ("/healthz", "/login", "/static/")
 POLICY: Final = "; ".join(
     (
@@ -72,24 +84,63 @@ class Rules:
             return False
         return self.remote or address.is_loopback
 
-    def session(self) -> str:
-        """What the cookie holds: proof of the token, not the token."""
-        return hmac.new(self.token.encode(), b"dledger console session", hashlib.sha256).hexdigest()
+    def session(self, began_s: int) -> str:
+        """What the cookie holds: proof of the token, not the token, and of when it was brought (s since 1970)."""
+        proof = hmac.new(self.token.encode(), b"dledger console session %d" % began_s, hashlib.sha256).hexdigest()
+        return f"{began_s}.{proof}"
+
+    def knows_session(self, cookie: str, now_s: float) -> bool:
+        """Whether it was made here, not longer than ``SESSION_S`` ago."""
+        began = cookie.partition(".")[0]
+        if not (began.isascii() and began.isdigit() and len(began) <= _SECONDS_DIGITS):
+            return False
+        return 0 <= now_s - int(began) < SESSION_S and same(cookie, self.session(int(began)))
+
+    def brings_token(self, headers: Headers) -> bool | None:
+        """Whether the token in the Authorization header is right; None: there is none."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        return same(given.strip(), self.token) if scheme.lower() == "bearer" else None
 
     def admits(self, headers: Headers) -> bool:
         """Whether the request brings the token, or the cookie made of it."""
         if not self.token:
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and same(given.strip(), self.token):
+        if self.brings_token(headers):
             return True
-        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
-        return same(cookie, self.session())
+        return self.knows_session(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""), time.time())
 
     def signed_in(self, response: Response) -> Response:
         """Have the browser remember it."""
-        response.set_cookie(COOKIE, self.session(), httponly=True, samesite="strict", secure=self.https, path="/")
+        response.set_cookie(
+            COOKIE,
+            self.session(int(time.time())),
+            max_age=SESSION_S,
+            httponly=True,
+            samesite="strict",
+            secure=self.https,
+            path="/",
+        )
         return response
+
+
+class Guesses:
+    """Wrong tokens of the last minute, by address; on one event loop."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._wrong: deque[tuple[float, str]] = deque()
+
+    def too_many(self, address: str) -> bool:
+        """Whether this address must wait; so must all while too many guess."""
+        now = self._clock_s()
+        while self._wrong and self._wrong[0][0] <= now - GUESSES_S:
+            self._wrong.popleft()
+        return len(self._wrong) >= GUESSES_IN_ALL_MAX or sum(who == address for _, who in self._wrong) >= GUESSES_MAX
+
+    def note(self, address: str) -> None:
+        """A wrong token came; ``too_many`` was asked before, which bounds what is kept and logged."""
+        self._wrong.append((self._clock_s(), address))
+        _log.warning("console: a wrong token from %s", address, extra={"event": "sign_in_refused", "address": address})
 
 
 def same(given: str, expected: str) -> bool:
@@ -118,6 +169,7 @@ class Guard:
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self._app = app
         self._rules = rules
+        self.guesses = Guesses()
         self.csrf = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,11 +189,14 @@ class Guard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        scope.setdefault("state", {})["csrf"] = self.csrf
-        refusal = self._refusal(scope["method"], path, Headers(scope=scope), scope.get("query_string", b""))
+        client = scope.get("client")
+        address = client[0] if client else ""
+        scope.setdefault("state", {}).update(csrf=self.csrf, wrong_token=lambda: self.guesses.note(address))
+        headers, query = Headers(scope=scope), scope.get("query_string", b"")
+        refusal = self._refusal(scope["method"], path, headers, query, address)
         await (refusal or self._app)(scope, receive, send_guarded)
 
-    def _refusal(self, method: str, path: str, headers: Headers, query: bytes) -> Response | None:
+    def _refusal(self, method: str, path: str, headers: Headers, query: bytes, address: str) -> Response | None:
         if not self._rules.knows_host(headers.get("host", "")):
             return _refused(
                 421, "this is not the console's address: ask for it by the address that it was started with"
@@ -153,9 +208,19 @@ class Guard:
             return _refused(403, "asked for by another site")
         if method == "POST" and (why := self._foreign(path, headers)):
             return _refused(403, why)
-        if path == "/" and self._rules.token and (given := parse_qs(query.decode("latin-1")).get("token")):
-            arrived = same(given[0], self._rules.token)
-            return self._rules.signed_in(RedirectResponse("/", 303)) if arrived else RedirectResponse("/login", 303)
+        if self._rules.token:
+            guess = parse_qs(query.decode("latin-1")).get("token") if path == "/" else None
+            bearer = self._rules.brings_token(headers)
+            guesses = guess or bearer is not None or (path == "/login" and method == "POST")
+            if guesses and self.guesses.too_many(address):
+                return _refused(429, "too many wrong tokens: wait a minute")
+            if bearer is False:
+                self.guesses.note(address)
+            if guess:
+                if same(guess[0], self._rules.token):
+                    return self._rules.signed_in(RedirectResponse("/", 303))
+                self.guesses.note(address)
+                return RedirectResponse("/login", 303)
         is_open = any(path == one or (one.endswith("/") and path.startswith(one)) for one in OPEN_PATHS)
         if is_open or self._rules.admits(headers):
             return None

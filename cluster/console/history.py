@@ -112,6 +112,9 @@ class History:
         self._leader = ""
         self._leader_term = 0
         self._leader_since_ms = 0
+        self._leader_began = False
+        """Whether the present leader was seen to begin; else it may have led for long."""
+        self._seen_without_leader = False
         self._leader_seen_ms = 0
         self._lost_ms = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -280,6 +283,8 @@ class History:
             if lane.facts is not None and lane.state is NodeState.LEADER
         ]
         if not leaders:
+            states = {lane.state for lane in self._lanes.values()}
+            self._seen_without_leader |= bool(states.intersection(ALIVE)) and NodeState.UNKNOWN not in states
             lost, self._leader = bool(self._leader), ""
             self._lost_ms = now_ms if lost else self._lost_ms
             return lost
@@ -288,9 +293,11 @@ class History:
             self._leader_seen_ms = seen_ms
             return False
         gap_ms = seen_ms - self._leader_seen_ms if self._leader_seen_ms else -1
+        self._leader_began = self._seen_without_leader or self._leader_seen_ms > 0
         self._leader, self._leader_term = node, term
         self._leader_since_ms = self._leader_seen_ms = seen_ms
-        self._add_event("leader", node, term, f"{node} leads in term {term}", now_ms, gap_ms)
+        text = f"{node} leads in term {term}" if self._leader_began else f"{node} led in term {term} already"
+        self._add_event("leader", node, term, text, now_ms, gap_ms)
         return True
 
     def _add_event(self, kind: str, node: str, term: int, text: str, now_ms: int, gap_ms: int = -1) -> None:
@@ -353,6 +360,7 @@ class History:
                 "leader": self._leader,
                 "term": self._leader_term if self._leader else max((_term(lane) for lane in lanes), default=0),
                 "leader_since_ms": self._leader_since_ms if self._leader else 0,
+                "leader_began": self._leader_began,
                 "lost_ms": 0 if self._leader else self._lost_ms,
                 "end": end,
                 "committed": committed,

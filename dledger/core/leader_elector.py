@@ -259,6 +259,7 @@ class LeaderElector:
             return
         producers.written(batch.last_index, log.end_position, now_ms)
         if not state.has_standing:
+            state.whole = True  # as far as anybody can tell: all of them vote for it
             state.take_standing(Standing.FOUNDER if won is Victory.FOUNDING else Standing.VOTER)
         if not state.peers:
             state.take_standing(Standing.VOTER)
@@ -304,7 +305,7 @@ class LeaderElector:
             granted=granted,
             pre_vote=request.pre_vote,
             result=result,
-            standing=state.hard_state.standing,
+            standing=state.standing,
             boot_id=state.boot_id,
             used=state.is_used,
             remembered=state.remembered.get(sender, NO_ENTRY),
@@ -383,7 +384,7 @@ class LeaderElector:
             read_sequence=request.read_sequence if follows and state.has_standing else 0,
             disk_full=state.log.disk_full,
             client_address=self.client_address,
-            standing=state.hard_state.standing,
+            standing=state.standing,
             boot_id=state.boot_id,
         )
 

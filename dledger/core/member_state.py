@@ -102,6 +102,8 @@ class MemberState:
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
         """What members are known to have held durably."""
+        self.whole = True
+        """Whether nothing of the log is missing that is still to be fetched; told by the driver, not durable."""
         self.readmission: Readmission | None = None
         """What the leader of this term said, until it is done."""
         self.readmission_standing = Standing.VOTER
@@ -158,9 +160,15 @@ class MemberState:
                 assert_never(role)
 
     @property
+    def standing(self) -> Standing:
+        """What this member's memory is worth now: that of one whose log is not whole is in doubt until it is."""
+        known = self._hard_state.standing
+        return known if self.whole or not known.counts else Standing.DOUBTFUL
+
+    @property
     def has_standing(self) -> bool:
-        """Whether this member's votes and acknowledgements count."""
-        return self._hard_state.standing.counts
+        """Whether its votes and acknowledgements count."""
+        return self.standing.counts
 
     @property
     def is_used(self) -> bool:
@@ -170,7 +178,7 @@ class MemberState:
     @property
     def own_ballot(self) -> Ballot:
         """What its vote is worth."""
-        return Ballot(self._hard_state.standing, self.boot_id, self.is_used)
+        return Ballot(self.standing, self.boot_id, self.is_used)
 
     @property
     def durable_index(self) -> LogIndex:
@@ -302,7 +310,7 @@ class MemberState:
 
         What its process said before is void, as after a restart.
         """
-        if not self.has_standing:
+        if not self._hard_state.standing.counts:
             return
         self.save_hard_state(self._hard_state.doubted(reason))
         self.boot_id = (self.boot_id + _BOOT_ID_STEP) % _BOOT_IDS

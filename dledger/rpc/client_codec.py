@@ -464,7 +464,8 @@ _KINDS: Final[tuple[type[DLedgerError], ...]] = (
 _BY_CODE: Final[dict[int, type[DLedgerError]]] = {int(kind.code): kind for kind in _KINDS}
 # Errors that share a code with one above; ConfigError is rebuilt as what its code says.
 _BY_NAME: Final[dict[str, type[DLedgerError]]] = {
-    kind.__name__: kind for kind in (*_KINDS, errors.EntryTooLargeError, errors.UntimedLogError, errors.InvariantError)
+    kind.__name__: kind
+    for kind in (*_KINDS, errors.EntryTooLargeError, errors.UntimedLogError, errors.InvariantError, errors.FencedError)
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from crc32c import crc32c
 
@@ -34,6 +34,7 @@ _DIGEST_STEP_BYTES: Final = MIB
 _HEAD_BYTES: Final = 256
 """As much of a body as ``StoreTime`` gets to see."""
 
+_Result = TypeVar("_Result")
 StoreTime = Callable[[bytes], int | None]
 """When the record that a body begins with was stored, in milliseconds since 1970; None if it is no record."""
 
@@ -43,8 +44,14 @@ class BulkReader(LogReader):
 
     def __init__(self, files: LogFiles, state: LogState, *, unchecked: bool) -> None:
         super().__init__(files, state, unchecked=unchecked)
+        self.check: Callable[[], None] = lambda: None
+        """Called before every read; raises what is to be raised instead."""
         self.store_time: StoreTime | None = None
         """Set by a broker, whose bodies are records; None: entries have no time."""
+
+    def _stable(self, read: Callable[[], _Result]) -> _Result:
+        self.check()
+        return super()._stable(read)
 
     def committed_range(self) -> LogRange:
         """What there is."""

@@ -38,8 +38,8 @@ class SegmentFacts:
 class CleanFacts:
     """Everything the decision depends on."""
 
-    segments: tuple[SegmentFacts, ...]
-    """Oldest first, without the last one."""
+    segments: Iterable[SegmentFacts]
+    """Oldest first, without the last one; no more are asked for than are looked at."""
     end: int
     safe_index: int
     """Up to here entries are committed and flushed."""

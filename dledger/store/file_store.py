@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -110,15 +110,18 @@ class FileStore:
         node_id: str,
         clock: Clock,
         fs: FileSystem | None = None,
+        mend: bool = False,
     ) -> FileStore:
         """Open or create ``<base_dir>/dledger-<node_id>``, recovering what is there.
+
+        With ``mend`` a member that others can complete opens although its log is damaged (``damaged_start``).
 
         Raises ``DirectoryLockedError``, ``IdentityError``, ``CorruptLogError``, ``ConfigError``, ``DiskError``,
         ``DiskFullError``.
         """
         fs = fs or RealFileSystem()
         identity = Identity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
-        return cls(config, open_directory(config, identity, clock, fs), clock, fs)
+        return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs)
 
     @property
     def hard_state(self) -> FileHardState:
@@ -129,6 +132,11 @@ class FileStore:
     def recovery_report(self) -> RecoveryReport:
         """What opening found and did."""
         return self._opened.report
+
+    @property
+    def damage_at_start(self) -> tuple[CorruptLogError, ...]:
+        """Segments that were damaged or missing, and stand there empty until they are fetched from peers."""
+        return self._opened.damage
 
     @property
     def foreign_files(self) -> tuple[Path, ...]:
@@ -530,26 +538,27 @@ class FileStore:
             bytes_wanted=self._config.segment_bytes + self._config.index_segment_bytes,
         )
 
-    def _removable(self) -> tuple[cleaner.SegmentFacts, ...]:
-        """The segments before the one that the last entry lies in."""
+    def _removable(self) -> Iterator[cleaner.SegmentFacts]:
+        """The segments before the one that the last entry lies in.
+
+        Each costs reads under the node's lock, and mostly the first one stays: one is looked at when it is asked for.
+        """
         state, files = self._state, self._files
-        found: list[cleaner.SegmentFacts] = []
         try:
             stop = self.positions(state.last.index, state.last.index)[0] if state.last.index > state.begin.index else 0
             for file in files.data.files():
                 end = file.base + file.size
                 if end > stop or not file.writable:
-                    break
+                    return
                 try:
                     last_index = self.last_index_before(end)
                     self.chain_crc_at(last_index)
                 except CorruptLogError:  # told by ``on_damage``; it goes together with the next one, whose end is sound
                     continue
                 modified_ms = file.path.stat().st_mtime_ns // 1_000_000
-                found.append(cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms))
+                yield cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms)
         except (CorruptLogError, IndexBeforeBeginError):  # its end is damaged, or it was truncated meanwhile
-            return ()
-        return tuple(found)
+            return
 
     def close(self) -> None:
         state = self._state

@@ -22,6 +22,7 @@ from dledger.config import MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
 from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.format import (
+    BLANK_MAGIC,
     CHAIN_CRC_OFFSET,
     HEADER,
     UNIT,
@@ -151,6 +152,9 @@ class Headers:
             problem = "the segment is missing" if header is None else self._problem(header, position, follow)
             if header is not None and not problem:
                 return header
+            if header is not None and header.magic == BLANK_MAGIC and position == end:
+                end = next_segment  # the segment is full: whatever is wrong is wrong there
+                continue
             first_problem = first_problem or problem
         raise self._damaged(end, first_problem, follow.index + 1)
 

@@ -136,6 +136,11 @@ class MappedFileList:
         with self._lock:
             self._files[file.base] = file
 
+    def forget(self, base: int) -> None:
+        """Let go of a file that was moved away."""
+        with self._lock:
+            self._files.pop(base, None)
+
     def drop_from(self, base: int) -> None:
         """Remove the files that start at or after ``base``, newest first. Raises ``OSError``."""
         with self._lock:

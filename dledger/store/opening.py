@@ -18,6 +18,7 @@ from dledger.store.checkpoint import (
     mark_of,
     read_checkpoint,
 )
+from dledger.store.damaged_start import DamagedStart
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
 from dledger.store.identity import (
@@ -102,9 +103,13 @@ class Opened:
     hard_state: FileHardState
     report: RecoveryReport
     foreign_files: tuple[Path, ...] = field(default=())
+    damage: tuple[CorruptLogError, ...] = field(default=())
+    """Segments that stand there empty, to be fetched from peers."""
 
 
-def open_directory(config: StoreConfig, identity: Identity, clock: Clock, fs: FileSystem) -> Opened:
+def open_directory(
+    config: StoreConfig, identity: Identity, clock: Clock, fs: FileSystem, *, mend: bool = False
+) -> Opened:
     """Open or create a node's directory. Raises what ``FileStore.open`` documents."""
     started_ms = clock.monotonic_ms()
     layout = layout_of(config, identity.node_id)
@@ -117,7 +122,7 @@ def open_directory(config: StoreConfig, identity: Identity, clock: Clock, fs: Fi
         for directory in (layout.directory, *shared):
             keep_private(directory)
             locks.append(DirectoryLock(directory))
-        opened = _Opener(config, identity, fs, layout, locks).open()
+        opened = _Opener(config, identity, fs, layout, locks, mend=mend).open()
     except OSError as error:
         _release(locks)
         kind = DiskFullError if error.errno == errno.ENOSPC else DiskError
@@ -138,7 +143,14 @@ class _Opener:
     """One opening under way; the directory is locked."""
 
     def __init__(
-        self, config: StoreConfig, identity: Identity, fs: FileSystem, layout: Layout, locks: list[DirectoryLock]
+        self,
+        config: StoreConfig,
+        identity: Identity,
+        fs: FileSystem,
+        layout: Layout,
+        locks: list[DirectoryLock],
+        *,
+        mend: bool,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -146,6 +158,7 @@ class _Opener:
         self._layout = layout
         self._locks = locks
         self._removed: list[Path] = []
+        self._damage = DamagedStart(fs, layout.directory) if mend else None
 
     def open(self) -> Opened:
         """Do all of it."""
@@ -160,18 +173,22 @@ class _Opener:
         settings = ScanSettings(config.recovery_verify_bytes, config.import_unchecked, layout.data[0])
         outcome = scan_log(files, misshapen, checkpoint, settings)
         decision = plan(outcome.facts)
+        hard_state = self._hard_state()
         if isinstance(decision, Refuse):
             damage = decision.damage
-            raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
+            if self._damage is None:
+                raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
+            decision, misshapen = self._damage.settle(files, outcome.facts, misshapen, hard_state)
         if imported:
             self._check_import(files, outcome, checkpoint)
-        hard_state = FileHardState(self._fs, layout.directory)
         doubted = "" if imported else doubt(outcome.facts, decision, life)
         if doubted:  # durably, before what tells of it is gone
             hard_state.doubt(doubted)
         self._remove_leftovers([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
         end = self._carry_out(files, outcome, decision)
         self._check_last_is_writable(files, end)
+        if self._damage is not None and self._damage.cut:
+            checkpoint = replace(checkpoint, committed=LogIndex(min(checkpoint.committed, end.index)))
         recovered = self._mark_in_use(checkpoint, end)
         last = _entry_at(files, recovered)
         if config.import_unchecked:
@@ -184,7 +201,21 @@ class _Opener:
         report = replace(self._report(outcome, decision, checkpoint, end), doubt=doubted)
         foreign = (*data.foreign, *index.foreign)
         file = CheckpointFile(self._fs, layout.checkpoint)
-        return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign)
+        holes = () if self._damage is None else tuple(self._damage.holes)
+        return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign, holes)
+
+    def _hard_state(self) -> FileHardState:
+        """Term and vote; where they are unreadable and may be mended, a member in doubt that knows neither."""
+        directory = self._layout.directory
+        try:
+            return FileHardState(self._fs, directory)
+        except CorruptLogError as error:
+            if self._damage is None:
+                raise
+            self._damage.put_aside(error.path)
+            doubt = f"its term and its vote were unreadable: {error.reason}"
+            create_hard_state(self._fs, directory, HardState(standing=Standing.DOUBTFUL, doubt=doubt))
+            return FileHardState(self._fs, directory)
 
     def _settle_identity(self, data: Found, index: Found) -> bool:
         """Check the identity, or give one to a new directory; returns whether a log of the Java line is imported.

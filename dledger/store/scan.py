@@ -187,7 +187,7 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
     damage: list[Damage] = []
     agrees = True
     for file in files.data.files():
-        if not checkpoint.begin.position < file.base < checkpoint.flushed.position:
+        if not checkpoint.begin.position <= file.base < checkpoint.flushed.position:
             continue
         header = Header(*HEADER.unpack(file.read_cold(0, HEADER.size)))
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))

@@ -17,6 +17,7 @@ from pipeline.jobs.hours import HOUR_MS, Span, silent_hours, spans
 from pipeline.jobs.report import Column, Fact, Report, Table
 from pipeline.jobs.source import LogSource, source_options
 from pipeline.jobs.units import Unit, Value, time_text
+from rocketstore.types import HIDDEN_TOPICS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -29,25 +30,35 @@ _SCHEMA: Final = "index bigint, topic string, queueId int, queueOffset bigint, s
 
 @dataclass(frozen=True, slots=True)
 class StatsOptions:
-    """``by``: which tables. ``top``: how many tags, keys and queues are named, the largest first."""
+    """``by``: which tables. ``top``: how many tags, keys and queues are named, the largest first.
+
+    ``internal``: count what a broker writes for itself, too; topics that ``source`` names are always counted.
+    """
 
     source: LogSource
     by: tuple[str, ...] = ("topic", "queue", "hour")
     top: int = 20
+    internal: bool = False
 
 
 def run(spark: SparkSession, options: StatsOptions) -> Report:
     """Count."""
     extra = {"tag": ", tags string", "key": ", keys string"}
     log = options.source.read(spark, _SCHEMA + "".join(words for by, words in extra.items() if by in options.by))
-    cube = _cube(log).cache()
+    everything = _cube(log).cache()
+    cube = everything
+    own = 0
+    if not (options.internal or options.source.topics):
+        log, cube = _without_internal(log), _without_internal(everything)
     try:
+        if cube is not everything:
+            own = _total(everything)["bytes"]
         total = _total(cube)
         hours = _hours(cube)
         topics = _rows(_by_topic(cube))
         queues = _rows(_by_queue(cube, options.top)) if "queue" in options.by else []
     finally:
-        cube.unpersist()
+        everything.unpersist()
     words = [(by, _rows(_by_word(log, by, options.top))) for by in ("tag", "key") if by in options.by]
     columns = spans(hours, total["first_ms"] or 0, total["last_ms"] or 0)
     tables = [_topic_table(topics, total)] if "topic" in options.by else []
@@ -57,13 +68,20 @@ def run(spark: SparkSession, options: StatsOptions) -> Report:
     return Report(
         "stats",
         f"What is in {options.source.name}",
-        _summary(options.source, total, hours, topics),
+        _summary(options.source, total, hours, topics, max(0, own - total["bytes"])),
         tuple(tables),
         _charts(columns, topics, queues, words),
     )
 
 
 # -- what Spark adds up ----------------------------------------------------------------------------------------------
+
+
+def _without_internal(rows: DataFrame) -> DataFrame:
+    """Without what brokers tell each other, which may be most of a log that is seldom written to."""
+    from pyspark.sql import functions as f
+
+    return rows.where(f.col("topic").isNull() | ~f.col("topic").isin(*sorted(HIDDEN_TOPICS)))
 
 
 def _cube(log: DataFrame) -> DataFrame:
@@ -177,13 +195,14 @@ def _seconds(row: Row) -> float:
 
 
 def _summary(
-    source: LogSource, total: Row, hours: dict[int, tuple[int, int]], topics: Sequence[Row]
+    source: LogSource, total: Row, hours: dict[int, tuple[int, int]], topics: Sequence[Row], internal_bytes: int
 ) -> tuple[Fact, ...]:
     timed = total["first_ms"] is not None
     return (
         Fact("log", source.name),
         Fact("messages", total["messages"], Unit.COUNT),
         Fact("bytes", total["bytes"], Unit.BYTES),
+        Fact("bytes of the broker's own topics, not counted", internal_bytes, Unit.BYTES),
         Fact("average size", total["bytes"] / total["messages"] if total["messages"] else None, Unit.BYTES),
         Fact("first index", total["first_index"], Unit.COUNT),
         Fact("last index", total["last_index"], Unit.COUNT),
@@ -371,13 +390,14 @@ Examples:
 @click.option(
     "--top", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many of queues, tags, keys."
 )
-def command(source: LogSource, by: str, top: int) -> StatsOptions:
+@click.option("--internal", is_flag=True, help="Count the broker's own topics, too.")
+def command(source: LogSource, by: str, top: int, internal: bool) -> StatsOptions:
     """Messages, bytes, rates, gaps and skew of a log, by topic, queue, hour, tag and key. No body is read."""
     chosen = tuple(one.strip() for one in by.split(",") if one.strip())
     unknown = [one for one in chosen if one not in _BY]
     if unknown or not chosen:
         raise click.BadParameter(f"{', '.join(unknown) or 'nothing'}: choose from {', '.join(_BY)}", param_hint="--by")
-    return StatsOptions(source, chosen, top)
+    return StatsOptions(source, chosen, top, internal)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

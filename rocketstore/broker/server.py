@@ -153,9 +153,11 @@ class BrokerServer:
             self.store.load()
             self.state.load()
             if self.node is not None:
-                self._has_caught_up = CatchUp(
-                    self.node.status, self.store, lambda: replicated.max_offset, lambda: self.state.is_applied
+                node = self.node
+                caught_up = CatchUp(
+                    node.status, self.store, lambda: replicated.max_offset, lambda: self.state.is_applied
                 )
+                self._has_caught_up = lambda: not node.fenced and caught_up()
         except BaseException:
             self._close_store()
             raise

@@ -83,6 +83,8 @@ class Surroundings:
     """Where the log begins."""
     repeated: Callable[[Repeated], None] = lambda found: _log.error("%s", found)
     """Told of messages that get no place in their queue."""
+    durable: Callable[[], int] = lambda: FOREVER
+    """Units of records that end by there in the log are durable."""
     descriptors: DescriptorCache | None = None
     """Opens the files of all queues; None: each has its own."""
 
@@ -391,13 +393,13 @@ class ConsumeQueue:
         self._begin = begin
         return self.min_offset
 
-    def delete_expired(self, physical: int, durable: int = FOREVER) -> int:
+    def delete_expired(self, physical: int) -> int:
         """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
 
-        Nor one after which no unit is known to be durable, as those of records that end by ``durable`` are: a crash
-        could leave nothing that says where the queue was. Raises ``DiskError``.
+        Nor one after which no unit is known to be durable: a crash could leave nothing that says where the queue was.
+        Raises ``DiskError``.
         """
-        count = 0
+        count, durable = 0, self._surroundings.durable()
         for file, following in itertools.pairwise(self._files.files()):
             after = self._first_real(following.base // UNIT_BYTES)
             unit = self._read(after, 1)

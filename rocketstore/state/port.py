@@ -59,6 +59,12 @@ class StateStore(Protocol):
     def queues(self) -> Sequence[tuple[str, int]]:
         """(topic, queue id) of every queue there is."""
 
+    def keep_for(self, keeper: Callable[[int], int]) -> None:
+        """Keep the log from where ``keeper`` still needs it, at most the offset that it is given."""
+
+    def position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """Where a message's record begins in the log; -1 if it is not there. Raises ``DiskError``."""
+
     def wait_dispatched(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until all that the log holds is in the queues; whether it is."""
 

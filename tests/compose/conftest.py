@@ -5,6 +5,7 @@ Without root or Docker they are skipped, which the summary says with the reason;
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,5 +38,9 @@ def docker_engine() -> Iterator[EngineClient]:
 
 @pytest.fixture(scope="session")
 def image(docker_engine: EngineClient) -> str:
-    """An image of the present sources."""
+    """An image of the present sources.
+
+    Its base, if it must be made, takes minutes of unpacking packages: no reason to dump every thread's stack.
+    """
+    faulthandler.cancel_dump_traceback_later()
     return ensure_image(docker_engine)

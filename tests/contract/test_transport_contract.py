@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.messages import (
     Envelope,
@@ -28,7 +29,6 @@ from dledger.rpc.memory_transport import MemoryNetwork, MemoryTransport
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.ports import Receiver
 from dledger.types import NO_ENTRY, EntryId, EntryRun, LogIndex, NodeId, Position, Term
-from tests.support.ports import free_ports
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 

@@ -1,4 +1,8 @@
-"""A group whose nodes live in network namespaces of their own, joined by a bridge: packets can really be dropped."""
+"""A group whose nodes live in network namespaces of their own, joined by a bridge: packets can really be dropped.
+
+The bridge has a namespace, too. In the machine's own, Docker's usual state (no forwarding but its own, and bridged
+packets go through iptables) would drop every packet between the nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cluster.local_group import LocalNode
 from dledger.client import ClientSecurity
@@ -34,6 +39,7 @@ def why_not() -> str:
     return ""
 
 
+_BRIDGE: Final = "br0"
 _numbers = itertools.count()
 
 
@@ -60,13 +66,12 @@ class NamespacedGroup(Group):
         number = next(_numbers)
         tag = f"dl{os.getpid() % 100_000}x{number}"
         subnet = f"10.{200 + os.getpid() % 50}.{(os.getpid() // 50 + number) % 250}"
-        self._bridge = f"{tag}br"
+        self._hub = f"{tag}hub"
+        self._cable = f"{tag}h"
         self.hosts: dict[NodeId, NamespacedNode] = {}
         self._removed = False
         try:
-            _run("ip", "link", "add", self._bridge, "type", "bridge")
-            _run("ip", "addr", "add", f"{subnet}.254/24", "dev", self._bridge)
-            _run("ip", "link", "set", self._bridge, "up")
+            self._make_hub(f"{subnet}.254/24")
             for place, (node, one) in enumerate(tuple(self.nodes.items())):
                 self.hosts[node] = NamespacedNode(
                     node, one.peer_port, one.client_port, one.log_file, f"{subnet}.{place + 1}", f"{tag}{node}"
@@ -78,11 +83,24 @@ class NamespacedGroup(Group):
         self.nodes.update(self.hosts)
         self.prefixes = {node: ["ip", "netns", "exec", one.namespace] for node, one in self.hosts.items()}
 
+    def _make_hub(self, address: str) -> None:
+        """The bridge, and a cable to it with our own address."""
+        hub = ["ip", "-n", self._hub]
+        _run("ip", "netns", "add", self._hub)
+        _run(*hub, "link", "add", _BRIDGE, "type", "bridge")
+        _run(*hub, "link", "set", _BRIDGE, "up")
+        _run("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "host", "netns", self._hub)
+        _run(*hub, "link", "set", "host", "master", _BRIDGE, "up")
+        _run("ip", "addr", "add", address, "dev", self._cable)
+        _run("ip", "link", "set", self._cable, "up")
+
     def _plug_in(self, node: NamespacedNode, cable: str) -> None:
         inside = ["ip", "-n", node.namespace]
         _run("ip", "netns", "add", node.namespace)
-        _run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
-        _run("ip", "link", "set", cable, "master", self._bridge, "up")
+        _run(
+            "ip", "-n", self._hub, "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", node.namespace
+        )
+        _run("ip", "-n", self._hub, "link", "set", cable, "master", _BRIDGE, "up")
         _run(*inside, "link", "set", "lo", "up")
         _run(*inside, "addr", "add", f"{node.host}/24", "dev", "eth0")
         _run(*inside, "link", "set", "eth0", "up")
@@ -118,7 +136,8 @@ class NamespacedGroup(Group):
         self._removed = True
         for node in self.hosts.values():
             subprocess.run(["ip", "netns", "del", node.namespace], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", self._cable], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", self._hub], check=False, capture_output=True)
 
 
 def _run(*words: str) -> None:

@@ -232,7 +232,8 @@ def test_a_damaged_node_says_so_and_repairs_itself_from_the_others(tmp_path: Pat
         content[500] ^= 1
         segment.write_bytes(content)
 
-        refused = subprocess.run(group.command(node), capture_output=True, timeout=DEADLINE_S, check=False, text=True)
+        alone = [*group.command(node), "--set", "auto_repair=false"]
+        refused = subprocess.run(alone, capture_output=True, timeout=DEADLINE_S, check=False, text=True)
         group.start(node, extra=["--repair"])
         group.wait_converged()
 

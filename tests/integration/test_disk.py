@@ -149,7 +149,7 @@ def start_damaged(group: Group, node: NodeId) -> str:
     """Start a node that is expected to refuse; gives what it says."""
     said = len(group.logs(node))
     with pytest.raises(LocalGroupError, match="ended with exit code"):
-        group.start(node)
+        group.start(node, extra=["--set", "auto_repair=false"])
     return group.logs(node)[said:]
 
 
@@ -163,7 +163,10 @@ def flip_byte(file: Path, offset: int) -> None:
 
 
 def test_damage_in_the_middle_is_refused_and_repaired_from_peers(group: Group) -> None:
-    """Flushed bytes that are wrong: never cut silently (trap 6). ``--repair`` fetches them again."""
+    """Flushed bytes that are wrong: never cut silently (trap 6). ``--repair`` fetches them again.
+
+    So it is without ``auto_repair``; with it the member starts, puts the damage aside and fetches what it lacks.
+    """
     group.append(3000, size=1000)
     victim = group.followers(group.leader())[0]
     damaged = group.segments(victim)[1]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.local_group import free_ports
 from dledger.clock import Clock, SystemClock
 from dledger.config import ElectionConfig, FlushMode, Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
@@ -15,7 +16,6 @@ from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.message_store import MessageStore
 from rocketstore.types import BrokerRole
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 SEGMENT_BYTES = 16 * KIB

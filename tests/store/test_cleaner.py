@@ -122,6 +122,28 @@ def test_clean_removes_whole_segments_and_moves_the_begin(tmp_path: Path) -> Non
     store.close()
 
 
+def test_segments_behind_one_that_stays_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look costs reads under the node's lock, once a second; a log may have thousands of segments."""
+    store = open_store(small_config(tmp_path))
+    fill(store, 300)
+    store.flush()
+    store.set_committed(store.last.index)
+    looked: list[LogIndex] = []
+    chain_crc_at = store.chain_crc_at
+
+    def look(index: LogIndex) -> int:
+        looked.append(index)
+        return chain_crc_at(index)
+
+    monkeypatch.setattr(store, "chain_crc_at", look)
+
+    store.clean(store.last.index)
+
+    assert len(list(tmp_path.rglob("data/*"))) > 3
+    assert len(looked) <= 1
+    store.close()
+
+
 def test_force_clean_goes_on_until_there_is_room(tmp_path: Path) -> None:
     """One segment per pass, the newest never."""
     fs = FailingFs()

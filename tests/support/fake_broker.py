@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc
 
+from cluster.local_group import free_ports
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.producer_names import MEMORY_KEY
@@ -20,7 +21,6 @@ from rocketstore.message.properties import decode_properties
 from rocketstore.message.record import encode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
-from tests.support.ports import free_ports
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
 NOT_REMEMBERED: Final = pb.SendResult(
@@ -80,6 +80,8 @@ class FakeBrokers:
         self.queues: dict[tuple[str, int], FakeQueue] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.commits: list[pb.CommitOffsetsRequest] = []
+        self.registered: set[str] = set()
+        """Groups that may have committed nothing yet."""
         self.answers_to_commits = True
         """Whether a commit of offsets, which is stored, is answered."""
         self.log_offset = 0
@@ -483,7 +485,9 @@ class FakeBroker:
         return pb.DeleteGroupResponse()
 
     def _list_groups(self, request: pb.ListGroupsRequest, context: grpc.ServicerContext) -> pb.ListGroupsResponse:
-        return pb.ListGroupsResponse(groups=sorted({group for group, _, _ in self.group.offsets}))
+        return pb.ListGroupsResponse(
+            groups=sorted({*self.group.registered, *(group for group, _, _ in self.group.offsets)})
+        )
 
     def _status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
         group = self.group

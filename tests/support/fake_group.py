@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from cluster.local_group import free_ports
 from dledger.config import ServerConfig, StoreConfig
 from dledger.errors import LeaderHint
 from dledger.rpc.client_server import ClientServer
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
 from tests.support.fake_node import FakeNode
-from tests.support.ports import free_ports
 
 
 @dataclass

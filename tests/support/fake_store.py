@@ -102,6 +102,7 @@ class FakeStore:
         self.dispatched_to: int | None = None
         """How many records of the log are in the queues; None: all, always."""
         self.deleted_topics: list[str] = []
+        self.keepers: list[Callable[[int], int]] = []
         self.gets = 0
         self._clock = clock or ManualClock()
         self._delay_levels = delay_levels
@@ -146,6 +147,15 @@ class FakeStore:
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         slave = self.role is BrokerRole.SLAVE
         done(ShutdownError("a slave") if slave else len(self.log.producers.get(name, ())))
+
+    def keep_for(self, keeper: Callable[[int], int]) -> None:
+        self.keepers.append(keeper)
+
+    def position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return -1
+        return queue.records[offset - queue.min_offset].head.offset
 
     def put(self, message: Message) -> PutResult:
         found: list[PutResult] = []

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from cluster.local_group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from cluster.local_group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
@@ -17,7 +18,6 @@ from rocketstore.client import Producer
 from rocketstore.message.message import Message
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 SEGMENT_BYTES: Final = 1 << 16

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.conditions import CONDITIONS_MAX, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc import client_codec
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 KIND = ConditionKind

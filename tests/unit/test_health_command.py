@@ -17,8 +17,8 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from cluster.certs import make_authority, make_node
 from cluster.cli import main
 from cluster.commands.health import own_server
+from cluster.local_group import free_ports
 from tests.support.fake_group import fake_group
-from tests.support.ports import free_ports
 
 INSECURE = {"DLEDGER_INSECURE": "true"}
 MEMBERS = "n0-n0:20911;n1-n1:20911;n2-n2:20911"

@@ -165,3 +165,24 @@ def test_what_a_no_op_tells_of_producers_is_put_in_words(tmp_path: Path, inspect
 
     assert plain.output.splitlines()[0].endswith("producer orders from here on, slot 7")
     assert item["producers"] == "producer orders from here on, slot 7"
+
+
+def test_a_directory_of_another_kind_with_a_nodes_prefix_is_no_node(
+    tmp_path: Path, inspect: Callable[..., Result]
+) -> None:
+    """A demo's directory is called dledger-demo-…: it is named, not taken for a node."""
+    (tmp_path / "dledger-demo-x" / "n0").mkdir(parents=True)
+
+    shown = inspect(tmp_path)
+
+    assert shown.exit_code == 2
+    assert "is no node's directory" in shown.output
+
+
+def test_segments_that_are_elsewhere_must_be_named(base_dir: Path, inspect: Callable[..., Result]) -> None:
+    """A node's directory without data/ says so in a sentence."""
+    node_dir = base_dir / "dledger-n0"
+    (node_dir / "data").rename(base_dir / "elsewhere")
+
+    assert "--data-dir" in inspect(node_dir).output
+    assert inspect(node_dir, "--data-dir", base_dir / "elsewhere").exit_code == 0

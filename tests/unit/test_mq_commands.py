@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from cluster import cli
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
+from cluster.local_group import free_ports
 from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
-from tests.support.ports import free_ports
 
 Run = Callable[..., Result]
 REPEATS_MAX = 1000
@@ -425,6 +425,15 @@ def test_consumer_progress(run: Run, brokers: FakeBrokers) -> None:
     assert json.loads(run("consumer", "progress", "-g", "billing", "--json").stdout)[0]["lag"] == 2
     assert json.loads(run("consumer", "progress", "-t", "other", "--json").stdout) == []
     assert run("consumer", "progress", "-g", "nobody").exit_code == 1
+
+
+def test_groups_that_have_committed_nothing_do_not_end_the_list(run: Run, brokers: FakeBrokers) -> None:
+    """As a broker has that was taken over from RocketMQ."""
+    put(brokers, 5)
+    brokers.registered = {"idle"}
+    brokers.offsets["billing", "orders", 0] = 3
+
+    assert lines_of(run("consumer", "progress"))[1:] == [["billing", "1", "2"], ["idle", "0", "0"]]
 
 
 def test_consumer_delete(run: Run, brokers: FakeBrokers) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
@@ -18,7 +19,6 @@ from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer, _protected_index
 from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
 from tests.support.cluster import N1, N2, Outcome
-from tests.support.ports import free_ports
 from tests.support.solo import Solo
 from tests.support.waiting import wait_until
 

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+from cluster.local_group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, ProducerBatch
 from tests.support.cluster import N0
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 SEGMENT_BYTES = 1 << 16

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from dledger.conditions import ConditionKind
-from dledger.errors import CorruptLogError, UnavailableError
+from dledger.errors import CorruptLogError, FencedError, UnavailableError
 from dledger.rpc import peer_log
 from dledger.rpc.peer_log import PeerLogClient
 from dledger.types import LogIndex, NodeId
@@ -115,3 +115,79 @@ def test_members_read_each_others_logs_and_nobody_else_does(group: RunningGroup)
         client.close()
     with pytest.raises(UnavailableError, match="stopping"):
         client.read_log(NodeId("n1"), 0, 1)
+
+
+def stopped_with(group: RunningGroup, ruin: Callable[[Path], None], segment: int) -> int:
+    """Stop a follower, damage one of its segments; gives its number."""
+    number = follower(group)
+    path = group.segment(number, segment)
+    group.nodes[number].stop(graceful=False)
+    ruin(path)
+    return number
+
+
+@pytest.mark.parametrize(
+    "ruin", [Path.unlink, lambda path: path.write_bytes(b"\xff" * 1000)], ids=["missing", "misshapen"]
+)
+def test_a_member_starts_without_a_segment_fetches_it_and_counts_again(
+    tmp_path: Path, ruin: Callable[[Path], None]
+) -> None:
+    """It remembers what it said, and keeps the rest of its log; its vote counts once it is whole."""
+    group = RunningGroup(tmp_path, segment_bytes=SEGMENT_BYTES, scrub_bytes_per_s=0, recovery_verify_bytes=0)
+    try:
+        group.append(300, 1000)
+        group.wait_converged()
+        number = stopped_with(group, ruin, 1)
+        sound = group.segment(group.wait_for_leader(), 1).read_bytes()
+        returned = group.make(number)
+        group.nodes[number] = returned
+        assert returned.log.last.index >= 300
+        assert not returned.status().voter
+        assert returned.conditions.holds(ConditionKind.DAMAGED)
+
+        returned.start()
+
+        wait_until(lambda: returned.status().voter, "it counts again", 30)
+        wait_until(lambda: returned.conditions.now() == (), "nothing is the matter any more", 20)
+        assert group.segment(number, 1).read_bytes() == sound
+        group.append(5)
+        group.wait_converged()
+    finally:
+        group.stop()
+
+
+def test_a_member_with_a_damaged_end_keeps_what_is_sound_and_is_refilled_by_its_leader(group: RunningGroup) -> None:
+    """It starts in doubt, with the log before the damage, and is readmitted once it has all."""
+    number = stopped_with(group, lambda path: turn(path, 5_000), 2)
+
+    returned = group.make(number)
+    group.nodes[number] = returned
+    assert 0 < returned.log.last.index < 200
+    assert not returned.status().voter
+    returned.start()
+
+    wait_until(lambda: returned.status().voter, "it counts again", 30)
+    group.append(5)
+    group.wait_converged()
+    aside = returned.log.directory / "damaged-1" / "data"
+    assert {path.name for path in aside.iterdir()} >= {group.segment(number, 2).name, group.segment(number, 3).name}
+    leader = group.wait_for_leader()
+    assert group.segment(number, 2).read_bytes() == group.segment(leader, 2).read_bytes()
+
+
+def test_a_member_whose_history_most_others_contradict_serves_and_counts_for_nothing(group: RunningGroup) -> None:
+    """It stays up and says so; the others go on."""
+    number = follower(group)
+    node = group.nodes[number]
+
+    node._watch.on_diverged("2 members hold another entry 7")
+
+    with pytest.raises(FencedError, match="2 members hold another entry 7"):
+        node.read(LogIndex(1), LogIndex(1), 1000)
+    with pytest.raises(FencedError):
+        node.bulk.committed_range()
+    assert not node.status().voter
+    (told,) = [one for one in node.status().conditions if one.kind == ConditionKind.FENCED]
+    assert "--repair" in told.message
+    group.append(5)
+    assert [one.fatal for one in group.nodes] == [None] * 3

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import grpc
 
-from cluster.bench.processes import ChildError, end, free_ports, spawn_daemon
+from cluster.bench.processes import ChildError, end, spawn_daemon
+from cluster.local_group import free_ports
 
 INSTALL = "etcd (Debian: apt-get install etcd-server)"
 RPC_TIMEOUT_SECONDS = 5.0

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.bench.processes import ChildError, PythonChild, free_ports
+from cluster.bench.processes import ChildError, PythonChild
+from cluster.local_group import free_ports
 
 INSTALL = "the extra `bench` (pip install pysyncobj)"
 

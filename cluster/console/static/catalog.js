@@ -43,16 +43,21 @@ export function start(onBrowse) {
 }
 
 export function render() {
-  const { loaded, error, topics, groups } = state.catalog;
+  const { loaded, error, totals, topics, groups } = state.catalog;
   const shown = topics.filter((row) => showSystem || !row.system);
   parts.topics.render(shown);
   parts.groups.render(groups);
-  say(parts.topicsSay, parts.topics, shown.length, loaded, error, "No topics yet. Make one: dledger topic create orders");
-  say(parts.groupsSay, parts.groups, groups.length, loaded, error, "No consumer group has committed anything yet.");
+  say(parts.topicsSay, parts.topics, shown.length, loaded, error, "No topics yet. Make one: dledger topic create orders", cut(topics.length, totals.topics, "topics", "dledger topic list"));
+  say(parts.groupsSay, parts.groups, groups.length, loaded, error, "No consumer group has committed anything yet.", cut(groups.length, totals.groups, "groups", "dledger consumer progress"));
 }
 
-function say(place, table, count, loaded, error, none) {
-  const words = error && !count ? error : !loaded ? "Asking…" : count ? "" : none;
+/** What is missing from a list that is too long for a page. */
+function cut(shown, total, things, command) {
+  return shown < total ? `The first ${format.count(shown)} of ${format.count(total)} ${things}, those of the broker itself included. All of them: ${command}` : "";
+}
+
+function say(place, table, count, loaded, error, none, missing) {
+  const words = error && !count ? error : !loaded ? "Asking…" : count ? missing : none;
   place.hidden = words === "";
   place.className = error && !count ? "empty bad" : "empty";
   if (place.textContent !== words) place.textContent = words;

@@ -47,7 +47,7 @@ function verdict() {
     }
     return ["bad", "Nobody leads", `An election is under way${since}. Appends wait until it is over.`];
   }
-  const since = `since ${format.clock(group.leader_since_ms)}`;
+  const since = `${group.leader_began ? "" : "at least "}since ${format.clock(group.leader_since_ms)}`;
   const title = `${group.leader} leads`;
   const full = nodes.filter((node) => node.facts?.disk_full).map((node) => node.node);
   if (full.length) return ["warn", title, `${format.names(full)}: disk full. In term ${group.term} ${since}.`];

@@ -207,7 +207,7 @@ export function drawStrips() {
     const changes = state.changes.get(lane.name) ?? [];
     drawStrip(lane.strip, changes, marks.filter((mark) => mark.node === lane.name), from, to);
     const latest = changes[changes.length - 1];
-    attribute(lane.strip, "aria-label", latest ? `${lane.name}: ${ROLE[latest[1]].toLowerCase()} since ${format.clock(latest[0])}` : `${lane.name}: nothing seen yet`);
+    attribute(lane.strip, "aria-label", latest ? `${lane.name}: ${ROLE[latest[1]].toLowerCase()} ${changes.length > 1 ? "" : "at least "}since ${format.clock(latest[0])}` : `${lane.name}: nothing seen yet`);
   }
   drawAxis(from, to);
 }

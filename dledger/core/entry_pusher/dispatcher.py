@@ -67,6 +67,8 @@ class EntryDispatcher:
         self._boot_id: int | None = None
         self._boot_epoch = 0
         """The first attempt that only the follower's present process can have seen."""
+        self._agreed = False
+        """Whether the follower's present process has found an entry of this log in its own."""
         self._in_flight: deque[_InFlight] = deque()
         self._live_from = LogIndex(0)
         """The first entry that was written while this attempt was streaming: its pages are in memory."""
@@ -133,6 +135,7 @@ class EntryDispatcher:
         self._term = self._state.term
         self._boot_id = None
         self._boot_epoch = 0
+        self._agreed = False
         self._pause_until_ms = now_ms
         self._pause_wanted = False
         self.next_index = LogIndex(self._state.log.last.index + 1)
@@ -253,7 +256,9 @@ class EntryDispatcher:
         if response.flushed_index > state.log.last.index:
             self._ignore_longer_history(response, now_ms)
             return
-        self._raise_watermark(leader, response)
+        self._note_agreement(leader, response)
+        if self._agreed:
+            self._raise_watermark(leader, response)
         if response.epoch != self._epoch:
             return
         try:
@@ -278,6 +283,7 @@ class EntryDispatcher:
             self._boot_id = leader.boot_ids[self.peer] = response.boot_id
             self._doubt_if_less(leader, response, NO_INDEX)
         elif self._boot_id != response.boot_id:
+            self._agreed = False
             said, leader.match[self.peer] = leader.match[self.peer], NO_INDEX
             leader.counts[self.peer] = False
             self._boot_id = leader.boot_ids[self.peer] = response.boot_id
@@ -286,6 +292,17 @@ class EntryDispatcher:
             self._boot_epoch = self._epoch
             return False
         return response.epoch >= self._boot_epoch
+
+    def _note_agreement(self, leader: Leader, response: PushResponse) -> None:
+        """What a follower says to hold is worth something once the logs were compared and found equal.
+
+        Before that its watermark is its own commit index, which is a prefix of this log only if it is of this history.
+        """
+        if response.code is ResponseCode.SUCCESS and response.kind is not PushKind.INSTALL:
+            self._agreed = True
+        elif response.code is ResponseCode.OTHER_HISTORY:
+            self._agreed = leader.counts[self.peer] = False
+            leader.match[self.peer] = NO_INDEX
 
     def _ignore_longer_history(self, response: PushResponse, now_ms: int) -> None:
         """Leave a follower that claims to match more than there is here to its own judgement.

@@ -270,7 +270,7 @@ class EntryHandler:
         """
         state = self._state
         readmission = state.readmission
-        if readmission is None or state.leader_id is None:
+        if readmission is None or state.leader_id is None or not state.whole:
             return
         durable = min(state.log.flushed.index, self.verified_index) if self._is_in_session() else NO_INDEX
         if durable < readmission.index:
@@ -361,7 +361,7 @@ class EntryHandler:
             end_index=state.log.last.index,
             conflict=conflict,
             boot_id=state.boot_id,
-            standing=state.hard_state.standing,
+            standing=state.standing,
         )
         state.outbox.messages.append((target, response))
 

@@ -15,7 +15,8 @@ from pipeline.jobs.retention import RetentionOptions
 from pipeline.jobs.retention_plan import Setting
 from pipeline.jobs.source import LogSource
 from pipeline.jobs.stats import StatsOptions
-from tests.pipeline.jobs.logs import START_MS, write_log
+from rocketstore.message.message import Message
+from tests.pipeline.jobs.logs import START_MS, messages, write_log
 from tests.support.log_bytes import DiskLog, write_disk_log
 
 if TYPE_CHECKING:
@@ -62,6 +63,21 @@ def test_stats_count_by_topic_queue_hour_tag_and_key(spark: SparkSession, log: D
     keys = Counter((key, row["topic"]) for row in log.rows for key in str(row["keys"]).split())
     assert {(row[0], row[1]): row[2] for row in report.table("Most frequent keys").rows} == keys
     assert page(report).count('<svg class="chart"') == 6
+
+
+def test_what_a_broker_writes_for_itself_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
+    """It may be most of the log; whoever asks for it gets it."""
+    own = [Message("RMQ_SYS_BROKER_STATE", b"{}", store_timestamp=START_MS) for _ in range(30)]
+    directory = str(write_disk_log(tmp_path, [*messages(10), *own]).directory)
+
+    usual = stats.run(spark, StatsOptions(LogSource(path=directory), ("topic",)))
+    all_ = stats.run(spark, StatsOptions(LogSource(path=directory), ("topic",), internal=True))
+
+    assert (usual.fact("messages"), all_.fact("messages")) == (10, 40)
+    assert (usual.fact("topics"), all_.fact("topics")) == (3, 4)
+    left_out = "bytes of the broker's own topics, not counted"
+    assert usual.fact(left_out) == int(str(all_.fact("bytes"))) - int(str(usual.fact("bytes"))) > 0
+    assert all_.fact(left_out) == 0
 
 
 def test_stats_find_missing_queue_offsets(spark: SparkSession, log: DiskLog) -> None:

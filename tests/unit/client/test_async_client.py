@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.client import AsyncDLedgerClient, ReadMode
 from dledger.config import ServerConfig
 from dledger.errors import (
@@ -31,7 +32,6 @@ from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId, Role
 from tests.support.fake_group import elect
 from tests.support.fake_node import FakeNode
-from tests.support.ports import free_ports
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
 from dledger.config import ServerConfig
 from dledger.errors import (
@@ -30,7 +31,6 @@ from dledger.errors import (
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.types import NodeId, Role
 from tests.support.fake_group import FakeGroup, fake_group
-from tests.support.ports import free_ports
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 

@@ -218,6 +218,30 @@ def test_standing_is_saved_once() -> None:
     assert state.hard_state_version == 1
 
 
+def test_a_member_whose_log_is_not_whole_counts_for_nothing_until_it_is() -> None:
+    """Not durably: it forgets nothing."""
+    state = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER)).state
+    seen = []
+    for whole in (True, False, True):
+        state.whole = whole
+        seen.append((state.standing, state.own_ballot.standing, state.has_standing))
+
+    counts = (Standing.VOTER, Standing.VOTER, True)
+    assert seen == [counts, (Standing.DOUBTFUL, Standing.DOUBTFUL, False), counts]
+    assert state.hard_state_version == 0
+
+
+def test_what_a_member_lost_before_its_log_was_whole_takes_its_standing_all_the_same() -> None:
+    """Durably: to be whole again says nothing about what it acknowledged."""
+    state = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER)).state
+    state.whole = False
+    state.lose_standing("it lacks what it held", 0)
+    state.whole = True
+
+    assert state.standing is Standing.DOUBTFUL
+    assert state.hard_state.doubt == "it lacks what it held"
+
+
 def test_a_heartbeat_never_sets_an_earlier_deadline() -> None:
     """The elector sleeps until the one it knows, and a heartbeat does not wake it: it would find out too late."""
 

@@ -634,6 +634,38 @@ def test_expired_files_go_and_queues_and_index_follow(config: MessageStoreConfig
         assert bodies(store) == [*left, 500]
 
 
+def test_retention_waits_for_queues_and_index_to_be_durable(
+    config: MessageStoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would take units and keys that nothing could make again; and for whoever else needs the log."""
+    disk = Disk()
+    config = replace(config, disk_space_clean_forcibly_ratio=85, disk_space_warning_level_ratio=99)
+    with running(config, fs=disk) as store:
+        fill(store, 100, queues=1)
+        store.flush()
+        durable = store.dispatch_position
+        needed = [0]
+        store.keep_for(lambda at: min(at, needed[0]))
+        fill(store, 400, queues=1, first=100)
+        disk.percent = 95
+        monkeypatch.setattr(store._cleaner, "on_held_back", lambda: None)
+
+        for _ in range(20):
+            store._clean_round()
+        assert store.log.min_offset == 0
+        needed[0] = 1 << 60
+        monkeypatch.setattr(store._numbering, "keep_from", lambda **_: None)
+        for _ in range(20):
+            store._clean_round()
+
+        assert 0 < store.log.min_offset <= durable
+        begin = store.log.min_offset
+        monkeypatch.setattr(store._cleaner, "on_held_back", store._durability.flush)
+        store._clean_round()
+        assert store.log.min_offset > begin
+        disk.percent = 50
+
+
 def test_a_rebuilt_queue_begins_where_the_log_does(config: MessageStoreConfig) -> None:
     """Pre-fill: the first message left has an offset other than 0."""
     disk = Disk()

@@ -263,3 +263,37 @@ def test_a_plain_broker_is_not_told_that_its_tls_settings_change_nothing() -> No
 
     assert config.security.has_tls
     assert warnings == ()
+
+
+def test_a_disk_ratio_above_the_one_for_forced_cleaning_is_taken(tmp_path: Path) -> None:
+    """RocketMQ allows up to 95 while it cleans by force above 85: the smaller one counts, in both modes."""
+    replicated = load(tmp_path, QUICK_START.format(number=0, listen_port=30911) + "diskMaxUsedSpaceRatio=95\n")
+
+    assert replicated.dledger is not None
+    assert replicated.dledger.store.disk_check_ratio == replicated.dledger.store.disk_clean_ratio == 0.85
+    assert load(tmp_path, "diskMaxUsedSpaceRatio=95\n").store.disk_max_used_space_ratio == 95
+
+
+def test_a_loopback_address_for_clients_is_the_one_listened_on(tmp_path: Path) -> None:
+    """Nobody else could reach it; another one means every address, which plaintext forbids, naming what made it so."""
+    assert load(tmp_path, "brokerIP1=127.0.0.1\n").bind_host == "127.0.0.1"
+    assert load(tmp_path, "brokerIP1=192.0.2.1\ninsecure=true\n").bind_host == "0.0.0.0"
+    with pytest.raises(ConfigError, match=r"broker_ip1=192\.0\.2\.1.*brokerIP1 from"):
+        load(tmp_path, "brokerIP1=192.0.2.1\n")
+
+
+def test_names_of_rocketmqs_newest_classes_are_known(tmp_path: Path) -> None:
+    """They change nothing here, and are warned of."""
+    names = (
+        "commercialEnable",
+        "configBlackList",
+        "isolateLogEnable",
+        "clientWorkerThreads",
+        "writeBufferLowWaterMark",
+    )
+    file = tmp_path / "broker.conf"
+    file.write_text("".join(f"{name}=1\n" for name in names))
+
+    _, warnings = load_broker_settings(file, {}, {})
+
+    assert all(name in warnings[0] for name in names)

@@ -18,6 +18,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from cluster.local_group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
@@ -28,7 +29,6 @@ from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.push_frames import Frame, FrameType
 from dledger.rpc.push_link import PushLink
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
-from tests.support.ports import free_ports
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 

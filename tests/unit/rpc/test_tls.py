@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from cluster import certs
+from cluster.local_group import free_ports
 from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, VoteRequest
@@ -28,7 +29,6 @@ from dledger.rpc.tls_keeper import FileWatch, TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.certificates import expire, files, reissue
-from tests.support.ports import free_ports
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bench.processes import ChildError, PythonChild, end, free_ports, spawn_daemon
+from cluster.bench.processes import ChildError, PythonChild, end, spawn_daemon
 
 ECHO = """
 import json, sys
@@ -62,8 +62,3 @@ def test_ending_a_daemon_takes_effect_even_when_it_is_stopped(tmp_path: Path) ->
     assert process.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
-
-
-def test_free_ports_are_distinct() -> None:
-    """They are held together while they are chosen."""
-    assert len(set(free_ports(20))) == 20

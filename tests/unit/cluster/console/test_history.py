@@ -64,6 +64,27 @@ def test_a_killed_leader_is_unreachable_at_once_and_its_successor_tells_how_long
     assert texts(known)[-2:] == ["n0 answers no more", "n2 leads in term 2"]
 
 
+def test_a_leader_that_led_before_the_first_look_has_led_for_an_unknown_time(known: History) -> None:
+    """The console's own start is not its begin."""
+    assert present(known)["group"]["leader_began"] is False
+    assert texts(known)[0] == "n0 led in term 1 already"
+
+    known.answered("h:2", answer(facts("n1", NodeState.LEADER, term=2)), T0 + 500)
+
+    assert present(known)["group"]["leader_began"] is True
+
+
+def test_a_leader_elected_after_the_first_look_was_seen_to_begin() -> None:
+    """Every node had answered, and none led."""
+    made = History(["h:1", "h:2", "h:3"])
+    for number in range(3):
+        made.answered(f"h:{number + 1}", answer(facts(f"n{number}")), T0)
+    made.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0 + 500)
+
+    assert present(made)["group"]["leader_began"] is True
+    assert "n0 leads in term 1" in texts(made)
+
+
 def test_what_is_the_matter_with_a_node_is_an_event_when_it_begins_and_when_it_ends(known: History) -> None:
     """Also across a time in which the node did not answer; the node's facts name what holds."""
     damaged = Condition("damaged", "entry 7 is wrong", T0, "/data/00000000000000000000")

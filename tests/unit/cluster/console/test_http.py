@@ -14,7 +14,7 @@ import pytest
 
 from cluster.console import streams
 from cluster.console.control import NoControl
-from cluster.console.guard import Rules
+from cluster.console.guard import GUESSES_IN_ALL_MAX, GUESSES_MAX, GUESSES_S, SESSION_S, Guesses, Rules
 from cluster.console.server import ConsoleServer, Place
 from dledger.errors import ConfigError
 from tests.support.fake_broker import FakeBrokers
@@ -270,6 +270,54 @@ def test_the_printed_address_signs_in_and_hides_the_token(make_console: MakeCons
     assert (opened.status, opened.headers["location"]) == (303, "/")
     assert "set-cookie" in opened.headers
     assert request(f"{console.url}?token=wrong").headers["location"] == "/login"
+
+
+def test_whoever_guesses_at_the_token_must_wait(
+    make_console: MakeConsole, log_group: FakeGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However it is brought; then not even the right one is taken, and each guess was logged. Cookies go on."""
+    console = make_console(log_group.addresses, rules=Rules(token=TOKEN, remote=True))
+    body = f"token={TOKEN.replace(' ', '+')}".encode()
+    cookie = request(f"{console.url}login", method="POST", body=body).headers["set-cookie"].split(";")[0]
+    for _ in range(GUESSES_MAX - 2):
+        request(f"{console.url}api/state", headers={"authorization": "Bearer wrong"})
+    request(f"{console.url}?token=wrong")
+    request(f"{console.url}login", method="POST", body=b"token=wrong")
+
+    assert request(f"{console.url}login", method="POST", body=body).status == 429
+    assert request(f"{console.url}api/state", headers={"authorization": f"Bearer {TOKEN}"}).status == 429
+    assert request(f"{console.url}api/state", headers={"cookie": cookie}).status == 200
+    assert caplog.text.count("a wrong token from 127.0.0.1") == GUESSES_MAX
+
+
+def test_guesses_are_bounded_per_address_and_in_all_and_forgotten_after_a_minute() -> None:
+    """One who guesses does not keep others out; very many do, for as long as they guess."""
+    now = [0.0]
+    guesses = Guesses(lambda: now[0])
+    for _ in range(GUESSES_MAX):
+        guesses.note("192.0.2.1")
+    assert guesses.too_many("192.0.2.1")
+    assert not guesses.too_many("192.0.2.2")
+
+    for number in range(GUESSES_IN_ALL_MAX - GUESSES_MAX):
+        guesses.note(f"198.51.100.{number}")
+    assert guesses.too_many("192.0.2.2")
+
+    now[0] = GUESSES_S
+    assert not guesses.too_many("192.0.2.1")
+
+
+def test_a_session_ends_at_the_server() -> None:
+    """A stolen cookie is worth something for half a day, and a made-up one nothing."""
+    rules = Rules(token=TOKEN)
+    session = rules.session(1000)
+
+    assert rules.knows_session(session, 1000)
+    assert rules.knows_session(session, 1000 + SESSION_S - 1)
+    assert not rules.knows_session(session, 1000 + SESSION_S)
+    assert not rules.knows_session(session, 999)
+    assert not rules.knows_session(session.replace("1000", "2000", 1), 2000)
+    assert not any(rules.knows_session(one, 1000) for one in ("", ".", "1000", "1000.", "²." + session, "9" * 5000))
 
 
 def test_remote_consoles_answer_to_addresses_and_to_names_that_were_allowed() -> None:

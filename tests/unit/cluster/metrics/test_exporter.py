@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.local_group import free_ports
 from cluster.metrics import metered
 from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS
 from cluster.metrics.exporter import Exporter
@@ -25,7 +26,6 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 N0 = NodeId("n0")

@@ -482,3 +482,26 @@ def test_a_late_refusal_of_an_earlier_term_does_not_start_over() -> None:
 
     assert solo.dispatch(N1, ms=500) == []
     assert state_of(solo) is DispatcherState.COMPARE
+
+
+def test_a_follower_of_another_history_counts_for_nothing() -> None:
+    """Its commit index is no prefix of this log: until the logs were found equal it is not believed, nor afterwards."""
+    solo = Solo()
+    solo.lead()
+    solo.flush()
+    for code, kind in (
+        (ResponseCode.INCONSISTENT_STATE, PushKind.COMPARE),
+        (ResponseCode.OTHER_HISTORY, PushKind.COMPARE),
+        (ResponseCode.SUCCESS, PushKind.INSTALL),
+    ):
+        solo.dispatch(N1)
+        solo.respond(N1, kind, code, verified=0)
+        solo.settle_quorum()
+        assert solo.leader_role.match[N1] == -1
+        assert solo.state.commit_index == -1
+
+    solo.respond(N1, PushKind.COMPARE, verified=0)
+    agreed = solo.leader_role.match[N1]
+    solo.respond(N1, PushKind.APPEND, ResponseCode.OTHER_HISTORY, verified=0)
+
+    assert (agreed, solo.leader_role.match[N1]) == (0, -1)

@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.message import Message as Wire
 from grpc_health.v1 import health_pb2
 
+from cluster.local_group import free_ports
 from dledger.client import DLedgerClient
 from dledger.errors import AppendsNotServedError, ConfigError, DirectoryLockedError
 from rocketstore.broker.codec import SERVICE
@@ -21,7 +22,6 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 AnswerT = TypeVar("AnswerT", bound=Wire)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from cluster.local_group import free_ports
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client import Producer
 from rocketstore.client.errors import (
@@ -22,7 +23,6 @@ from rocketstore.client.producer import queue_of_key
 from rocketstore.message.message import Message
 from rocketstore.types import PutMessageStatus
 from tests.support.fake_broker import Break, FakeBrokers, Garbage, Refusal
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.local_group import free_ports
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
@@ -14,7 +15,6 @@ from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.types import PutResult, RecordHead
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 SEGMENT_BYTES = 16 * 1024

@@ -371,6 +371,24 @@ def test_nothing_lies_behind_the_ends_of_a_plain_log_that_lost_its_tail(
     assert commit(master, 5).outcome == "stored"
 
 
+def test_the_log_is_kept_from_the_first_change_that_no_snapshot_holds(master: Member) -> None:
+    """Retention must not take what a restart needs."""
+    (needed_from,) = master.store.keepers
+    fill(master, "T", 9)
+    master.state.flush()
+    fill(master, "T", 2)
+    assert needed_from(master.log.end) == master.log.end
+
+    first = master.log.end
+    commit(master, 7)
+    commit(master, 8)
+    assert needed_from(master.log.end) == first
+    assert needed_from(first - 1) == first - 1
+
+    master.state.flush()
+    assert needed_from(master.log.end) == master.log.end
+
+
 def test_a_malformed_message_is_skipped_and_counted(master: Member) -> None:
     master.store.put(Message(BROKER_STATE_TOPIC, b"nonsense"))
     master.store.put(Message(BROKER_STATE_TOPIC, b"{}"))

@@ -1,0 +1,137 @@
+"""Opening a damaged log that peers can complete: what is proven sound is kept, what is not is put aside.
+
+Two ways, neither of which needs a peer yet:
+
+- A damaged, misshapen or missing segment that others follow is put aside, and an empty file takes its place. Nothing is
+  read from it (records are verified), and the running node fetches the segment (``mending``): until then it counts for
+  nothing, but remembers what it said, because the chain around the gap says what was in it.
+- Damage at the end, in the part that a start verifies: everything from there on is put aside, and the log ends with the
+  last sound entry before it. It may have acknowledged more, so its standing goes first, durably; the leader's pushes
+  bring the rest.
+
+Whatever cannot be done so (no checkpoint, an entry at the mark that is not the one that was flushed) is refused; the
+caller may then set all of it aside (``repair``). A crash in between leaves a start that finds the same, or less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dledger.errors import CorruptLogError
+from dledger.store.checkpoint import REPAIR_ADVICE
+from dledger.store.fs import FileSystem, create_durably, make_dirs_durably
+from dledger.store.hard_state import FileHardState
+from dledger.store.log_files import LogFiles
+from dledger.store.mmap_file import MappedFile
+from dledger.store.mmap_file_list import FoundFile
+from dledger.store.recovery import Cut, Damage, Keep, Refuse, ScanFacts, plan
+from dledger.store.scrub import STEP_BYTES
+
+
+class DamagedStart:
+    """One opening that found damage, or may find some."""
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._aside: Path | None = None
+        self.holes: list[CorruptLogError] = []
+        """Segments that stand there empty."""
+        self.cut = False
+        """Whether the log's end was put aside."""
+
+    def settle(
+        self, files: LogFiles, facts: ScanFacts, misshapen: tuple[FoundFile, ...], hard_state: FileHardState
+    ) -> tuple[Keep | Cut, tuple[FoundFile, ...]]:
+        """Put aside what is damaged: the plan for the rest, and the misshapen files that are still there.
+
+        Raises ``CorruptLogError`` if nothing proves what to keep.
+        """
+        step = files.segment_bytes
+        last = files.data.base_of(facts.checkpoint.flushed.position)
+        damaged = {files.data.base_of(one.position): one for one in reversed(facts.bad_files)}
+        holes = {base: one for base, one in damaged.items() if base + step <= last}
+        middle = facts.misshapen_middle
+        left = replace(
+            facts,
+            bad_files=tuple(one for one in facts.bad_files if files.data.base_of(one.position) not in holes),
+            misshapen_middle=None if middle is None or files.data.base_of(middle.position) in holes else middle,
+        )
+        decision = plan(left)
+        if isinstance(decision, Refuse):
+            decision = self._cut(files, facts, decision.damage, misshapen, hard_state)
+            holes = {base: one for base, one in holes.items() if base + step <= decision.end.position}
+        for base, one in sorted(holes.items()):
+            self._leave_empty(files, base, one)
+        return decision, tuple(one for one in misshapen if one.path.exists() and one.base not in holes)
+
+    def put_aside(self, path: Path) -> None:
+        """Keep a file that is replaced."""
+        self._fs.rename(path, self._target(path))
+
+    def _cut(
+        self,
+        files: LogFiles,
+        facts: ScanFacts,
+        damage: Damage,
+        misshapen: tuple[FoundFile, ...],
+        hard_state: FileHardState,
+    ) -> Cut:
+        end = facts.end
+        if end.position > damage.position or not facts.mark_agrees:
+            raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
+        reason = (
+            f"its log was damaged ({damage.path}, offset {damage.offset}): entries after {end.index} are fetched again"
+        )
+        hard_state.doubt(reason)
+        self.cut = True
+        for found in misshapen:
+            if found.base >= end.position and found.path.exists():
+                self.put_aside(found.path)
+        for file in files.data.files():
+            if file.base >= end.position and file.base + file.size > end.position:
+                files.data.forget(file.base)
+                if file.non_zero_end(0):
+                    self.put_aside(file.path)
+                else:
+                    self._fs.unlink(file.path)
+            elif file.base + file.size > end.position:
+                self._keep_copy(file)
+        if self._aside is not None:
+            self._fs.sync_dir(self._aside)
+        return Cut(end, f"damaged: {damage.reason}")
+
+    def _keep_copy(self, file: MappedFile) -> None:
+        target, stop = self._target(file.path), file.non_zero_end(0)
+        fd = self._fs.create(target)
+        try:
+            for offset in range(0, stop, STEP_BYTES):
+                self._fs.write(fd, file.read_cold(offset, min(STEP_BYTES, stop - offset)), offset)
+            self._fs.sync(fd)
+        finally:
+            self._fs.close(fd)
+
+    def _leave_empty(self, files: LogFiles, base: int, damage: Damage) -> None:
+        known, path = files.data.find(base), damage.path
+        if path.parent in files.data.placement.read_only:
+            raise CorruptLogError(path, damage.offset, damage.reason, REPAIR_ADVICE)
+        self.holes.append(CorruptLogError(path, damage.offset, damage.reason, REPAIR_ADVICE))
+        if known is not None and not known.non_zero_end(0):
+            return  # as an earlier start left it
+        if path.exists():
+            self.put_aside(path)
+        size = files.segment_bytes
+        create_durably(self._fs, path, lambda fd: self._fs.allocate(fd, size))
+        files.data.replace(MappedFile(self._fs, path, base, size, writable=True))
+
+    def _target(self, path: Path) -> Path:
+        """Where a file is kept: ``damaged-<n>`` in the node's directory, or beside the segments on another disk."""
+        if self._aside is None:
+            near = path.parent.stat().st_dev == self._directory.stat().st_dev
+            parent = self._directory if near else path.parent
+            taken = {one.name for one in parent.iterdir()}
+            number = next(n for n in range(1, len(taken) + 2) if f"damaged-{n}" not in taken)
+            self._aside = parent / f"damaged-{number}" / "data"
+            make_dirs_durably(self._fs, self._aside)
+        return self._aside / path.name

@@ -1,0 +1,158 @@
+"""Opening a damaged log that peers can complete: what is sound is kept, the rest put aside, the vote given up first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import CorruptLogError
+from dledger.store.file_store import FileStore
+from dledger.types import HardState, LogIndex, NodeId, Standing, Term
+from tests.store.support import SEGMENT_BYTES, FakeClock, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
+
+ENTRIES = 150
+"""27 to a segment."""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A voter's directory with six segments, stopped in order."""
+    store = open_store(small_config(tmp_path))
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+    fill(store, ENTRIES)
+    store.flush()
+    store.set_committed(LogIndex(140))
+    store.close()
+    return tmp_path / "dledger-n0"
+
+
+def path_of(directory: Path, number: int) -> Path:
+    """A segment's file."""
+    return directory / "data" / f"{number * SEGMENT_BYTES:020d}"
+
+
+def mended(directory: Path, verify: int = 0) -> FileStore:
+    """Open it as a member of a group does; by default only what follows the mark is verified."""
+    return FileStore.open(
+        small_config(directory.parent, recovery_verify_bytes=verify),
+        cluster_id="c",
+        group="g",
+        node_id="n0",
+        clock=FakeClock(),
+        fs=UnsyncedFs(),
+        mend=True,
+    )
+
+
+def ruin(path: Path, how: str) -> bytes:
+    """Damage a file; gives what is left of it."""
+    content = path.read_bytes()
+    match how:
+        case "missing":
+            path.unlink()
+            return b""
+        case "short":
+            path.write_bytes(content[:1000])
+        case "zeros":
+            path.write_bytes(bytes(len(content)))
+        case _:
+            path.write_bytes(b"\xff" * 48 + content[48:])
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "head"])
+@pytest.mark.parametrize("numbers", [(0,), (2,), (1, 2)], ids=str)
+def test_a_damaged_segment_among_others_is_left_empty_and_everything_else_is_kept(
+    directory: Path, how: str, numbers: tuple[int, ...]
+) -> None:
+    """The end, the vote and the standing are what they were; reads of the gap fail; it is told, at every start."""
+    left = {number: ruin(path_of(directory, number), how) for number in numbers}
+
+    for _ in range(2):
+        store = mended(directory)
+        assert store.last.index == ENTRIES - 1
+        assert store.committed_index == 140
+        assert store.hard_state.load().standing is Standing.VOTER
+        assert [one.path for one in store.damage_at_start] == [path_of(directory, number) for number in numbers]
+        with pytest.raises(CorruptLogError):
+            store.read(LogIndex(27 * numbers[0]))
+        behind = LogIndex(27 * (numbers[-1] + 1) + 1)  # the second one: the first one's chain begins in the gap
+        assert store.read(behind).index == behind
+        assert len(path_of(directory, numbers[0]).read_bytes()) == SEGMENT_BYTES
+        abandon(store)
+    kept = {path.name: path.read_bytes() for path in directory.glob("damaged-*/data/*")}
+    assert kept == {path_of(directory, number).name: content for number, content in left.items() if content}
+
+
+@pytest.mark.parametrize("number", [1, 4, 5])
+def test_damage_in_the_verified_end_cuts_the_log_before_it_and_takes_the_standing(directory: Path, number: int) -> None:
+    """What is before it stays, what is from there on is put aside, whole; the member is in doubt, with the reason."""
+    sound = {path: path.read_bytes() for path in (directory / "data").iterdir()}
+    content = bytearray(path_of(directory, number).read_bytes())
+    content[5 * 148 + 60] ^= 1
+    path_of(directory, number).write_bytes(bytes(content))
+
+    store = mended(directory, verify=1 << 30)
+
+    expected = 27 * number + 4
+    assert store.last.index == expected
+    assert store.committed_index == min(140, expected)
+    assert len(bodies_of(store)) == expected + 1
+    assert store.hard_state.load().standing is Standing.DOUBTFUL
+    assert "its log was damaged" in store.hard_state.load().doubt
+    assert store.damage_at_start == ()
+    kept = {path.name: path.read_bytes() for path in directory.glob("damaged-1/data/*")}
+    assert set(kept) == {path_of(directory, one).name for one in range(number, 6)}
+    assert (
+        kept[path_of(directory, number).name]
+        == bytes(content).rstrip(b"\0")[: len(kept[path_of(directory, number).name])]
+    )
+    for one in range(number + 1, 6):
+        assert kept[path_of(directory, one).name] == sound[path_of(directory, one)]
+    fill(store, 10)
+    store.close()
+    assert mended(directory, verify=1 << 30).last.index == expected + 10
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "zeros", "head"])
+def test_a_ruined_last_segment_is_cut_off(directory: Path, how: str) -> None:
+    """The log ends with the segment before."""
+    ruin(path_of(directory, 5), how)
+
+    store = mended(directory, verify=1 << 30)
+
+    assert store.last.index == 27 * 5 - 1
+    assert store.hard_state.load().standing is Standing.DOUBTFUL
+    store.close()
+
+
+def test_unreadable_term_and_vote_leave_a_member_in_doubt_with_its_log(directory: Path) -> None:
+    """The log is sound: nothing of it needs to be fetched."""
+    (directory / "hard_state").write_bytes(bytes(8192))
+
+    store = mended(directory)
+
+    assert store.last.index == ENTRIES - 1
+    assert store.hard_state.load().standing is Standing.DOUBTFUL
+    assert (directory / "damaged-1" / "data" / "hard_state").exists()
+    store.close()
+
+
+def test_without_mend_it_is_refused_with_file_offset_and_advice(directory: Path) -> None:
+    """A group of one, or who has switched it off: nothing is changed."""
+    ruin(path_of(directory, 2), "missing")
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
+
+    with pytest.raises(CorruptLogError, match=r"missing.*--repair"):
+        open_store(small_config(directory.parent))
+
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_nothing_proves_is_refused(directory: Path) -> None:
+    """Without a checkpoint nobody knows what was durable: the caller may set all of it aside."""
+    (directory / "checkpoint").write_bytes(bytes(100))
+
+    with pytest.raises(CorruptLogError, match="checkpoint"):
+        mended(directory)
