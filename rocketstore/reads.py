@@ -323,7 +323,12 @@ class _Get:
         return True
 
     def _add(self, unit: QueueUnit) -> bool:
-        record = self._reader.record_of(unit, self._log_end)
+        try:
+            record = self._reader.record_of(unit, self._log_end)
+        except CorruptLogError:
+            if self.records:  # they are sound; whoever goes on behind them is told
+                return False
+            raise
         if isinstance(record, bytes):
             if self._matches_record is None or self._matches_record(record):
                 self.records.append(record)
