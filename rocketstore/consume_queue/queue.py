@@ -216,13 +216,16 @@ class ConsumeQueue:
         return 0
 
     def _scan(self, files: Sequence[StoreFile], limit: int) -> tuple[int, int, bool]:
-        """Where the good units end, where the last one's record does, and whether a bad one follows."""
+        """Where the good units end, where the last one's record does, and whether anything may follow.
+
+        A unit of a record behind the limit is as bad as any: after a clean stop the log had them all.
+        """
         end, physical = 0, -1
         for file in files:
             found = scan_file(file, physical, limit)
             end, physical = file.base + found.good_bytes, found.max_physical_offset
             if found.good_bytes < file.size:
-                return end, physical, not found.at_limit
+                return end, physical, True
         return end, physical, False
 
     # Appending

@@ -37,14 +37,10 @@ class QueueRecovery(NamedTuple):
 
 
 class FileScan(NamedTuple):
-    """How far a file's units are good, in bytes, and the end of the last record they name.
-
-    ``at_limit``: the next unit is that of a record behind the limit.
-    """
+    """How far a file's units are good, in bytes, and the end of the last record they name."""
 
     good_bytes: int
     max_physical_offset: int
-    at_limit: bool = False
 
 
 def prepare_directory(fs: FileSystem, directory: Path, file_bytes: int) -> list[str]:
@@ -101,7 +97,7 @@ def scan_file(file: StoreFile, max_physical_offset: int, limit: int) -> FileScan
         count = int(ending[0]) if len(ending) else len(sizes)
         max_physical_offset = int(before[count])
         if count < len(sizes):
-            return FileScan(start + count * UNIT_BYTES, max_physical_offset, not bad[count])
+            return FileScan(start + count * UNIT_BYTES, max_physical_offset)
         start += len(data)
         length = _CHUNK_BYTES
     return FileScan(file.size, max_physical_offset)

@@ -52,7 +52,7 @@ class Model:
 def opened(directory: Path, limit: int = FOREVER) -> ConsumeQueue:
     queue = ConsumeQueue("T", 0, directory, UNITS * 20, RealFileSystem())
     queue.load()
-    assert queue.recover(limit).replay_from is None
+    assert queue.recover(limit, whole=limit == FOREVER).replay_from is None
     return queue
 
 

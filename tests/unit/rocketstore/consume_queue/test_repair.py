@@ -117,6 +117,22 @@ def test_damage_is_cut_and_the_log_is_to_be_replayed_from_there(
     assert offsets(queue) == [number * 100 for number in range(COUNT)]
 
 
+def test_after_a_clean_stop_a_unit_behind_the_log_s_end_is_damage(tmp_path: Path) -> None:
+    """One turned bit makes it so: cut without a replay, its offset and the later ones would be given out again."""
+    paths = made(tmp_path)
+    data = bytearray(paths[1].read_bytes())
+    data[2] ^= 1  # of the first unit's physical offset
+    paths[1].write_bytes(data)
+    queue = ConsumeQueue("T", 0, tmp_path, FILE_BYTES, RealFileSystem())
+    queue.load()
+
+    result = queue.recover(COUNT * 100, whole=True)
+
+    assert (result.max_physical_offset, result.replay_from) == (500, 500)
+    queue.append(heads(0, COUNT))
+    assert offsets(queue) == [number * 100 for number in range(COUNT)]
+
+
 def test_a_first_file_of_garbage_leaves_an_empty_queue_to_be_built_again(tmp_path: Path) -> None:
     made(tmp_path)[0].write_bytes(b"\xff" * FILE_BYTES)
     for path in sorted(tmp_path.iterdir())[1:]:
