@@ -7,14 +7,16 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from dledger.config import FlushMode, StoreConfig
-from dledger.errors import CorruptLogError
+from dledger.errors import CorruptLogError, DiskError
 from dledger.store import traces
 from dledger.store.file_store import FileStore
 from dledger.store.fs import RealFileSystem
+from dledger.store.hard_state import FileHardState
 from dledger.store.repair import set_aside_damaged
 from dledger.store.scan import SECTOR_BYTES
 from dledger.store.traces import TRACES_FILE, Inode, forget_traces, last_life
@@ -185,6 +187,22 @@ def test_a_copy_of_a_directory_is_in_doubt_once(tmp_path: Path, *, clean: bool) 
     restored.close()
     assert _standing(open_store(copy)) == (Standing.VOTER, "")
     assert _standing(open_store(config)) == (Standing.VOTER, "")
+
+
+def test_a_start_that_ends_before_its_doubt_is_durable_leaves_what_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power may fail twice: whatever tells of the doubt stays until the member's standing does."""
+    (tmp_path / "old").mkdir()
+    _new(small_config(tmp_path / "old")).close()
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    copy = small_config(tmp_path / "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(FileHardState, "save", Mock(side_effect=DiskError("the power failed")))
+        with pytest.raises(DiskError, match="the power failed"):
+            open_store(copy)
+
+    assert _standing(open_store(copy))[0] is Standing.DOUBTFUL
 
 
 def _restarted(store: FileStore) -> None:
