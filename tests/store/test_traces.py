@@ -14,6 +14,7 @@ import pytest
 from dledger.config import FlushMode, StoreConfig
 from dledger.errors import CorruptLogError, DiskError
 from dledger.store import traces
+from dledger.store.checkpoint import Checkpoint, CheckpointFile
 from dledger.store.file_store import FileStore
 from dledger.store.fs import RealFileSystem
 from dledger.store.hard_state import FileHardState
@@ -68,6 +69,27 @@ def test_a_turned_bit_in_what_was_flushed_before_a_kill_is_refused(tmp_path: Pat
 
     with pytest.raises(CorruptLogError, match=f"bodyCrc of entry {index} does not match"):
         open_store(config)
+
+
+def test_nobody_hears_of_a_flush_before_a_mark_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any thread may acknowledge what is told as flushed; after a kill the mark alone proves that it was."""
+    store = open_store(small_config(tmp_path))
+    marks: list[tuple[LogIndex, LogIndex]] = []
+    write = CheckpointFile.write
+
+    def written(file: CheckpointFile, current: Callable[[], Checkpoint]) -> None:
+        marks.append((store.flushed.index, current().flushed.index))
+        write(file, current)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFile, "write", written)
+        for _ in range(2):
+            fill(store, 5)
+            store.flush()
+    assert store.flushed.index == 9
+    store.close()
+
+    assert marks == [(-1, 4), (4, 9)]
 
 
 def test_a_flush_that_a_truncation_overtakes_leaves_no_mark_above_the_log(tmp_path: Path) -> None:
