@@ -9,6 +9,7 @@ lock. The core imports no threads, so it tells its driver instead (by its state,
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,6 +23,9 @@ _log = logging.getLogger("dledger")
 CONDITIONS_MAX: Final = 64
 """Of one node at a time; what is raised beyond it is only logged."""
 TEXT_MAX: Final = 500
+LIMIT_TOLD_MS: Final = 60_000
+"""How long a limit that has refused something counts as reached."""
+_SETTING: Final = re.compile(r"\(([a-z]+_[a-z_]+)[,)]")
 
 
 class ConditionKind(StrEnum):
@@ -100,6 +104,14 @@ class Conditions:
                 condition = Condition(kind.value, message, self._clock.wall_ms(), key[1])
                 self._held[key] = _Held(condition, until_ms)
         self._say(kind, key[1], message, began=True)
+
+    def limit(self, why: str) -> None:
+        """Say that something was refused because a bounded resource is at its bound.
+
+        ``why`` is the refusal's text; the resource is the setting that it names last in brackets.
+        """
+        named = _SETTING.findall(why)
+        self.set(ConditionKind.AT_LIMIT, why, subject=named[-1] if named else "requests", for_ms=LIMIT_TOLD_MS)
 
     def clear(self, kind: ConditionKind, subject: str = "") -> None:
         """It holds no longer; nothing if it did not."""

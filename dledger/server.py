@@ -180,7 +180,7 @@ class DLedgerServer:
         self._roles.listen(self._lines.role_changed)
         self._roles.listen(self._note_lost_leadership)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
-        self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report)
+        self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
         name = config.node_id
         self._peer_log = PeerLogClient(config, self.tls)
         self._watch = self._make_watch(self._peer_log)

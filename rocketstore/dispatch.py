@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
-from dledger.errors import DiskFullError, InvariantError
+from dledger.errors import CorruptLogError, DiskFullError, InvariantError
 from dledger.runtime.worker import Gate
 from rocketstore.config import MIB
 from rocketstore.types import RecordHead, ScannedRecords
@@ -216,6 +216,11 @@ class DispatchService:
                 return 0.0
         except DiskFullError as error:
             _log.warning("dispatch waits: %s", error)
+            return FULL_RETRY_S
+        except CorruptLogError as error:
+            if error.index is None:  # only entries are repaired by a group
+                raise
+            _log.error("dispatch waits until the log is repaired: %s", error)
             return FULL_RETRY_S
         return next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), NAPS_S[-1][1])
 

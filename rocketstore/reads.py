@@ -20,8 +20,10 @@ from typing import Final, NamedTuple, Protocol
 from dledger.errors import CorruptLogError
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.units import FILLER
+from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
+from rocketstore.queue_truth import MendableQueue, QueueTruth, ScannedLog
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 
 _FILLER_SIZE: Final = FILLER.size
@@ -40,25 +42,15 @@ _TIME: Final = Struct(">q")
 _TIME_AT: Final = 56
 _V6_SHIFT: Final = 12
 _MAGICS: Final = frozenset({MESSAGE_MAGIC & 0xFFFFFFFF, MESSAGE_MAGIC_V2 & 0xFFFFFFFF})
+_LOG_ADVICE: Final = "Keep the file. Copy the log from another broker, if it was replicated, or from a backup"
 _ADVICE: Final = "Keep the files. Delete the consume queue's directory and start again to have it built from the log"
 
 TagFilter = Callable[[int], bool]
 RecordFilter = Callable[[bytes], bool]
 
 
-class ReadableLog(Protocol):
+class ReadableLog(ScannedLog, Protocol):
     """What reads need of the commit log."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    @property
-    def max_offset(self) -> int:
-        """Where what may be read ends."""
-
-    def read(self, offset: int, size: int) -> bytes | None:
-        """A record."""
 
     def read_record(self, offset: int) -> bytes | None:
         """The record that starts there."""
@@ -67,22 +59,11 @@ class ReadableLog(Protocol):
         """Where the next file begins."""
 
 
-class ReadableQueue(Protocol):
+class ReadableQueue(MendableQueue, Protocol):
     """What reads need of a consume queue."""
-
-    @property
-    def min_offset(self) -> int:
-        """First queue offset."""
-
-    @property
-    def max_offset(self) -> int:
-        """Next queue offset."""
 
     def unit(self, offset: int, /) -> QueueUnit | None:
         """One unit."""
-
-    def units(self, offset: int, count: int, /) -> Sequence[QueueUnit]:
-        """Units from ``offset`` on, up to a file's end."""
 
     def offset_by_time(self, timestamp_ms: int, store_time_of: Callable[[int, int], int], /) -> int:
         """The queue offset nearest to a store time."""
@@ -126,6 +107,7 @@ class StoreReader:
         self._find_queue = find_queue
         self._index = index
         self._config = config
+        self._truth = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
         self._units_per_file = config.consume_queue_file_bytes // _UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
         self._memory_bytes_max = memory * config.access_message_in_memory_max_ratio // 100
@@ -245,20 +227,53 @@ class StoreReader:
         """What a get may give if it stands that far behind the log's end."""
         return self._in_disk if behind_bytes > self._memory_bytes_max else self._in_memory
 
-    def record_of(self, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
-        """A unit's record, or why there is none. Raises ``CorruptLogError``."""
-        log = self._log
-        if unit.offset + unit.size > log_end:
+    def record_of(self, queue: ReadableQueue, number: int, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
+        """The message at a queue offset, or why there is none; a wrong unit is written again.
+
+        Raises ``CorruptLogError``.
+        """
+        if unit.offset + unit.size <= log_end:
+            record = self._truth.record_at(queue, number, unit)
+            if record is not None:
+                return record
+        true = self._truth.restore(queue, number)
+        if true is None:
+            if unit.offset + unit.size > log_end:
+                return GetMessageStatus.OFFSET_OVERFLOW_ONE
+            if unit.offset < self._log.min_offset:
+                return GetMessageStatus.MESSAGE_WAS_REMOVING
+        elif true.offset + true.size > log_end:  # it became readable meanwhile
             return GetMessageStatus.OFFSET_OVERFLOW_ONE
-        record = log.read(unit.offset, unit.size)
-        if record is not None and _HEAD.unpack_from(record)[0] == unit.size and is_record_at(record, unit.offset):
-            return record
-        if unit.offset < log.min_offset:
-            return GetMessageStatus.MESSAGE_WAS_REMOVING
-        reason = (
-            f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
-        )
-        raise CorruptLogError(Path(self._config.consume_queue_dir), unit.offset, reason, _ADVICE)
+        elif true != unit:
+            record = self._truth.record_at(queue, number, true)
+            if record is not None:
+                return record
+            unit = true
+        raise self._damage(unit, in_log=true is not None)
+
+    def _damage(self, unit: QueueUnit, *, in_log: bool) -> CorruptLogError:
+        if not in_log:
+            reason = (
+                f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
+            )
+            return CorruptLogError(Path(self._config.consume_queue_dir), unit.offset, reason, _ADVICE)
+        size = self._config.mapped_file_size_commit_log
+        base = unit.offset - unit.offset % size
+        paths = [directory / f"{base:020d}" for directory in self._config.commit_log_dirs]
+        path = next((one for one in paths if one.exists()), paths[0])
+        return CorruptLogError(path, unit.offset - base, "the message does not match its CRC", _LOG_ADVICE)
+
+    def units_of(
+        self, queue: ReadableQueue, number: int, count: int, log_end: int, *, tagged: bool
+    ) -> Sequence[QueueUnit]:
+        """Units from ``number`` on; ``tagged``: their tags codes are their records'."""
+        if tagged:
+            units = self._truth.tagged_units(queue, number, log_end, PASSED_BYTES_MAX)[:count]
+        else:
+            units = queue.units(number, count)
+        if not units and self._truth.restore(queue, number) is not None:  # it was as if never written
+            units = queue.units(number, 1)
+        return units
 
     def next_file_offset(self, offset: int) -> int:
         """Where the log's next file begins."""
@@ -291,7 +306,7 @@ class _Get:
         self._matches_record = matches_record
         self._bytes = 0
         self._passed_bytes = 0
-        self._skip_below = 0
+        self._skip_below = -(1 << 63)
         self._outcome = GetMessageStatus.NO_MATCHED_MESSAGE
         self.records: list[bytes] = []
         self.last_offset = -1
@@ -301,7 +316,8 @@ class _Get:
         """Look at units before ``last``; gives the status and the next offset."""
         begin = self._at
         while self._at < last:
-            units = self._queue.units(self._at, min(last - self._at, max(self._max_count, 32)))
+            count, tagged = min(last - self._at, max(self._max_count, 32)), self._matches_tags is not None
+            units = self._reader.units_of(self._queue, self._at, count, self._log_end, tagged=tagged)
             if not units:
                 if self._at == begin:
                     return GetMessageStatus.OFFSET_FOUND_NULL, self._reader.next_queue_file(begin)
@@ -317,13 +333,19 @@ class _Get:
                 if self._full(unit) or self._passed_bytes > PASSED_BYTES_MAX:
                     return False
                 self.last_offset = unit.offset
-                if (self._matches_tags is None or self._matches_tags(unit.tags_code)) and not self._add(unit):
+                behind = unit.offset + unit.size > self._log_end  # not yet readable, whatever its tag
+                if (behind or self._matches_tags is None or self._matches_tags(unit.tags_code)) and not self._add(unit):
                     return False
             self._at += 1
         return True
 
     def _add(self, unit: QueueUnit) -> bool:
-        record = self._reader.record_of(unit, self._log_end)
+        try:
+            record = self._reader.record_of(self._queue, self._at, unit, self._log_end)
+        except CorruptLogError:
+            if self.records:  # they are sound; whoever goes on behind them is told
+                return False
+            raise
         if isinstance(record, bytes):
             if self._matches_record is None or self._matches_record(record):
                 self.records.append(record)

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dledger.access.guard import Guard
+from dledger.conditions import Conditions
 from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
 from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
@@ -31,8 +32,11 @@ class ClientServer:
         guard: Guard | None = None,
         tls_keeper: TlsKeeper | None = None,
         report: Report = log_failure,
+        conditions: Conditions | None = None,
     ) -> None:
         self._config = config
+        self.conditions = conditions or Conditions(config.node_id)
+        """Where a limit that refuses something is told."""
         self._report = report
         self._guard = guard
         self._tls = tls_keeper or TlsKeeper.of(config)
@@ -126,8 +130,9 @@ class ClientServer:
             f"dledger-connections-{config.node_id}",
             config.limits,
             share_percent=config.access.account_share_percent,
+            conditions=self.conditions,
         )
-        service = LogService(config, self._node, self._bridge, connections, self._guard)
+        service = LogService(config, self._node, self._bridge, connections, self._guard, self.conditions)
         try:
             server = grpc.aio.server(
                 options=options.client_server_options(config),

@@ -29,6 +29,7 @@ import grpc
 
 from dledger.access.addresses import host_of, place_of, plain_host
 from dledger.access.quota import TooManyWaitsError
+from dledger.conditions import Conditions
 from dledger.config import ConnectionLimits
 
 _LOG = logging.getLogger(__name__)
@@ -86,8 +87,11 @@ class Connection:
 class Connections:
     """Begin calls with ``call``, on the loop. ``watch`` each port once it is known; ``close`` joins the thread."""
 
-    def __init__(self, name: str, limits: ConnectionLimits, *, share_percent: int) -> None:
+    def __init__(
+        self, name: str, limits: ConnectionLimits, *, share_percent: int, conditions: Conditions | None = None
+    ) -> None:
         self._limits = limits
+        self._conditions = conditions or Conditions(name)
         self._share = share_percent
         self._calls_max = 0
         self._calls: Counter[str] = Counter()  # by address
@@ -206,16 +210,12 @@ class Connections:
         )
         if leaving:
             (host, number), *_ = Counter(one.place[0] for one in leaving).most_common(1)
-            _LOG.warning(
-                "hanging up on %d of %d connections, %d of them from %s: %d may be open (connections_max), %d%% of "
-                "them from one address (account_share_percent)",
-                len(leaving),
-                len(links),
-                number,
-                host,
-                total_max,
-                self._share,
+            why = (
+                f"hanging up on {len(leaving)} of {len(links)} connections, {number} of them from {host}: {total_max} "
+                f"may be open, {self._share}% of them from one address, account_share_percent (connections_max)"
             )
+            _LOG.warning("%s", why)
+            self._conditions.limit(why)
         _hang_up(leaving)
         return len(links) > total_max // 2
 

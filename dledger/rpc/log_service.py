@@ -19,6 +19,7 @@ import grpc
 from dledger.access.guard import Caller, Guard, Kind, quota_at
 from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas
+from dledger.conditions import Conditions
 from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
 from dledger.core.producer_names import own_name
 from dledger.errors import (
@@ -31,6 +32,8 @@ from dledger.errors import (
     InvalidRequestError,
     InvariantError,
     LeaderHint,
+    PendingFullError,
+    TooManyProducersError,
     told,
 )
 from dledger.rpc import access_gate, options
@@ -82,8 +85,10 @@ class LogService:
         bridge: LoopBridge,
         connections: Connections,
         guard: Guard | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self._config = config
+        self._conditions = conditions or Conditions(config.node_id)
         self._connections = connections
         self._guard = guard
         limits = Limits(
@@ -142,7 +147,9 @@ class LogService:
         self._note_waiting()
         quota, entries, size = call.quota, len(request.bodies), len(data)
         if quota.is_full:
-            return codec.encode_appended(request.request_id, quota.full_error())
+            error = quota.full_error()
+            self._conditions.limit(str(error))
+            return codec.encode_appended(request.request_id, error)
         quota.take(entries, size)
         outcome: Outcome[AppendOutcome] = Outcome(self._bridge, partial(quota.give, entries, size))
         self._submit_for(call.caller, request, outcome.done)
@@ -169,7 +176,12 @@ class LogService:
         except DLedgerError as error:
             done(error)
         else:
-            self._node.submit_append(request.bodies, done, producer)
+            self._node.submit_append(request.bodies, partial(self._answer_append, done), producer)
+
+    def _answer_append(self, done: Callable[[AppendOutcome], None], outcome: AppendOutcome) -> None:
+        if isinstance(outcome, PendingFullError | TooManyProducersError):
+            self._conditions.limit(str(outcome))
+        done(outcome)
 
     async def _producer(self, data: bytes, call: Call) -> bytes:
         group, producer = codec.decode_producer_request(data)
@@ -455,6 +467,8 @@ class LogService:
         return stream
 
     async def _abort(self, context: Context, error: Exception) -> None:
+        if isinstance(error, PendingFullError | TooManyBulkReadsError):
+            self._conditions.limit(str(error))
         if isinstance(error, InvalidRequestError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, told(error))
         if isinstance(error, access_gate.REFUSALS):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from typing import NoReturn, TypeVar
+
+from crc32c import crc32c
 
 from dledger.config import MIB
 from dledger.errors import (
@@ -21,6 +24,8 @@ from dledger.types import NO_INDEX, Entry, EntryId, EntryRun, LogBytes, LogIndex
 
 _Result = TypeVar("_Result")
 
+_PLACE_AND_CRC = Struct(">4xi16xq4xII4x")
+"""Of a header: size, position, chainCrc, bodyCrc."""
 HOT_BYTES = 64 * MIB
 """What was written last is in memory, where reading the mapping is the fastest; what is older may not be."""
 
@@ -140,10 +145,13 @@ class LogReader:
         self._latest_run = (generation, run)
         return run
 
-    def _read_run(self, first: LogIndex, last: LogIndex, *, verified: bool = False) -> EntryRun:
+    def _read_run(
+        self, first: LogIndex, last: LogIndex, *, verified: bool = False, hot_from: int | None = None
+    ) -> EntryRun:
         self._check_entry(first)
         self._check_entry(last)
-        files, hot_from, begin = self._files, self._hot_from, self._state.begin
+        files, begin = self._files, self._state.begin
+        hot_from = self._hot_from if hot_from is None else hot_from
         previous = LogIndex(first - 1)
         if previous == begin.index:
             term, chain_crc = begin.term, begin.chain_crc
@@ -270,8 +278,9 @@ class LogReader:
         """Raw committed bytes from the entry or blank at ``position`` on: of one segment, within ``max_bytes``.
 
         At least one whole record if there is one, however large. A position below the log's begin means the begin; a
-        blank is skipped. Nothing is verified but the first header's place. Raises ``IndexOutOfRangeError`` if neither
-        an entry nor a blank starts there.
+        blank is skipped. Headers are where they say and bodies match their CRC; the bytes end before the first entry
+        of which that is not so, or within one. Raises ``CorruptLogError`` if that is the first one, and
+        ``IndexOutOfRangeError`` if neither an entry nor a blank starts there.
         """
         return self._stable(lambda: self._read_committed(position, max_bytes))
 
@@ -284,7 +293,72 @@ class LogReader:
             return LogBytes(Position(start), b"")
         stop = min(end, files.data.base_of(start) + files.segment_bytes)
         size = self._record_size_at(start, stop)
-        return LogBytes(Position(start), files.read(start, min(stop - start, max(max_bytes, size)), self._hot_from))
+        data = files.read(start, min(stop - start, max(max_bytes, size)), self._hot_from)
+        sound = self._sound_bytes(data, start)
+        if not sound:
+            self._blame_at(start)
+        return LogBytes(Position(start), data[:sound] if sound < len(data) else data)
+
+    def _sound_bytes(self, data: bytes, position: int) -> int:
+        """How much comes before the first entry that does not check out: all of it if there is none."""
+        view, at, stop = memoryview(data), 0, len(data)
+        unpack, crc, last = _PLACE_AND_CRC.unpack_from, crc32c, stop - 48
+        while at <= last:
+            size, stored_at, chain_crc, body_crc = unpack(view, at)
+            end = at + size
+            if stored_at != position + at or size < 48 or end > stop:
+                if BLANK.unpack_from(view, at)[0] == BLANK_MAGIC:
+                    break
+                return stop if end > stop and at else at
+            if crc(view[at + 48 : end]) != body_crc and not self._may_lack_crc(body_crc, chain_crc):
+                return at
+            at = end
+        return stop
+
+    def _may_lack_crc(self, body_crc: int, chain_crc: int) -> bool:
+        return self._unchecked and body_crc == 0 and chain_crc == 0
+
+    def _blame_at(self, position: int) -> NoReturn:
+        """Raise for what stands where an entry was expected."""
+        index = self._index_at(position)
+        header = self._headers.proven(index)
+        raise self._corrupt(position, f"bodyCrc of entry {index} does not match its body", header.index)
+
+    def read_body(self, position: int, length: int) -> bytes | None:
+        """The body of a committed entry, ``length`` bytes from ``position`` on, held against its CRC.
+
+        None if no kept, committed entry has its body there. Raises ``CorruptLogError``.
+        """
+        files, start = self._files, position - HEADER.size
+
+        def read() -> bytes | None:
+            begin = self._state.begin.position
+            if length < 0 or not begin <= start <= position + length <= self.committed_position:
+                return None
+            data = files.read(start, HEADER.size + length, self._hot_from)
+            if len(data) == HEADER.size + length:
+                size, stored_at, chain_crc, body_crc = _PLACE_AND_CRC.unpack_from(data)
+                if size == len(data) and stored_at == start:
+                    body = data[HEADER.size :]
+                    if crc32c(body) == body_crc or self._may_lack_crc(body_crc, chain_crc):
+                        return body
+            return self._explain(start, length)
+
+        try:
+            return self._stable(read)
+        except IndexBeforeBeginError:
+            return None
+
+    def _explain(self, start: int, length: int) -> bytes | None:
+        """What is no sound entry: None if there is none by all other evidence. Raises if there is a damaged one."""
+        try:
+            index = self._index_at(start)
+        except IndexOutOfRangeError:
+            return None
+        header = self._headers.proven(index)
+        if header.size != HEADER.size + length:
+            return None
+        raise self._corrupt(start, f"bodyCrc of entry {index} does not match its body", index)
 
     def _is_blank(self, position: int) -> bool:
         head = self._files.read(position, BLANK.size, self._hot_from)

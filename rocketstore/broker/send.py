@@ -19,6 +19,7 @@ from typing import Final
 import grpc
 
 from dledger.access.quota import Quota
+from dledger.conditions import Conditions
 from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, Outcome
 from dledger.rpc.calls import Call
@@ -60,7 +61,9 @@ class Sender:
         *,
         create_topic: CreateTopic,
         leader_address: Callable[[], str],
+        conditions: Conditions,
     ) -> None:
+        self._conditions = conditions
         self.messages_pending = 0
         self.bytes_pending = 0
         self._config = config
@@ -88,10 +91,11 @@ class Sender:
             busy = PutResult(
                 PutMessageStatus.OS_PAGECACHE_BUSY,
                 outcome="not_applied",
-                reason=f"broker busy: {self.messages_pending} messages wait to be stored"
+                reason=f"broker busy: {self.messages_pending} messages wait to be stored (send_pending_messages_max)"
                 if self.is_full or request.quota is None
                 else str(request.quota.full_error()),
             )
+            self._conditions.limit(busy.reason)
             return [busy] * len(request.messages)
         await self.ensure_topics(request)
         outcome: Outcome[Sequence[PutResult]] = Outcome(self._bridge)

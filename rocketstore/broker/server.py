@@ -277,7 +277,10 @@ class BrokerServer:
             connections = self.node.connections
         else:
             connections = self._connections = Connections(
-                "rocketstore-connections", config.limits, share_percent=config.access.account_share_percent
+                "rocketstore-connections",
+                config.limits,
+                share_percent=config.access.account_share_percent,
+                conditions=self.conditions,
             )
         self._service = BrokerService(
             config,

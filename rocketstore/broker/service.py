@@ -21,7 +21,7 @@ from dledger.access.guard import Guard, quota_at
 from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
 from dledger.conditions import Conditions
-from dledger.errors import CorruptLogError, DiskError, DLedgerError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError, PendingFullError
 from dledger.rpc import access_gate
 from dledger.rpc import options as rpc_options
 from dledger.rpc.answers import AnswerRoom, Leases
@@ -32,7 +32,7 @@ from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminHandler, AdminService, State
 from rocketstore.broker.hosts import peer_host
-from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.ports import GroupView, Store, TopicLike
 from rocketstore.broker.positions import LogPositions, no_indexes
@@ -135,6 +135,7 @@ class BrokerService:
             bridge,
             create_topic=self._admin.create_default_topic,
             leader_address=self._admin.leader_address,
+            conditions=self._conditions,
         )
         self._encoder = codec.ResultEncoder(store_host)
         self._memory = "" if store.log.is_replicated else token_hex(8)
@@ -337,7 +338,7 @@ class BrokerService:
                 try:
                     return await in_time(data, context)
                 except REFUSALS as error:
-                    _note(error)
+                    self._note(error)
                     await abort(context, error, self._guard)
 
         return answer
@@ -358,13 +359,14 @@ class BrokerService:
                         with call.quota.stream(_KIND_OF[name], "streams_max"), self._open_stream(call):
                             await handler(call)
                 except REFUSALS as error:
-                    _note(error)
+                    self._note(error)
                     await abort(context, error, self._guard)
 
         return serve
 
-
-def _note(error: Exception) -> None:
-    """Refusals are the client's affair; anything else is ours."""
-    if isinstance(error, CorruptLogError | DiskError):
-        _log.error("a request failed: %s", error)
+    def _note(self, error: Exception) -> None:
+        """Refusals are the client's affair, but for a bound that was met; anything else is ours."""
+        if isinstance(error, CorruptLogError | DiskError):
+            _log.error("a request failed: %s", error)
+        elif isinstance(error, PendingFullError | TooManyPullsError):
+            self._conditions.limit(str(error))

@@ -35,6 +35,7 @@ def prepare(message: Message, delay_levels: DelayLevels) -> None:
         return
     message.properties = {
         **properties,
+        PROPERTY_DELAY: str(level),  # a level beyond the highest is stored as that, as in RocketMQ
         PROPERTY_REAL_TOPIC: message.topic,
         PROPERTY_REAL_QUEUE_ID: str(message.queue_id),
     }

@@ -384,7 +384,8 @@ class ReplicatedCommitLog:
         for position in run.positions:
             offset = position + ENTRY_HEADER_BYTES
             head = self._log.copy_committed(offset, OVERHEAD)
-            stored = None if head is None or len(head) < OVERHEAD else place_of(head, offset)
+            record = None if head is None else self.read(offset, _HEAD.unpack_from(head)[0])
+            stored = None if record is None else place_of(record, offset)
             found.append(PutResult(_PUT_OK, stored))
         return found if len(found) == run.count else [PutResult(_PUT_OK)] * run.count
 
@@ -392,10 +393,7 @@ class ReplicatedCommitLog:
 
     def read(self, offset: int, size: int) -> bytes | None:
         """See ``CommitLog.read``; what is not committed is not there."""
-        record = self._log.copy_committed(offset, size)
-        if record is None or len(record) < _HEAD.size or _HEAD.unpack_from(record)[0] != size:
-            return None
-        return record
+        return self._log.read_body(offset, size)
 
     def read_record(self, offset: int) -> bytes | None:
         """See ``CommitLog.read_record``. ``offset`` may come from anybody, so it must be that of a committed message:
@@ -433,6 +431,13 @@ class ReplicatedCommitLog:
         return offset - ENTRY_HEADER_BYTES if is_record else offset
 
     def _corrupt(self, position: int, reason: str) -> CorruptLogError:
+        """Damage at an entry: what the node finds there, who then repairs it, or else what was seen of the record."""
+        try:
+            self._log.read_at(Position(position))
+        except CorruptLogError as found:
+            return found
+        except (IndexOutOfRangeError, IndexBeforeBeginError):
+            pass
         base = position - position % self._segment_bytes
         paths = [directory / f"{base:020d}" for directory in self._log.data_directories]
         path = next((one for one in paths if one.exists()), paths[0] if paths else Path(f"{base:020d}"))

@@ -29,7 +29,15 @@ from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Placement
 from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
-from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, UNIT_BYTES, pack_columns, pack_units, parse_units
+from rocketstore.consume_queue.units import (
+    FILLER,
+    FILLER_BYTES,
+    UNIT_BYTES,
+    pack_columns,
+    pack_unit,
+    pack_units,
+    parse_units,
+)
 from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile
 from rocketstore.mapped.queue import MappedFileQueue
@@ -380,6 +388,17 @@ class ConsumeQueue:
     def _stored_at(self, offset: int, store_time_of: Callable[[int, int], int]) -> int:
         unit = self.unit(offset)
         return -1 if unit is None else store_time_of(unit.offset, unit.size)
+
+    def rewrite(self, offset: int, unit: QueueUnit) -> None:
+        """Write a unit again that the log says is wrong, durably. Raises ``DiskError``."""
+        with self._lock:
+            file = self._files.find(offset * UNIT_BYTES)
+            if file is None or self._destroyed or offset >= self.stored_end:
+                return
+            try:
+                file.rewrite(offset * UNIT_BYTES - file.base, pack_unit(unit))
+            except OSError as error:
+                raise self._files.poisoned("writing units again", error) from error
 
     # Removing
 

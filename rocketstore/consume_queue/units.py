@@ -24,6 +24,11 @@ UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 _of_head: Final = operator.itemgetter(2, 3, 4)
 
 
+def pack_unit(unit: QueueUnit) -> bytes:
+    """One unit."""
+    return _UNIT.pack(*unit)
+
+
 def pack_units(heads: Sequence[RecordHead]) -> bytes:
     """The units of records, in this order."""
     return b"".join(starmap(_UNIT.pack, map(_of_head, heads)))

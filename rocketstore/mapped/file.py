@@ -214,6 +214,11 @@ class StoreFile:
         if end > position and not durable:
             self.flushed = -1  # behind every position, so that a flush is due
 
+    def rewrite(self, position: int, data: bytes) -> None:
+        """Write bytes again, durably, below what was appended. Raises ``OSError``."""
+        self._file.write(position, data)
+        self._file.sync()
+
     def sync(self) -> None:
         """Make the file durable without a word about positions. Raises ``OSError``."""
         self._file.sync()

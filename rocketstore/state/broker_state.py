@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,11 +39,12 @@ from rocketstore.state.changes import (
     encode_change,
     split_full,
 )
-from rocketstore.state.imports import read_rocketmq_files
 from rocketstore.state.limits import LimitChecks, StateLimits
 from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
-from rocketstore.state.snapshot import Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
+from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
 FULL_PART_BYTES: Final = 128 * 1024
@@ -55,6 +56,8 @@ TICK_MS: Final = 10_000
 STEP_MS_MIN: Final = 10
 CATCH_UP_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 10.0
+_WRITING_SHARE: Final = 20
+"""Of the time, one part in so many goes into RocketMQ's files at most: with a million offsets they take long."""
 
 _APPLIED: Final = PutResult(PutMessageStatus.PUT_OK)
 _SLAVE: Final = PutResult(
@@ -82,6 +85,8 @@ class StateSettings:
     timeout_ms: int = 10_000
     """How long a change may wait for being stored and applied."""
     snapshot_interval_ms: int = 30_000
+    rocketmq_files_interval_ms: int = 5_000
+    """How often RocketMQ's own files are written if something has changed; less often if that takes long."""
     full_interval_ms: int = 6 * 3_600_000
     """How often a master publishes the full state; well below the log's retention (``fileReservedTime``, 72 hours)."""
     accept_incomplete: bool = False
@@ -123,6 +128,11 @@ class BrokerState:
         self._full_retry_ms = RETRY_MS
         self._snapshot_due_ms = 0
         self._saved = -1
+        self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
+        self._rocketmq_files_due_ms = 0
+        self._rocketmq_files_saved = -1
+        self._unwritten: tuple[int, int, Tables] | None = None
+        """The same for RocketMQ's files as ``_unsaved`` for the snapshot."""
         self._unsaved: tuple[int, int, Snapshot] | None = None
         """What is to be written once the log is durable up to it: number of changes, the log's offset, content."""
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
@@ -135,12 +145,23 @@ class BrokerState:
     # Life
 
     def load(self) -> None:
-        """Read the snapshot; on a disk that has neither one nor a log, RocketMQ's own files. After the store's."""
-        snapshot = read_snapshot(self._config_dir)
-        if snapshot is None and self._applier.end_offset == 0:
+        """Read the snapshot; RocketMQ's own files where there is neither one nor a log, and where they are newer.
+
+        After the store's.
+        """
+        snapshot, taken_over = read_snapshot(self._config_dir), False
+        if snapshot is not None:
+            newer = newer_changes(self._config_dir, self._config_dir / SNAPSHOT_FILE, snapshot.changes)
+            if newer is not None:
+                _log.warning("%s: RocketMQ has used this store since: its files are taken over", self._config_dir)
+                snapshot, taken_over = replace(snapshot, changes=newer), True
+        elif self._applier.end_offset == 0:
             snapshot = Snapshot(read_rocketmq_files(self._config_dir))
+            taken_over = bool(snapshot.changes)
         self._applier.restore(snapshot or Snapshot())
         self._saved_next = 0 if snapshot is None else snapshot.next_offset
+        if taken_over:
+            self._write_snapshot()  # before our own files take the place of RocketMQ's
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
 
     def start(self) -> None:
@@ -159,12 +180,14 @@ class BrokerState:
             self.flush()
 
     def flush(self) -> None:
-        """Write a snapshot now, or, if the log is not durable up to it, soon. A disk that refuses it is logged: the log
-        has everything.
+        """Write a snapshot now, or, if the log is not durable up to it, soon; and RocketMQ's files.
+
+        A disk that refuses is logged: the log has everything.
         """
         with self._stepping:
-            self._unsaved = None
+            self._unsaved = self._unwritten = None
             self._write_snapshot()
+            self._write_rocketmq_files()
 
     def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
         """Wait until everything in the log is dispatched and applied; before the store becomes master.
@@ -358,8 +381,11 @@ class BrokerState:
                 self._publish_full(now_ms)
             if now_ms >= self._snapshot_due_ms:
                 self._write_snapshot()
+            if now_ms >= self._rocketmq_files_due_ms:
+                self._write_rocketmq_files()
             behind = self._applier.next_offset < self._applier.end_offset
             dues = [now_ms + (RETRY_MS if self._full_wanted or behind else TICK_MS), self._snapshot_due_ms]
+            dues += [self._rocketmq_files_due_ms]
             dues += [due for due in (self._publisher.due_ms(),) if due is not None]
             return now_ms if more else max(min(dues), now_ms + STEP_MS_MIN)
 
@@ -458,6 +484,30 @@ class BrokerState:
             _log.warning("broker state: no snapshot was written, a restart replays more of the log: %s", error)
         else:
             self._saved, self._saved_next = changed, snapshot.next_offset
+
+    def _write_rocketmq_files(self) -> None:
+        """Once there is a snapshot: a file of RocketMQ's that was taken over must not be lost before."""
+        began_ms = self._clock.monotonic_ms()
+        self._rocketmq_files_due_ms = began_ms + self._settings.rocketmq_files_interval_ms
+        applier = self._applier
+        if self._unwritten is None:
+            if applier.changed == self._rocketmq_files_saved or not applier.complete or self._saved < 0:
+                return
+            with applier.lock:
+                self._unwritten = (applier.changed, applier.applied_to, applier.tables.copy())
+        changed, applied_to, tables = self._unwritten
+        if self._store.log.flushed_offset < applied_to:
+            self._rocketmq_files_due_ms = began_ms + RETRY_MS
+            return
+        self._unwritten = None
+        try:
+            self._rocketmq_files.write(tables, self._clock.wall_ms())
+        except OSError as error:
+            _log.warning("broker state: RocketMQ's files were not written: %s", error)
+        else:
+            self._rocketmq_files_saved = changed
+        now_ms = self._clock.monotonic_ms()
+        self._rocketmq_files_due_ms = max(self._rocketmq_files_due_ms, now_ms + _WRITING_SHARE * (now_ms - began_ms))
 
     def _needed_from(self, durable: int) -> int:
         """From where on the log is needed, at most ``durable``: what no snapshot holds must not expire."""

@@ -19,7 +19,7 @@ class JavaMissingError(RuntimeError):
 
 
 def build() -> None:
-    """Compile both programs; Maven gets their dependencies from Maven Central into ``~/.m2``."""
+    """Compile the programs; Maven gets their dependencies from Maven Central into ``~/.m2``."""
     for program, package in (("java", "JDK 17 or newer"), ("mvn", "Maven 3")):
         if shutil.which(program) is None:
             raise JavaMissingError(f"`{program}` is not on the PATH: `make interop` needs {package}")
@@ -42,6 +42,11 @@ def run_store(command: str, directory: Path) -> list[str]:
 def run_ledger(command: str, directory: Path) -> list[str]:
     """Run the program of the newest DLedger; gives the lines that it printed."""
     return _run("dledger", "interop.LedgerMain", command, directory)
+
+
+def run_state(command: str, directory: Path) -> list[str]:
+    """Run the program of RocketMQ's broker; gives the lines that it printed."""
+    return _run("state", "interop.StateMain", command, directory)
 
 
 def _run(module: str, main: str, command: str, directory: Path) -> list[str]:

@@ -266,3 +266,24 @@ def test_a_closed_store_answers_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(ShutdownError):
             ask()
+
+
+def test_a_chunk_ends_before_a_damaged_entry_which_is_then_told(store: FileStore) -> None:
+    """What leaves a member is verified: the sound entries first, then the error with file, offset and entry."""
+    told: list[CorruptLogError] = []
+    store.on_damage(told.append)
+    path = next(path for path in sorted(store.data_directories[0].iterdir()) if path.name.isdigit())
+    damaged = position_of(5)
+    with path.open("r+b") as file:
+        file.seek(damaged + 100)
+        byte = file.read(1)[0]
+        file.seek(damaged + 100)
+        file.write(bytes([byte ^ 4]))
+
+    chunk = store.bulk.read_chunk(LogIndex(2), LogIndex(50), 1 << 20)
+    assert (chunk.count, len(chunk.data)) == (3, 3 * RECORD_BYTES)
+    with pytest.raises(CorruptLogError) as caught:
+        store.bulk.read_chunk(chunk.end_index, LogIndex(50), 1 << 20)
+    assert (caught.value.path, caught.value.offset, caught.value.index) == (path, damaged, 5)
+    assert told == [caught.value]
+    assert store.bulk.read_chunk(LogIndex(6), LogIndex(50), 1 << 20).first_index == 6

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from cluster.local_group import free_ports
-from dledger.conditions import CONDITIONS_MAX, TEXT_MAX, Condition, ConditionKind, Conditions
+from dledger.conditions import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc import client_codec
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
-from tests.support.waiting import wait_until
+from tests.support.waiting import ManualClock, wait_until
 
 KIND = ConditionKind
 
@@ -130,3 +130,19 @@ def test_a_node_tells_its_conditions_in_its_status_over_the_wire(node: DLedgerSe
 
     assert (told.kind, told.message, told.subject) == ("repairing", "2 segments left", "data")
     assert (told,) == node.conditions.now()
+
+
+def test_a_limit_is_told_by_the_setting_that_its_refusal_names() -> None:
+    """The last one in brackets; it ends by itself when nothing was refused for a minute."""
+    clock = ManualClock()
+    conditions = Conditions("n0", clock)
+    conditions.limit("(x) 5 pulls are waiting, the most that may (pulls_waiting_max)")
+    conditions.limit("no room")
+
+    assert [(one.kind, one.subject) for one in conditions.now()] == [
+        ("at_limit", "pulls_waiting_max"),
+        ("at_limit", "requests"),
+    ]
+
+    clock.now_ms += LIMIT_TOLD_MS
+    assert conditions.now() == ()

@@ -257,7 +257,8 @@ class QuorumAckChecker:
         ):
             return PendingFullError(
                 f"{self.pending_entries} entries ({self.pending_bytes} bytes) wait for a quorum already; the limits "
-                f"are {config.pending_entries_max} entries and {config.pending_bytes_max} bytes: slow down and repeat"
+                f"are {config.pending_entries_max} entries and {config.pending_bytes_max} bytes: slow down and repeat "
+                "(pending_entries_max)"
             )
         return None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
+from rocketstore.message.scan import scan_records
 from rocketstore.types import QueueUnit, RecordHead, ScannedRecords
 
 FILE_BYTES = 1000
@@ -66,6 +67,14 @@ class RecordLog:
         self.max_offset = begin
         self.records: dict[int, bytes] = {}
         self.file_bytes = 1 << 20
+        self.is_replicated = False
+
+    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
+        """All heads from ``offset`` on."""
+        assert bytes_max > 0
+        offsets = [at for at in sorted(self.records) if offset <= at < self.max_offset]
+        heads = [one for at in offsets for one in scan_records(self.records[at], at, check_crc=False).heads]
+        return ScannedRecords(heads, self.max_offset)
 
     def add(self, message: Message) -> QueueUnit:
         """Store a message at the end."""
@@ -94,10 +103,15 @@ class UnitQueue:
         self.min_offset = begin
         self.broken_at: int | None = None
         self.asked: list[tuple[int, int]] = []
+        self.topic = "T"
+        self.queue_id = 0
 
     @property
     def max_offset(self) -> int:
         return len(self.all)
+
+    def rewrite(self, offset: int, unit: QueueUnit, /) -> None:
+        self.all[offset] = unit
 
     def unit(self, offset: int, /) -> QueueUnit | None:
         return self.all[offset] if self.min_offset <= offset < len(self.all) else None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from dledger.errors import CorruptLogError
+from dledger.store.fs import RealFileSystem
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import decode_record, encode_record
-from rocketstore.reads import StoreReader, is_record_at, store_timestamp
+from rocketstore.reads import ReadableQueue, StoreReader, is_record_at, store_timestamp
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 from tests.unit.rocketstore.fakes import FakeIndex, RecordLog, UnitQueue
 
@@ -35,17 +41,27 @@ class Bench:
         units = []
         for number in range(count):
             message = Message(
-                "T", str(number).encode().ljust(body, b"."), queue_offset=number, store_timestamp=1000 + number * 10
+                "T",
+                str(number).encode().ljust(body, b"."),
+                properties={"TAGS": "ABC"[number % 3]},
+                queue_offset=number,
+                store_timestamp=1000 + number * 10,
             )
-            units.append(self.log.add(message)._replace(tags_code=number % 3))
+            units.append(self.log.add(message)._replace(tags_code=ord("ABC"[number % 3])))
         self.queue = UnitQueue(units)
         self.index = FakeIndex()
+        self.config, self.memory_bytes = config, memory_bytes
+        self.find: Callable[[], ReadableQueue] = lambda: self.queue
+        self.make_reader()
+
+    def make_reader(self) -> None:
+        """As after a start."""
         self.reader = StoreReader(
             self.log,
-            lambda topic, _queue_id: self.queue if topic == "T" else None,
+            lambda topic, _queue_id: self.find() if topic == "T" else None,
             self.index,
-            config,
-            memory_bytes=memory_bytes,
+            self.config,
+            memory_bytes=self.memory_bytes,
         )
 
     def get(
@@ -65,7 +81,7 @@ class Bench:
             offset,
             max_count=max_count,
             max_bytes=max_bytes,
-            matches_tags=None if tags is None else lambda code: code == tags,
+            matches_tags=None if tags is None else lambda code: code == ord("A") + tags,
             matches_record=None if body is None else lambda record: decode_record(record).body == body,
             correct_offset=correct_offset,
         )
@@ -216,13 +232,12 @@ def test_the_next_offset_is_behind_the_last_message_given() -> None:
 
 def test_fillers_are_no_messages() -> None:
     """store.md 4.1: places before a queue's first message or in a gap of it."""
-    bench = Bench(3)
-    bench.queue.all.insert(1, FILLER)
-    bench.queue.all.insert(1, FILLER)
+    bench = Bench(5)
+    bench.queue.all[1:3] = [FILLER, FILLER]
 
-    assert numbers(bench.get(0)) == [0, 1, 2]
+    assert numbers(bench.get(0)) == [0, 3, 4]
     only = bench.get(1, 1)
-    assert (numbers(only), only.next_offset) == ([1], 4)
+    assert (numbers(only), only.next_offset) == ([3], 4)
 
 
 def test_records_that_are_gone_are_passed_over_up_to_the_next_file() -> None:
@@ -257,12 +272,56 @@ def test_what_may_not_be_read_yet_is_not_skipped(known: int, expected: GetMessag
     assert (result.status, numbers(result), result.next_offset) == (expected, list(range(known)), known)
 
 
-def test_a_unit_that_points_at_no_record_is_damage() -> None:
+def test_a_wrong_unit_is_written_again_from_the_log() -> None:
+    """Queues are derived: where the log knows the message, nobody need hear of it."""
     bench = Bench(5)
-    bench.queue.all[2] = bench.queue.all[2]._replace(offset=bench.queue.all[2].offset + 4)
+    right = bench.queue.all[2]
+    bench.queue.all[2] = right._replace(offset=right.offset + 4)
 
+    assert numbers(bench.get(0)) == [0, 1, 2, 3, 4]
+    assert bench.queue.all[2] == right
+
+
+def test_a_unit_without_any_record_is_damage() -> None:
+    bench = Bench(5)
+    del bench.log.records[bench.queue.all[2].offset]
+
+    assert numbers(bench.get(0)) == [0, 1]
     with pytest.raises(CorruptLogError, match="there is none"):
         bench.get(2)
+
+
+def walked(bench: Bench, tags: int | None = None) -> list[int]:
+    """What a consumer gets that goes through the whole queue."""
+    found: list[int] = []
+    at, result = 0, bench.get(0, tags=tags)
+    while result.next_offset > at:
+        found += numbers(result)
+        at, result = result.next_offset, bench.get(result.next_offset, tags=tags)
+    return found
+
+
+def test_no_turned_bit_of_a_queue_hides_a_message(tmp_path: Path) -> None:
+    """Wherever it is, before a start or while running: filtered and unfiltered consumers get all, and it is mended."""
+    count, random = 40, Random(7)
+    bench = Bench(count)
+    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 64 * UNIT_BYTES, RealFileSystem())
+    queue.load()
+    queue.append(bench.log.scan(0, 1).heads)
+    bench.find = lambda: queue
+    path = next((tmp_path / "T" / "0").iterdir())
+    sound = path.read_bytes()
+    for trial in range(400):
+        position, bit = random.randrange(count * UNIT_BYTES), random.randrange(8)
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.write(bytes([sound[position] ^ (1 << bit)]))
+        if trial % 2:
+            bench.make_reader()
+        assert walked(bench, tags=1) == list(range(1, count, 3)), (position, bit)
+        assert walked(bench) == list(range(count)), (position, bit)
+        assert path.read_bytes() == sound, (position, bit)
+    queue.close()
 
 
 def test_a_unit_that_points_at_another_record_is_damage() -> None:

@@ -258,7 +258,7 @@ def test_append_stream_answers_as_requests_complete(service: Service) -> None:
 
 def test_append_stream_refuses_ordered_requests_after_a_failed_one(service: Service) -> None:
     """So that a pipelining client's entries never overtake each other."""
-    service.node.fail_appends = [None, PendingFullError("full")]
+    service.node.fail_appends = [None, PendingFullError("full (pending_entries_max)")]
     send, answers = service.append_stream()
     for number in range(4):
         send(append_request(b"%d" % number, request_id=number, ordered=True))
@@ -273,6 +273,8 @@ def test_append_stream_refuses_ordered_requests_after_a_failed_one(service: Serv
     assert isinstance(outcomes[3], EarlierRequestFailedError)
     assert isinstance(outcomes[4], AppendedBatch)
     assert service.node.bodies() == [b"0", b"free"]
+    told = [(one.kind, one.subject) for one in service.server.conditions.now()]
+    assert told == [("at_limit", "pending_entries_max")]
 
 
 def test_append_stream_ends_on_garbage(service: Service) -> None:

@@ -14,6 +14,7 @@ from dledger.access.guard import Guard
 from dledger.access.rules import Rules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import SystemClock
+from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.connections import Connections
@@ -183,6 +184,7 @@ class Harness:
         self.view = GroupView("LEADER", 3, "n0", "host:1", {"n0": "host:1", "n1": ""})
         self._loop = LoopThread("test-broker")
         self._stopped = False
+        self.conditions = Conditions("broker")
 
     def __enter__(self) -> Self:
         self.bridge = self._loop.start()
@@ -209,6 +211,7 @@ class Harness:
             store_host=STORE_HOST,
             has_caught_up=self._has_caught_up,
             guard=self.guard,
+            conditions=self.conditions,
         )
         self.server.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self.server.add_insecure_port("127.0.0.1:0")

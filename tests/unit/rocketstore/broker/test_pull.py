@@ -212,6 +212,7 @@ def test_no_more_pulls_wait_than_allowed() -> None:
 
         with failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "pulls_waiting_max"):
             broker.pull(wait_ms=9000)
+        assert [one.subject for one in broker.conditions.now()] == ["pulls_waiting_max"]
         assert broker.pull().count == 0
 
         send(broker, "a")

@@ -562,8 +562,8 @@ def test_bytes_within_a_body_are_no_record(replica: Replica) -> None:
     inside = outer.offset + outer.size + 48 + 88
     forged = replica.server.log.read_run(LogIndex(1), LogIndex(1)).data
     replica.put(message(forged))
-    assert replica.log.read(inside + 48, outer.size) is not None  # so the bytes are there
 
+    assert replica.log.read(inside + 48, outer.size) is None
     assert replica.log.read_record(inside + 48) is None
     assert replica.log.read_record(inside) is None
     assert replica.log.read_record(outer.offset) is not None
@@ -639,3 +639,54 @@ def test_a_restart_finds_everything(config: ServerConfig) -> None:
     assert places(heads) == [one[:4] for one in sent]
     assert stored(again.put(message(queue_id=2))[0]).queue_offset == 33
     again.stop()
+
+
+def flip(replica: Replica, position: int, bit: int = 0) -> None:
+    """Turn one bit of the log's first segment as a disk does."""
+    path = Path(replica.log.directories()[0]) / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def refusal(replica: Replica, one: Stored, sound: bytes) -> CorruptLogError | None:
+    """How reading a record is refused; None if it is given out, as it was stored."""
+    try:
+        assert replica.log.read(one.offset, one.size) == sound
+    except CorruptLogError as error:
+        return error
+    return None
+
+
+def test_no_altered_record_is_given_out(replica: Replica) -> None:
+    """Wherever in an entry a bit turns, its record is refused with file and offset, or given out as it was stored."""
+    one = fill(replica, 3)[1]
+    sound = replica.log.read(one.offset, one.size)
+    assert sound is not None
+    told: list[CorruptLogError] = []
+    replica.server.log.on_damage(told.append)
+
+    for number, position in enumerate(range(one.offset - 48, one.offset + one.size)):
+        flip(replica, position, number % 8)
+        caught = refusal(replica, one, sound)
+        if caught is None:
+            assert position < one.offset, "a bit of the record itself"
+        else:
+            assert (caught.path.name, caught.offset) == (f"{0:020d}", one.offset - 48)
+            assert told.pop() is caught
+        flip(replica, position, number % 8)
+    assert replica.log.read(one.offset, one.size) == sound
+
+
+def test_no_altered_record_is_dispatched(replica: Replica) -> None:
+    """A scan ends before a record that was altered, and the next one names file and offset."""
+    places = fill(replica, 3)
+    flip(replica, places[1].offset + places[1].size - 1)
+
+    first = replica.log.scan(0, 1 << 20)
+    assert [head.offset for head in first.heads] == [places[0].offset]
+    with pytest.raises(CorruptLogError) as caught:
+        replica.log.scan(first.next_offset, 1 << 20)
+    assert caught.value.offset == places[1].offset - 48

@@ -1,0 +1,228 @@
+"""Consume queues held against the log: whether a unit leads to the message of its place, and writing units again.
+
+A unit is believed only if the record that it leads to says that it is the message of that topic, queue and offset.
+Where it is not, the log between the nearest believed units on both sides says what should be there, and the units are
+written again in place. What is damaged in the log itself raises ``CorruptLogError`` on the way.
+
+A tags code that lets a filter pass over a message is believed only after the message's record has said the same. That
+is remembered block by block, with a hash of the units, so that what changes on the disk later is looked at again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+from threading import Lock
+from typing import Final, Protocol
+from zlib import crc32
+
+from rocketstore.consume_queue.units import FILLER
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.record import CRC_MASK, HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, body_at
+from rocketstore.message.scan import scan_records
+from rocketstore.types import QueueUnit, ScannedRecords
+
+_log = logging.getLogger(__name__)
+BLOCK_UNITS: Final = 500
+"""Units whose tags codes are remembered together; RocketMQ's files hold a multiple of it."""
+BLOCKS_MAX: Final = 1 << 16
+_SCAN_BYTES: Final = 1 << 20
+_HEAD: Final = Struct(">iiii4xqqi44xi")  # ..., and the body's length between IPv4 hosts
+_BODY_AT: Final = body_at(0)
+_LENGTH: Final = Struct(">i")
+
+
+class ScannedLog(Protocol):
+    """What is needed of the commit log."""
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether entries' CRCs were checked already."""
+
+    @property
+    def min_offset(self) -> int:
+        """Where it begins."""
+
+    @property
+    def max_offset(self) -> int:
+        """Where what may be read ends."""
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """A record."""
+
+    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
+        """Heads of the records from an offset on."""
+
+
+class MendableQueue(Protocol):
+    """What is needed of a consume queue."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def queue_id(self) -> int:
+        """Its number."""
+
+    @property
+    def min_offset(self) -> int:
+        """First queue offset."""
+
+    @property
+    def max_offset(self) -> int:
+        """Next queue offset."""
+
+    def units(self, offset: int, count: int, /) -> Sequence[QueueUnit]:
+        """Units from ``offset`` on, up to a file's end."""
+
+    def rewrite(self, offset: int, unit: QueueUnit, /) -> None:
+        """Write a unit again."""
+
+
+def is_message(record: bytes, unit: QueueUnit, queue: MendableQueue, number: int, *, check_body: bool) -> bool:
+    """Whether ``record``, to which ``unit`` leads, is the message at offset ``number`` of ``queue``, and adds up."""
+    size = len(record)
+    if size < OVERHEAD:
+        return False
+    length, magic, crc, queue_id, queue_offset, offset, flags, length_v4 = _HEAD.unpack_from(record)
+    if (
+        queue_offset != number
+        or offset != unit[0]
+        or length != unit[1]
+        or length != size
+        or queue_id != queue.queue_id
+        or (magic != MESSAGE_MAGIC and magic != MESSAGE_MAGIC_V2)
+    ):
+        return False
+    if flags & HOST_V6_FLAGS:
+        at = body_at(flags)
+        length_v4 = _LENGTH.unpack_from(record, at - 4)[0] if at + 3 <= size else -1
+    else:
+        at = _BODY_AT
+    if length_v4 < 0:
+        return False
+    topic_at = at + length_v4
+    field = _field(queue.topic, magic)
+    end = topic_at + len(field)
+    if record[topic_at:end] != field:
+        return False
+    return not check_body or (
+        end + 2 <= size
+        and int.from_bytes(record[end : end + 2], "big") == size - end - 2
+        and crc32(record[at:topic_at]) & CRC_MASK == crc
+    )
+
+
+@lru_cache(4096)
+def _field(topic: str, magic: int) -> bytes:
+    encoded = topic.encode()
+    return len(encoded).to_bytes(1 if magic == MESSAGE_MAGIC else 2, "big") + encoded
+
+
+class QueueTruth:
+    """What the log says of consume queues; any number of threads."""
+
+    def __init__(self, log: ScannedLog, delay_levels: DelayLevels) -> None:
+        self._log = log
+        self._delay_levels = delay_levels
+        self._lock = Lock()  # guards _known
+        self._known: OrderedDict[tuple[str, int, int], tuple[int, int]] = OrderedDict()
+
+    def record_at(self, queue: MendableQueue, number: int, unit: QueueUnit) -> bytes | None:
+        """The record that a unit leads to, if it is the message of that place."""
+        record = self._log.read(unit.offset, unit.size)
+        if record is None:
+            return None
+        check_body = not self._log.is_replicated
+        return record if is_message(record, unit, queue, number, check_body=check_body) else None
+
+    def restore(self, queue: MendableQueue, number: int) -> QueueUnit | None:
+        """Write the units around ``number`` again where they are wrong; the unit there, None if no message is.
+
+        Raises ``CorruptLogError``, ``DiskError``.
+        """
+        low, high = number, number + 1
+        start, stop = self._log.min_offset, self._log.max_offset
+        while low > queue.min_offset:
+            believed = self._believed(queue, low - 1)
+            if believed is not None:
+                start = believed.offset
+                break
+            low -= 1
+        while high < queue.max_offset:
+            believed = self._believed(queue, high)
+            if believed is not None:
+                stop = believed.offset
+                break
+            high += 1
+        found = self._found(queue, range(low, high), start, stop)
+        for at, unit in sorted(found.items()):
+            if list(queue.units(at, 1)) != [unit]:
+                queue.rewrite(at, unit)
+                _log.warning("queue %d of topic %s: unit %d was wrong; it is written again from the log",
+                             queue.queue_id, queue.topic, at)  # fmt: skip
+        return found.get(number)
+
+    def _believed(self, queue: MendableQueue, number: int) -> QueueUnit | None:
+        unit = next(iter(queue.units(number, 1)), FILLER)
+        if unit == FILLER or self.record_at(queue, number, unit) is None:
+            return None
+        return unit
+
+    def _found(self, queue: MendableQueue, numbers: range, start: int, stop: int) -> dict[int, QueueUnit]:
+        found: dict[int, QueueUnit] = {}
+        while start < stop:
+            scanned = self._log.scan(start, _SCAN_BYTES)
+            for head in scanned.heads:
+                if (head.topic, head.queue_id) == (queue.topic, queue.queue_id) and head.queue_offset in numbers:
+                    found.setdefault(head.queue_offset, QueueUnit(head.offset, head.size, head.tags_code))
+            if scanned.next_offset <= start:
+                break
+            start = scanned.next_offset
+        return found
+
+    def tagged_units(self, queue: MendableQueue, number: int, log_end: int, bytes_max: int) -> Sequence[QueueUnit]:
+        """Units from ``number`` on whose tags codes are their records'; one that ends behind ``log_end`` is the last.
+
+        Reads about ``bytes_max`` bytes of records, at most. Raises ``CorruptLogError`` if the first one cannot be told.
+        """
+        first = max(number - number % BLOCK_UNITS, queue.min_offset)
+        units = list(queue.units(first, BLOCK_UNITS - first % BLOCK_UNITS))
+        key = (queue.topic, queue.queue_id, first)
+        with self._lock:
+            count, known = self._known.get(key, (0, 0))
+        if count > len(units) or hash(tuple(units[:count])) != known:
+            count = 0
+        at = count
+        while at < len(units) and (bytes_max > 0 or at <= number - first):
+            unit = units[at]
+            if unit != FILLER and unit.offset + unit.size <= log_end:
+                bytes_max -= unit.size
+                units[at] = self._with_true_tags(queue, first + at, unit)
+            elif unit != FILLER:
+                true = self.restore(queue, first + at) if at <= number - first else None
+                if true is None or true.offset + true.size > log_end:
+                    break
+                units[at] = true
+            at += 1
+        self._remember(key, at, hash(tuple(units[:at])))
+        return units[number - first : max(at, number - first + 1)]
+
+    def _with_true_tags(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit:
+        record = self.record_at(queue, number, unit)
+        if record is not None:
+            heads = scan_records(record, unit.offset, check_crc=False, delay_levels=self._delay_levels).heads
+            if heads and heads[0].tags_code == unit.tags_code:
+                return unit
+        return self.restore(queue, number) or unit
+
+    def _remember(self, key: tuple[str, int, int], count: int, known: int) -> None:
+        with self._lock:
+            self._known[key] = (count, known)
+            self._known.move_to_end(key)
+            while len(self._known) > BLOCKS_MAX:
+                self._known.popitem(last=False)

@@ -1,0 +1,263 @@
+"""The files in which RocketMQ's own brokers keep their state: read, and written, as they read and write them.
+
+They are how a store directory comes from RocketMQ and goes back to it. Here the log is the truth: the files are read
+when a directory is new here, and again when RocketMQ has written them since (``newer_changes``); they are written every
+few seconds and at a stop, so that RocketMQ finds topics, consumer offsets and delay progress as they were.
+
+Each has a ``.bak``, what it was before: RocketMQ falls back on it where the file is missing or cannot be read, and so
+do we. What we write carries a mark that RocketMQ ignores and does not write; we never read our own files back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from dledger.errors import InvalidRequestError
+from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from rocketstore.state.changes import (
+    OFFSETS_MAX,
+    Change,
+    CommitOffsets,
+    DeleteTopic,
+    PutTopic,
+    QueueOffset,
+    SetDelayOffsets,
+    TopicConfig,
+)
+from rocketstore.state.tables import Tables
+from rocketstore.types import HIDDEN_TOPICS
+
+TOPICS: Final = "topics.json"
+GROUPS: Final = "subscriptionGroup.json"
+CONSUMER_OFFSETS: Final = "consumerOffset.json"
+DELAY_OFFSETS: Final = "delayOffset.json"
+_MARK: Final = "writtenBy"
+_OURS: Final = "dledger"
+_NEW_TOPIC: Final[Mapping[str, object]] = {"order": False, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
+_NEW_GROUP: Final[Mapping[str, object]] = {
+    "brokerId": 0,
+    "consumeBroadcastEnable": True,
+    "consumeEnable": True,
+    "consumeFromMinEnable": True,
+    "notifyConsumerIdsChangedEnable": True,
+    "retryMaxTimes": 16,
+    "retryQueueNums": 1,
+    "whichBrokerWhenConsumeSlowly": 1,
+}
+_Content = Mapping[str, Any]  # Any: values of any shape, whose use raises what the reader catches
+
+_BARE_KEY: Final = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
+_log = logging.getLogger("rocketstore")
+
+
+def read_rocketmq_files(directory: Path) -> tuple[Change, ...]:
+    """The changes that make the tables of these files. A file that is no such file is logged and left out."""
+    return tuple(change for name in _READERS for change in _taken_over(directory / name) or ())
+
+
+def newer_changes(directory: Path, than: Path, known: tuple[Change, ...]) -> tuple[Change, ...] | None:
+    """``known`` with what RocketMQ has written since the file ``than`` was; None if it has written nothing.
+
+    A file that is RocketMQ's replaces what is known of its subject: topics that it does not name were deleted there.
+    """
+    written_ns = than.stat().st_mtime_ns
+    found = {
+        name: changes
+        for name in _READERS
+        if _is_newer(directory / name, written_ns) and (changes := _taken_over(directory / name)) is not None
+    }
+    if not found:
+        return None
+    replaced = tuple(kind for name, kind in _REPLACED.items() if name in found)
+    kept = [change for change in known if isinstance(change, DeleteTopic) or not isinstance(change, replaced)]
+    return (*kept, *(change for name in _READERS for change in found.get(name, ())))
+
+
+def _is_newer(path: Path, written_ns: int) -> bool:
+    """Whether RocketMQ wrote it: ours have the mark, and those of an earlier take-over are older than our snapshot."""
+    content = _content(path)
+    if content is None or content.get(_MARK) == _OURS:
+        return False
+    return max(one.stat().st_mtime_ns for one in (path, _backup(path)) if one.exists()) > written_ns
+
+
+def _taken_over(path: Path) -> list[Change] | None:
+    content = _content(path)
+    if content is None or content.get(_MARK) == _OURS:
+        return None
+    try:
+        changes = list(_READERS[path.name](content))
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidRequestError) as error:
+        _log.error("%s: not taken over: %s", path, error)
+        return None
+    _log.info("%s: taken over", path)
+    return changes
+
+
+def _content(path: Path) -> _Content | None:
+    """What the file says, or its backup where it cannot be read; None if neither can."""
+    for one in (path, _backup(path)):
+        try:
+            return _parse(one.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, InvalidRequestError) as error:
+            _log.error("%s: cannot be read: %s", one, error)
+    return None
+
+
+def _backup(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")
+
+
+def _parse(text: str) -> _Content:
+    """JSON as Java's writer makes it: keys that are numbers have no quotes."""
+    value = json.loads(_quote_keys(text))
+    if not isinstance(value, dict):
+        raise InvalidRequestError("not an object")
+    return value
+
+
+def _quote_keys(text: str) -> str:
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)  # strings stand at odd places
+    parts[::2] = [_BARE_KEY.sub(r'\1"\2"\3', part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _topics(content: _Content) -> Iterator[Change]:
+    for name, topic in content["topicConfigTable"].items():
+        if name in HIDDEN_TOPICS:
+            continue
+        try:
+            yield PutTopic(_topic(name, topic))
+        except InvalidRequestError as error:
+            _log.warning("topics.json: topic left out: %s", error)
+
+
+def _topic(name: str, topic: _Content) -> TopicConfig:
+    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], topic["perm"])
+
+
+def _is_possible(name: str, topic: _Content) -> bool:
+    try:
+        _topic(name, topic)
+    except (KeyError, TypeError, InvalidRequestError):
+        return False
+    return True
+
+
+def _groups(content: _Content) -> Iterator[Change]:
+    for group in content["subscriptionGroupTable"]:
+        yield CommitOffsets(group, ())
+
+
+def _consumer_offsets(content: _Content) -> Iterator[Change]:
+    for key, queues in content["offsetTable"].items():
+        topic, _, group = key.partition("@")
+        offsets = [QueueOffset(topic, int(queue_id), int(offset)) for queue_id, offset in queues.items()]
+        for start in range(0, len(offsets), OFFSETS_MAX):
+            yield CommitOffsets(group, tuple(offsets[start : start + OFFSETS_MAX]))
+
+
+def _delay_offsets(content: _Content) -> Iterator[Change]:
+    yield SetDelayOffsets(tuple((int(level), int(offset)) for level, offset in content["offsetTable"].items()))
+
+
+_READERS: Final[Mapping[str, Callable[[_Content], Iterator[Change]]]] = {
+    TOPICS: _topics,
+    GROUPS: _groups,
+    CONSUMER_OFFSETS: _consumer_offsets,
+    DELAY_OFFSETS: _delay_offsets,
+}
+_REPLACED: Final[Mapping[str, type[Change]]] = {
+    TOPICS: PutTopic,
+    CONSUMER_OFFSETS: CommitOffsets,
+    DELAY_OFFSETS: SetDelayOffsets,
+}
+"""The changes that a file of RocketMQ's says all of."""
+
+
+class RocketmqFiles:
+    """Writes the files. What they said of a topic or group that has no place here (retries, flags) stays as it was."""
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._written: dict[str, bytes] = {}
+        self._known: dict[str, _Content] = {}
+        self._version = 0
+
+    def write(self, tables: Tables, now_ms: int) -> None:
+        """Replace the files that would say something else. Raises ``OSError``."""
+        self._version += 1
+        version = {"counter": self._version, "timestamp": now_ms}
+        for name, content in (
+            (TOPICS, self._topics(tables)),
+            (GROUPS, self._groups(tables)),
+            (CONSUMER_OFFSETS, {"offsetTable": _offsets(tables)}),
+            (DELAY_OFFSETS, {"offsetTable": {str(level): at for level, at in sorted(tables.delay_offsets.items())}}),
+        ):
+            text = json.dumps(content, indent="\t").encode()
+            if self._written.get(name) == text:
+                continue
+            versioned = {"dataVersion": version, **content} if name in (TOPICS, GROUPS) else content
+            self._replace(name, json.dumps({_MARK: _OURS, **versioned}, indent="\t").encode())
+            self._written[name] = text
+
+    def _replace(self, name: str, text: bytes) -> None:
+        path = self._directory / name
+        if not self._directory.exists():
+            make_dirs_durably(self._fs, self._directory)
+        if path.exists():
+            self._fs.rename(path, _backup(path))
+        replace_durably(self._fs, path, text)
+
+    def _topics(self, tables: Tables) -> _Content:
+        """A topic that was left out because it is impossible here stays as it was."""
+        known = self._known_of(TOPICS, "topicConfigTable")
+        found = {
+            topic.name: {
+                **_NEW_TOPIC,
+                **_entry(known, topic.name),
+                "perm": topic.permission,
+                "readQueueNums": topic.read_queues,
+                "topicName": topic.name,
+                "writeQueueNums": topic.write_queues,
+            }
+            for topic in tables.topics.values()
+        }
+        kept = {name: one for name, one in known.items() if name not in found and not _is_possible(name, one)}
+        return {"topicConfigTable": dict(sorted((kept | found).items()))}
+
+    def _groups(self, tables: Tables) -> _Content:
+        known = self._known_of(GROUPS, "subscriptionGroupTable")
+        found = {name: {**_NEW_GROUP, **_entry(known, name), "groupName": name} for name in tables.groups}
+        return {"subscriptionGroupTable": dict(sorted(found.items()))}
+
+    def _known_of(self, name: str, table: str) -> _Content:
+        """What the file said when it was first looked at: what is written since adds nothing of its own."""
+        known = self._known.get(name)
+        if known is None:
+            content = _content(self._directory / name) or {}
+            found = content.get(table)
+            known = self._known[name] = found if isinstance(found, dict) else {}
+        return known
+
+
+def _entry(known: _Content, name: str) -> Mapping[str, object]:
+    found = known.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _offsets(tables: Tables) -> dict[str, dict[str, int]]:
+    """``topic@group`` to queue id to offset."""
+    found: dict[str, dict[str, int]] = {}
+    for group, noted in sorted(tables.groups.items()):
+        for (topic, queue_id), offset in sorted(noted.items()):
+            found.setdefault(f"{topic}@{group}", {})[str(queue_id)] = offset
+    return found

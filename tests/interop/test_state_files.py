@@ -1,0 +1,57 @@
+"""The files of a broker's state, with the classes of RocketMQ's own broker 4.9.7."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dledger.store.fs import RealFileSystem
+from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig
+from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes
+from rocketstore.state.snapshot import SNAPSHOT_FILE
+from rocketstore.state.tables import Tables
+from tests.interop import java
+
+pytestmark = pytest.mark.interop
+
+KNOWN = (
+    PutTopic(TopicConfig("Orders", 3, 4, 6)),
+    CommitOffsets("readers", (QueueOffset("Orders", 0, 10), QueueOffset("Orders", 2, 7))),
+    SetDelayOffsets(((2, 4),)),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A directory with our files of what is known."""
+    java.build()
+    directory = tmp_path / "config"
+    RocketmqFiles(RealFileSystem(), directory).write(Tables(KNOWN), 1000)
+    return directory
+
+
+def test_rocketmq_reads_what_we_write(config: Path) -> None:
+    """Topics, offsets, groups and delay progress."""
+    assert set(java.run_state("read", config)) == {
+        "topic Orders 3 4 6",
+        "offset Orders@readers 0 10",
+        "offset Orders@readers 2 7",
+        "group readers 16",
+        "delay 2 4",
+    }
+
+
+def test_we_take_over_what_rocketmq_has_written_since(config: Path) -> None:
+    """Its file has no mark of ours, and is newer than the snapshot."""
+    snapshot = config / SNAPSHOT_FILE
+    snapshot.write_text("")
+    os.utime(snapshot, ns=(0, 0))
+    assert newer_changes(config, snapshot, KNOWN) is None
+
+    java.run_state("commit", config)
+
+    newer = newer_changes(config, snapshot, KNOWN)
+    assert newer is not None
+    assert Tables(newer).groups == {"readers": {("Orders", 0): 12, ("Orders", 2): 7}}

@@ -1,0 +1,237 @@
+"""The files of RocketMQ's own brokers: taken over, taken over again, and written for the way back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger.store.fs import RealFileSystem
+from rocketstore.state.changes import CommitOffsets, DeleteTopic, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig
+from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
+from rocketstore.state.snapshot import SNAPSHOT_FILE
+from rocketstore.state.tables import Tables
+from tests.unit.rocketstore.state.conftest import Member
+
+NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+KNOWN = (
+    DeleteTopic("Gone", ((0, 5),)),
+    PutTopic(TopicConfig("Orders")),
+    CommitOffsets("readers", (QueueOffset("Orders", 0, 10),)),
+    SetDelayOffsets(((2, 4),)),
+)
+TABLES = Tables(KNOWN)
+
+
+def read(directory: Path, name: str) -> Any:  # noqa: ANN401  # JSON
+    return json.loads((directory / name).read_text())
+
+
+def write(directory: Path, tables: Tables = TABLES) -> None:
+    RocketmqFiles(RealFileSystem(), directory).write(tables, 1000)
+
+
+def as_rocketmq_writes(directory: Path, name: str, content: dict[str, Any]) -> Path:
+    """Later than everything that is there."""
+    path = directory / name
+    path.write_text(json.dumps(content))
+    later = max(one.stat().st_mtime_ns for one in directory.iterdir()) + 1_000_000
+    os.utime(path, ns=(later, later))
+    return path
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_rocketmq_files_are_taken_over(tmp_path: Path) -> None:
+    """Topics, groups, offsets; what cannot be here is left out."""
+    topics = {
+        "dataVersion": {"counter": 1, "timestamp": 2},
+        "topicConfigTable": {
+            "Orders": {"perm": 6, "readQueueNums": 8, "topicName": "Orders", "writeQueueNums": 4, "order": False},
+            "Odd": {"perm": 6, "readQueueNums": 0, "topicName": "Odd", "writeQueueNums": 0},
+            "RMQ_SYS_BROKER_STATE": {"perm": 6, "readQueueNums": 1, "writeQueueNums": 1},
+        },
+    }
+    (tmp_path / "topics.json").write_text(json.dumps(topics))
+    (tmp_path / "subscriptionGroup.json").write_text('{"subscriptionGroupTable":{"idle":{"groupName":"idle"}}}')
+    (tmp_path / "consumerOffset.json").write_text('{\n\t"offsetTable":{"Orders@readers":{0:17,1:5\n\t\t}\n\t}\n}')
+    (tmp_path / "delayOffset.json").write_text('{"offsetTable":{1:3,"2":4}}')
+
+    tables = Tables(read_rocketmq_files(tmp_path))
+
+    assert tables.topics == {"Orders": TopicConfig("Orders", 8, 4, 6)}
+    assert tables.groups == {"idle": {}, "readers": {("Orders", 0): 17, ("Orders", 1): 5}}
+    assert tables.delay_offsets == {1: 3, 2: 4}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"offsetTable":{"T@g":{"0":-5}}}', '{"offsetTable":{"T@g":3}}'])
+def test_a_file_that_is_no_such_file_is_left_out(tmp_path: Path, text: str) -> None:
+    """The others are taken over."""
+    (tmp_path / "consumerOffset.json").write_text(text)
+    (tmp_path / "delayOffset.json").write_text('{"offsetTable":{"2":4}}')
+
+    assert read_rocketmq_files(tmp_path) == (SetDelayOffsets(((2, 4),)),)
+
+
+def test_numbers_in_names_are_left_alone(tmp_path: Path) -> None:
+    """Only keys that are numbers are quoted."""
+    (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"a,1:@g":{0:17}, "T@g2":{"0":1}}}')
+
+    assert read_rocketmq_files(tmp_path) == ()  # no such topic can be, so the name was read as it is
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "torn"])
+def test_the_backup_counts_where_the_file_is_lost(tmp_path: Path, damage: str) -> None:
+    """RocketMQ's writer removes the file before it puts the new one in its place, and may be killed in between."""
+    (tmp_path / "consumerOffset.json.bak").write_text('{"offsetTable":{"T@g":{0:17}}}')
+    if damage != "missing":
+        (tmp_path / "consumerOffset.json").write_text({"empty": "", "torn": '{"offsetTable":{"T@g":{0:1'}[damage])
+
+    assert read_rocketmq_files(tmp_path) == (CommitOffsets("g", (QueueOffset("T", 0, 17),)),)
+
+
+def test_our_own_files_are_not_taken_over(tmp_path: Path) -> None:
+    """The log is the truth; what was written out of it is older than it."""
+    write(tmp_path)
+
+    assert read_rocketmq_files(tmp_path) == ()
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_says_what_rocketmqs_own_files_say(tmp_path: Path) -> None:
+    """All four, with the fields that its brokers need."""
+    write(tmp_path)
+
+    topic = read(tmp_path, "topics.json")["topicConfigTable"]["Orders"]
+    assert (topic["perm"], topic["readQueueNums"], topic["writeQueueNums"], topic["topicName"]) == (6, 8, 8, "Orders")
+    assert topic["topicFilterType"] == "SINGLE_TAG"
+    group = read(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]["readers"]
+    assert (group["groupName"], group["consumeEnable"], group["retryMaxTimes"]) == ("readers", True, 16)
+    assert read(tmp_path, "consumerOffset.json")["offsetTable"] == {"Orders@readers": {"0": 10}}
+    assert read(tmp_path, "delayOffset.json")["offsetTable"] == {"2": 4}
+
+
+def test_what_has_no_place_here_is_kept_for_the_way_back(tmp_path: Path) -> None:
+    """Retries and switches of a group, flags of a topic, a topic that is impossible here."""
+    odd = {"perm": 6, "readQueueNums": 0, "writeQueueNums": 0, "topicName": "Odd"}
+    ordered = {"perm": 6, "readQueueNums": 4, "writeQueueNums": 4, "topicName": "Orders", "order": True}
+    slow = {"groupName": "readers", "retryMaxTimes": 3, "consumeEnable": False}
+    as_rocketmq_writes(tmp_path, "topics.json", {"topicConfigTable": {"Odd": odd, "Orders": ordered, "Old": ordered}})
+    as_rocketmq_writes(tmp_path, "subscriptionGroup.json", {"subscriptionGroupTable": {"readers": slow}})
+
+    write(tmp_path)
+
+    topics = read(tmp_path, "topics.json")["topicConfigTable"]
+    assert topics["Odd"] == odd
+    assert topics["Orders"]["order"] is True
+    assert "Old" not in topics
+    group = read(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]["readers"]
+    assert (group["retryMaxTimes"], group["consumeEnable"], group["consumeBroadcastEnable"]) == (3, False, True)
+
+
+def test_a_file_that_would_say_the_same_is_not_written(tmp_path: Path) -> None:
+    """And one that is replaced stays as its backup."""
+    files = RocketmqFiles(RealFileSystem(), tmp_path)
+    files.write(TABLES, 1000)
+    before = {name: (tmp_path / name).stat().st_ino for name in NAMES}
+    changed = TABLES.copy()
+    changed.apply(CommitOffsets("readers", (QueueOffset("Orders", 0, 11),)))
+    files.write(changed, 2000)
+
+    same = {name for name in NAMES if (tmp_path / name).stat().st_ino == before[name]}
+    assert same == set(NAMES) - {"consumerOffset.json"}
+    assert read(tmp_path, "consumerOffset.json.bak")["offsetTable"] == {"Orders@readers": {"0": 10}}
+
+
+# --- RocketMQ in between ---------------------------------------------------------------------------------------------
+
+
+def test_what_rocketmq_wrote_since_replaces_what_was_known_of_it(tmp_path: Path) -> None:
+    """File by file: offsets may go back there, and topics may be deleted."""
+    write(tmp_path)
+    (tmp_path / SNAPSHOT_FILE).write_text("")
+    as_rocketmq_writes(tmp_path, "consumerOffset.json", {"offsetTable": {"Orders@readers": {"0": 7}}})
+    as_rocketmq_writes(
+        tmp_path, "topics.json", {"topicConfigTable": {"New": {"perm": 6, "readQueueNums": 1, "writeQueueNums": 1}}}
+    )
+
+    newer = newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN)
+
+    assert newer is not None
+    tables = Tables(newer)
+    assert list(tables.topics) == ["New"]
+    assert tables.groups == {"readers": {("Orders", 0): 7}}
+    assert tables.delay_offsets == {2: 4}
+    assert tables.begins == {"Gone": {0: 5}}
+
+
+def test_files_older_than_the_snapshot_or_our_own_are_no_news(tmp_path: Path) -> None:
+    """Those of the first take-over, where an earlier version left them as they were."""
+    for name in NAMES:
+        (tmp_path / name).write_text("{}")
+        os.utime(tmp_path / name, ns=(0, 0))
+    (tmp_path / SNAPSHOT_FILE).write_text("")
+    assert newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN) is None
+
+    write(tmp_path)
+    assert newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN) is None
+
+
+def test_a_damaged_file_of_rocketmqs_changes_nothing(tmp_path: Path) -> None:
+    """What is known stays known."""
+    (tmp_path / SNAPSHOT_FILE).write_text("")
+    as_rocketmq_writes(tmp_path, "consumerOffset.json", {"offsetTable": 3})
+
+    assert newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN) is None
+
+
+def test_a_second_take_over_is_told_and_survives_a_kill(
+    add_member: Callable[[str], Member], caplog: pytest.LogCaptureFixture
+) -> None:
+    """There and back: our files at the stop, RocketMQ's afterwards, and a kill right after they were read."""
+    member = add_member("one")
+    member.promote()
+    member.do(lambda done: member.state.put_topic(TopicConfig("T"), done))
+    member.do(lambda done: member.state.commit_delay_offsets({1: 5}, done))
+    member.state.shutdown()
+    assert read(member.directory, "topics.json")["topicConfigTable"].keys() == {"T"}
+    as_rocketmq_writes(member.directory, "delayOffset.json", {"offsetTable": {"1": 8}})
+
+    with caplog.at_level(logging.WARNING):
+        member.restart(clean=False)
+    assert "RocketMQ has used this store since" in caplog.text
+    member.state.step()
+    member.restart(clean=False)
+
+    assert member.state.delay_offset(1) == 8
+    assert read(member.directory, "delayOffset.json")["offsetTable"] == {"1": 8}
+
+
+def test_a_first_take_over_survives_a_kill(tmp_path: Path, add_member: Callable[[str], Member]) -> None:
+    """The files are replaced only once what they said is kept elsewhere."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:17}}}')
+    member = add_member("one")
+    member.state.step()
+    member.restart(clean=False)
+
+    assert member.state.offset("g", "T", 0) == 17
+
+
+def test_a_running_broker_writes_the_files_every_few_seconds(add_member: Callable[[str], Member]) -> None:
+    """A broker that is killed leaves them a few seconds old, as RocketMQ's does."""
+    member = add_member("one")
+    member.promote()
+    member.do(lambda done: member.state.put_topic(TopicConfig("T"), done))
+    member.clock.now_ms += member.settings.snapshot_interval_ms
+    member.state.step()
+
+    assert read(member.directory, "topics.json")["topicConfigTable"].keys() == {"T"}
