@@ -74,7 +74,7 @@ def test_a_turned_bit_in_what_was_flushed_before_a_kill_is_refused(tmp_path: Pat
 def test_nobody_hears_of_a_flush_before_a_mark_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any thread may acknowledge what is told as flushed; after a kill the mark alone proves that it was."""
     store = open_store(small_config(tmp_path))
-    marks: list[tuple[LogIndex, LogIndex]] = []
+    marks: list[tuple[int, int]] = []
     write = CheckpointFile.write
 
     def written(file: CheckpointFile, current: Callable[[], Checkpoint]) -> None:
