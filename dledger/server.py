@@ -109,8 +109,6 @@ class DLedgerServer:
         self._clock = clock or SystemClock()
         self.conditions = Conditions(config.node_id, self._clock)
         """What is the matter with this node; whoever notices something says so here."""
-        self.fenced = ""
-        """Why this member serves nothing; empty if it does."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
@@ -175,6 +173,7 @@ class DLedgerServer:
         self._roles = RoleChangeNotifier(config.node_id, self._supervisor)
         self._driver.on_role_change = self._roles.publish
         self._driver.on_commit = self._publish_commit
+        self._driver.on_fenced = self._tell_fenced
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
@@ -221,13 +220,18 @@ class DLedgerServer:
         if not self._node.state.whole:
             self._driver.call(count)
 
+    @property
+    def fenced(self) -> str:
+        """Why this member serves nothing; empty if it does."""
+        return self._node.state.fenced
+
     def _fence(self, reason: str) -> None:
         """Most members hold another history: what this one holds is read by nobody, and it counts for nothing."""
+        self._driver.call(lambda now_ms: self._node.state.fence(reason, now_ms))
+
+    def _tell_fenced(self, reason: str) -> None:
         advice = "it serves nothing. Keep its directory and start it with --repair, once you know what wrote there"
         self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
-        if not self.fenced:
-            self.fenced = reason
-            self._driver.call(lambda now_ms: self._node.state.lose_standing(reason, now_ms))
 
     def _refuse_if_fenced(self) -> None:
         if self.fenced:
