@@ -67,7 +67,9 @@ from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
+from dledger.store.fs import RealFileSystem
 from dledger.store.identity import IDENTITY_FILE
+from dledger.store.remembered import RememberedFile, read_remembered
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
@@ -109,8 +111,6 @@ class DLedgerServer:
         self._clock = clock or SystemClock()
         self.conditions = Conditions(config.node_id, self._clock)
         """What is the matter with this node; whoever notices something says so here."""
-        self.fenced = ""
-        """Why this member serves nothing; empty if it does."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
@@ -168,13 +168,17 @@ class DLedgerServer:
             random=random.Random(secrets.randbits(64)),
             boot_id=secrets.randbits(62),
             now_ms=now_ms,
+            remembered=read_remembered(self.log.directory),
         )
+        self._remembered = RememberedFile(RealFileSystem(), self.log.directory)
+        self._remember_due_ms = now_ms + _REMEMBER_INTERVAL_MS
         self._driver = NodeDriver(
             config, self._node, self.log, self.log.hard_state, self._clock, self._supervisor, self._send
         )
         self._roles = RoleChangeNotifier(config.node_id, self._supervisor)
         self._driver.on_role_change = self._roles.publish
         self._driver.on_commit = self._publish_commit
+        self._driver.on_fenced = self._tell_fenced
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
@@ -221,13 +225,18 @@ class DLedgerServer:
         if not self._node.state.whole:
             self._driver.call(count)
 
+    @property
+    def fenced(self) -> str:
+        """Why this member serves nothing; empty if it does."""
+        return self._node.state.fenced
+
     def _fence(self, reason: str) -> None:
         """Most members hold another history: what this one holds is read by nobody, and it counts for nothing."""
+        self._driver.call(lambda now_ms: self._node.state.fence(reason, now_ms))
+
+    def _tell_fenced(self, reason: str) -> None:
         advice = "it serves nothing. Keep its directory and start it with --repair, once you know what wrote there"
         self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
-        if not self.fenced:
-            self.fenced = reason
-            self._driver.call(lambda now_ms: self._node.state.lose_standing(reason, now_ms))
 
     def _refuse_if_fenced(self) -> None:
         if self.fenced:
@@ -305,6 +314,7 @@ class DLedgerServer:
                 worker.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
             self._roles.stop()
+            self._save_remembered()
             self._supervisor.run(self.log.close)
             self._stopped.set()
 
@@ -355,7 +365,14 @@ class DLedgerServer:
 
     def _checkpoint(self) -> int:
         self.log.sync_checkpoint()
+        if self._clock.monotonic_ms() >= self._remember_due_ms:
+            self._save_remembered()
+            self._remember_due_ms = self._clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         return self._clock.monotonic_ms() + self._config.store.checkpoint_interval_ms
+
+    def _save_remembered(self) -> None:
+        if self._config.peers:
+            self._remembered.save(self._driver.look(lambda node: dict(node.state.remembered)))
 
     def _warm(self) -> int:
         more = self.log.warm()
@@ -659,6 +676,7 @@ class DLedgerServer:
 _STUCK_TOLD_MS = 60_000
 """How long status and metrics tell that a leader made no progress."""
 _WARM_INTERVAL_MS = 20
+_REMEMBER_INTERVAL_MS = 1000
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from dledger.config import ServerConfig
+from dledger.core import histories
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -40,7 +41,7 @@ from dledger.errors import (
     TransferFailedError,
     UnknownMemberError,
 )
-from dledger.types import NO_ENTRY, NO_INDEX, EntryId, NodeId, Standing, Term
+from dledger.types import NO_INDEX, EntryId, NodeId, Standing, Term
 
 _PREFERENCE_PAUSE: Final = 10
 """How many check intervals pass after a failed hand-over before one is started unasked again."""
@@ -214,6 +215,8 @@ class LeaderElector:
         role = state.role
         if isinstance(role, Candidate) and role.pre_vote:
             self.vote_problem = what_keeps_from_electing(role.ballots, len(state.peers) + 1)
+            if state.contradicted_by and not self.vote_problem:
+                self.vote_problem = f"{', '.join(sorted(state.contradicted_by))} committed other entries"
         state.become_candidate(now_ms, pre_vote=True)
         self._ask_for_votes(Term(state.term + 1), pre_vote=True)
 
@@ -226,9 +229,10 @@ class LeaderElector:
 
     def _ask_for_votes(self, term: Term, *, pre_vote: bool = False, transfer: bool = False) -> None:
         state = self._state
+        committed = histories.stated(state)
         for peer in state.peers:
-            remembered = state.remembered.get(peer, NO_ENTRY)
-            request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered)
+            remembered = histories.memory_of(state, peer)
+            request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered, committed)
             state.outbox.messages.append((peer, request))
 
     def _lead_if_elected(self, now_ms: int) -> None:
@@ -289,11 +293,16 @@ class LeaderElector:
     def on_vote_request(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResponse:
         """Decide on a vote; the driver answers only after the hard state is durable."""
         state = self._state
-        state.heed(request.remembered, sender, now_ms)
+        agree = histories.agree(state, request.committed)
+        histories.note(state, sender, agree)
+        if agree is not False:
+            state.heed(request.remembered, sender, now_ms)
         if request.pre_vote:
             result = self._judge_pre_vote(sender, request, now_ms)
         else:
             result = self._judge_vote(sender, request, now_ms)
+        if result is VoteResult.ACCEPT and agree is False:
+            result = VoteResult.REJECT_SMALL_LEDGER_END  # and ``other_history`` tells those who know of it
         granted = result is VoteResult.ACCEPT
         if granted and not request.pre_vote:
             state.save_hard_state(replace(state.hard_state, vote=sender))
@@ -308,7 +317,9 @@ class LeaderElector:
             standing=state.standing,
             boot_id=state.boot_id,
             used=state.is_used,
-            remembered=state.remembered.get(sender, NO_ENTRY),
+            remembered=histories.memory_of(state, sender),
+            committed=histories.stated(state),
+            other_history=agree is False,
         )
 
     def _judge_pre_vote(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
@@ -351,7 +362,9 @@ class LeaderElector:
     def on_vote_response(self, sender: NodeId, response: VoteResponse, now_ms: int) -> None:
         """Count an answer; a quorum of them turns a pre-vote into a campaign and a campaign into leadership."""
         state = self._state
-        state.heed(response.remembered, sender, now_ms)
+        histories.on_answer(state, sender, response, now_ms)
+        if sender not in state.contradicted_by:
+            state.heed(response.remembered, sender, now_ms)
         role = state.role
         if response.pre_vote and response.granted:
             expected = Term(state.term + 1)
@@ -362,7 +375,7 @@ class LeaderElector:
                 return
         if not isinstance(role, Candidate) or role.pre_vote != response.pre_vote or response.term != expected:
             return
-        if not response.granted:
+        if not response.granted or not histories.covers(state, response.committed):
             role.ballots.pop(sender, None)
             return
         role.ballots[sender] = Ballot(response.standing, response.boot_id, response.used)

@@ -102,6 +102,12 @@ class MemberState:
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
         """What members are known to have held durably."""
+        self.agrees: dict[NodeId, bool] = {}
+        """Whether a peer's history is this member's, of those that were compared; see ``dledger.core.histories``."""
+        self.contradicted_by: set[NodeId] = set()
+        """Peers that answered that they have committed other entries."""
+        self.fenced = ""
+        """Why nothing of what this member holds may be believed; empty if it may. Only a restart ends it."""
         self.whole = True
         """Whether nothing of the log is missing that is still to be fetched; told by the driver, not durable."""
         self.readmission: Readmission | None = None
@@ -317,6 +323,12 @@ class MemberState:
         self.readmission = None
         if not isinstance(self.role, Follower):
             self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
+
+    def fence(self, reason: str, now_ms: int) -> None:
+        """Most members have another history: nobody may read what this one holds, and it counts for nothing."""
+        if not self.fenced:
+            self.fenced = self.outbox.fenced = reason
+        self.lose_standing(reason, now_ms)
 
     def heed(self, remembered: EntryId, witness: NodeId, now_ms: int) -> None:
         """``witness`` knows this member to have held ``remembered``: one that holds less has lost something.

@@ -27,11 +27,20 @@ class VoteResult(IntEnum):
 
 
 @record(frozen=True, slots=True)
+class CommittedEntry:
+    """An entry that the sender holds as committed; its chain CRC stands for all before it, too."""
+
+    index: LogIndex
+    chain_crc: int
+
+
+@record(frozen=True, slots=True)
 class VoteRequest:
     """Asks for a vote in ``term``; with ``pre_vote`` only asks whether one would be given (dissertation §9.6).
 
     ``transfer`` marks a campaign started by the leader's own hand-over, which a live leader does not block (§4.2.3).
-    ``remembered`` is what the sender knows the addressee to have held durably (``NO_ENTRY``: nothing).
+    ``remembered`` is what the sender knows the addressee to have held durably (``NO_ENTRY``: nothing). ``committed``:
+    see ``dledger.core.histories``.
     """
 
     term: Term
@@ -39,6 +48,7 @@ class VoteRequest:
     pre_vote: bool = False
     transfer: bool = False
     remembered: EntryId = NO_ENTRY
+    committed: tuple[CommittedEntry, ...] = ()
 
 
 @record(frozen=True, slots=True)
@@ -61,6 +71,10 @@ class VoteResponse:
     """Of a pre-vote: whether the member leads ``term``; None: its version does not tell."""
     begin: Boundary | None = None
     """Where its log begins, if it does."""
+    committed: tuple[CommittedEntry, ...] = ()
+    """Some of what the voter has committed."""
+    other_history: bool = False
+    """The voter has committed other entries than the candidate states."""
 
 
 @record(frozen=True, slots=True)

@@ -85,14 +85,18 @@ class Outbox:
     """Bits of ``Wake``."""
     damage: list[CorruptLogError] = field(default_factory=list)
     """Damage of the own log that a part met: it has done nothing that depends on it, and will try again."""
+    fenced: str = ""
+    """Why this member was fenced just now."""
 
     def take(self) -> Outbox:
         """Give everything gathered and start anew."""
-        taken = Outbox(self.messages, self.completions, self.role_changes, self.committed, self.wake, self.damage)
+        taken = Outbox(
+            self.messages, self.completions, self.role_changes, self.committed, self.wake, self.damage, self.fenced
+        )
         self.messages, self.completions, self.role_changes = [], [], []
         if taken.damage:
             self.damage = []
-        self.committed, self.wake = None, Wake.NONE
+        self.committed, self.wake, self.fenced = None, Wake.NONE, ""
         return taken
 
     def __bool__(self) -> bool:
@@ -103,6 +107,7 @@ class Outbox:
             or self.committed is not None
             or self.wake
             or self.damage
+            or self.fenced
         )
 
 

@@ -27,7 +27,7 @@ class EntryId(_message.Message):
     def __init__(self, term: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh", "remembered")
+    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh", "remembered", "committed")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class VoteRequest(_message.Message):
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     last: EntryId
@@ -42,10 +43,11 @@ class VoteRequest(_message.Message):
     transfer: bool
     fresh: bool
     remembered: EntryId
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
+    committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered", "leads", "begin")
+    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +61,8 @@ class VoteResponse(_message.Message):
     REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    OTHER_HISTORY_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     granted: bool
@@ -72,7 +76,9 @@ class VoteResponse(_message.Message):
     remembered: EntryId
     leads: int
     begin: Install
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[int] = ..., begin: _Optional[_Union[Install, _Mapping]] = ...) -> None: ...
+    committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
+    other_history: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[int] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("node_id", "last")

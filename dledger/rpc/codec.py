@@ -7,7 +7,7 @@ the log bytes of an append are not looked at (``Log.check_run`` verifies them).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -15,6 +15,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from dledger.core.messages import (
     CheckedAppend,
+    CommittedEntry,
     Envelope,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -142,6 +143,7 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
                 pre_vote=message.pre_vote,
                 transfer=message.transfer,
                 remembered=_memory_to_proto(message.remembered),
+                committed=_committed_to_proto(message.committed),
             )
         case VoteResponse():
             return pb.VoteResponse(
@@ -157,6 +159,8 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
                 remembered=_memory_to_proto(message.remembered),
                 leads=_LEADS[message.leads],
                 begin=_begin_to_proto(message.begin),
+                committed=_committed_to_proto(message.committed),
+                other_history=message.other_history,
             )
         case HeartbeatRequest():
             return _heartbeat_to_proto(header, message)
@@ -316,6 +320,7 @@ def decode_vote_request(data: bytes) -> Envelope:
         pre_vote=wire.pre_vote,
         transfer=wire.transfer,
         remembered=_memory(wire.remembered, wire.HasField("remembered")),
+        committed=_committed(wire.committed),
     )
     return _envelope(wire.header, message)
 
@@ -339,8 +344,21 @@ def decode_vote_response(data: bytes) -> Envelope:
         remembered=_memory(wire.remembered, wire.HasField("remembered")),
         leads={1: True, 2: False}.get(wire.leads),
         begin=_begin(wire.begin) if wire.HasField("begin") else None,
+        committed=_committed(wire.committed),
+        other_history=wire.other_history,
     )
     return _envelope(wire.header, message)
+
+
+def _committed_to_proto(entries: Iterable[CommittedEntry]) -> list[pb.ChainCrc]:
+    return [pb.ChainCrc(index=entry.index, chain_crc=entry.chain_crc) for entry in entries]
+
+
+def _committed(wire: Sequence[pb.ChainCrc]) -> tuple[CommittedEntry, ...]:
+    """Whoever states more than there are powers of two states nonsense."""
+    if len(wire) > CHAIN_CRCS_MAX:
+        raise InvalidRequestError(f"a vote states {len(wire)} entries; at most {CHAIN_CRCS_MAX} are looked at")
+    return tuple(CommittedEntry(index(one.index, "committed"), one.chain_crc) for one in wire)
 
 
 def _begin(wire: pb.Install) -> Boundary:

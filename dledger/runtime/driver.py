@@ -139,6 +139,8 @@ class NodeDriver:
 
         As long as nobody repairs the log meanwhile, the node that finds its own log damaged stops.
         """
+        self.on_fenced: Callable[[str], None] = lambda _reason: None
+        """Called outside the lock when most members were found to have another history."""
         self._elector = self._part("elector", node.elector.step)
         self._handler = self._part("handler", node.handler.step)
         self._quorum_ack = self._part("quorum-ack", node.quorum_ack.step)
@@ -299,6 +301,8 @@ class NodeDriver:
             self.on_commit(effects.committed)
         for damage in effects.damage:
             self.on_damage(damage)
+        if effects.fenced:
+            self.on_fenced(effects.fenced)
         for completion in effects.completions:
             completion()
 

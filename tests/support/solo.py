@@ -145,14 +145,12 @@ class Solo:
         standing: Standing = Standing.VOTER,
         boot_id: int = 7,
         used: bool = False,
-        remembered: EntryId = NO_ENTRY,
+        **more: object,
     ) -> None:
-        """A peer answers a vote request of the present term (a pre-vote: of the next one)."""
+        """A peer answers a vote request of the present term (a pre-vote: of the next one), with ``more`` fields."""
         own = Term((self.state.term + (1 if pre_vote and granted else 0)) if term is None else term)
-        response = VoteResponse(
-            own, granted, pre_vote, standing=standing, boot_id=boot_id, used=used, remembered=remembered
-        )
-        self.node.receive(sender, response, self.now_ms)
+        response = VoteResponse(own, granted, pre_vote, standing=standing, boot_id=boot_id, used=used)
+        self.node.receive(sender, replace(response, **more), self.now_ms)  # type: ignore[arg-type]  # by name
 
     def beat(
         self,

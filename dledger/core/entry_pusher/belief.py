@@ -12,6 +12,7 @@ then.
 
 from __future__ import annotations
 
+from dledger.core.histories import stated
 from dledger.core.member_state import MemberState
 from dledger.core.messages import PushInstall, ReceivedPush, VoteRequest, VoteResponse, VoteResult
 from dledger.records import record
@@ -42,17 +43,19 @@ class Belief:
     def hold(self, sender: NodeId, push: ReceivedPush, connection: int) -> None:
         """Keep a push until its sender has confirmed it. An earlier one gives way: the leader repeats itself."""
         self._held[sender] = _Held(push, connection)
-        self._ask(sender)
+        self.ask(sender)
 
     def on_heartbeat(self, sender: NodeId, term: Term) -> None:
         """The question may have been lost: ask again while something is held back."""
         held = self._held.get(sender)
         if held is not None and held.push.term == term:
-            self._ask(sender)
+            self.ask(sender)
 
-    def _ask(self, sender: NodeId) -> None:
+    def ask(self, sender: NodeId) -> None:
+        """Ask a member whether it leads, and what it has committed."""
         state = self._state
-        state.outbox.messages.append((sender, VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True)))
+        question = VoteRequest(Term(state.term + 1), state.log.last, pre_vote=True, committed=stated(state))
+        state.outbox.messages.append((sender, question))
 
     def on_answer(self, sender: NodeId, answer: VoteResponse) -> tuple[ReceivedPush, int] | None:
         """Take an answer of a member to a pre-vote; gives what was held back until then, if it may be taken."""

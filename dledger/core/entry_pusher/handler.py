@@ -72,6 +72,8 @@ class EntryHandler:
         self._deferred: deque[_Deferred] = deque()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
+        self._agreed = False
+        """Whether this log was compared with the present leader's and found equal up to what is verified."""
         self.verified_index: LogIndex = state.commit_index
         """The last entry known to be equal to the present leader's."""
 
@@ -126,6 +128,7 @@ class EntryHandler:
         try:
             self._apply(push)
         except _OtherHistoryError:
+            self.belief.ask(sender)  # if it says the same when it is asked, it is this member that is fenced
             self._answer(push.epoch, _kind_of(push), ResponseCode.OTHER_HISTORY)
         except CorruptLogError as damage:
             state.outbox.damage.append(damage)
@@ -154,6 +157,7 @@ class EntryHandler:
         self._deferred.clear()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
+        self._agreed = False
         self.verified_index = self._state.commit_index
 
     def _compare(self, push: PushCompare) -> None:
@@ -171,6 +175,7 @@ class EntryHandler:
             self._answer(push.epoch, PushKind.COMPARE, ResponseCode.INCONSISTENT_STATE, EntryId(own, first))
         else:
             self._require_same_chain(asked.index, push.previous_chain_crc)
+            self._agreed = True
             self.verified_index = max(self.verified_index, asked.index)
             self._answer(push.epoch, PushKind.COMPARE, ResponseCode.SUCCESS)
 
@@ -204,6 +209,7 @@ class EntryHandler:
         except MisplacedRunError:  # the entries follow, but not at this position: the leader's fault, not this disk's
             self._answer(push.epoch, PushKind.APPEND, ResponseCode.INCONSISTENT_STATE)
             return
+        self._agreed = True
         self.verified_index = max(self.verified_index, checked.last.index)
         self._commit(push.commit_index)
         self._ack_due = True
@@ -270,9 +276,10 @@ class EntryHandler:
         """
         state = self._state
         readmission = state.readmission
-        if readmission is None or state.leader_id is None or not state.whole:
+        if readmission is None or state.leader_id is None or not state.whole or state.fenced:
             return
-        durable = min(state.log.flushed.index, self.verified_index) if self._is_in_session() else NO_INDEX
+        equal = self._agreed and self._is_in_session()
+        durable = min(state.log.flushed.index, self.verified_index) if equal else NO_INDEX
         if durable < readmission.index:
             return
         state.readmission = None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dledger.core.messages import (
     CheckedAppend,
+    CommittedEntry,
     Envelope,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -40,6 +41,7 @@ numbers = st.integers(0, codec.NUMBER_LIMIT - 1)
 terms = numbers.map(Term)
 indexes = st.integers(-1, codec.NUMBER_LIMIT - 1).map(LogIndex)
 crcs = st.integers(0, 0xFFFFFFFF)
+committed = st.lists(st.builds(CommittedEntry, indexes, crcs), max_size=codec.CHAIN_CRCS_MAX).map(tuple)
 names = st.text(min_size=1, max_size=30)
 entry_ids = st.builds(EntryId, indexes.map(Term), indexes)
 
@@ -54,7 +56,10 @@ def runs(draw: st.DrawFn) -> EntryRun:
 
 
 messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
-    (codec.decode_vote_request, st.builds(VoteRequest, terms, entry_ids, st.booleans(), st.booleans(), entry_ids)),
+    (
+        codec.decode_vote_request,
+        st.builds(VoteRequest, terms, entry_ids, st.booleans(), st.booleans(), entry_ids, committed),
+    ),
     (
         codec.decode_vote_response,
         st.builds(
@@ -69,6 +74,8 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
             entry_ids,
             leads=st.none() | st.booleans(),
             begin=st.none() | st.builds(Boundary, indexes, indexes.map(Term), numbers.map(Position), crcs),
+            committed=committed,
+            other_history=st.booleans(),
         ),
     ),
     (
@@ -164,6 +171,11 @@ ID = pb.EntryId(term=1, index=1)
         (codec.decode_vote_request, pb.VoteRequest(header=HEADER, term=1, last=pb.EntryId(term=-2)), "last.term=-2"),
         (codec.decode_vote_request, pb.VoteRequest(header=HEADER, term=1, last=pb.EntryId(index=HUGE)), "last.index"),
         (codec.decode_vote_response, pb.VoteResponse(header=HEADER, result=99), "vote result 99"),
+        (
+            codec.decode_vote_response,
+            pb.VoteResponse(header=HEADER, committed=[pb.ChainCrc()] * (codec.CHAIN_CRCS_MAX + 1)),
+            "states 65 entries",
+        ),
         (codec.decode_heartbeat_request, pb.HeartbeatRequest(header=HEADER, read_sequence=-1), "read_sequence=-1"),
         (
             codec.decode_heartbeat_request,
