@@ -214,7 +214,7 @@ class LeaderElector:
         self.pre_votes += 1
         role = state.role
         if isinstance(role, Candidate) and role.pre_vote:
-            self.vote_problem = what_keeps_from_electing(role.ballots, len(state.peers) + 1)
+            self.vote_problem = what_keeps_from_electing(role.ballots, len(state.peers) + 1, state.node_id)
             if state.contradicted_by and not self.vote_problem:
                 self.vote_problem = f"{', '.join(sorted(state.contradicted_by))} committed other entries"
         state.become_candidate(now_ms, pre_vote=True)
@@ -238,7 +238,7 @@ class LeaderElector:
     def _lead_if_elected(self, now_ms: int) -> None:
         role = self._state.role
         if isinstance(role, Candidate):
-            won = victory(role.ballots, len(self._state.peers) + 1)
+            won = victory(role.ballots, len(self._state.peers) + 1, self._state.node_id)
             if won is not None and role.pre_vote:
                 self._campaign(now_ms, RoleReason.PRE_VOTE_WON)
             elif won is not None:
@@ -295,8 +295,6 @@ class LeaderElector:
         state = self._state
         agree = histories.agree(state, request.committed)
         histories.note(state, sender, agree)
-        if agree is not False:
-            state.heed(request.remembered, sender, now_ms)
         if request.pre_vote:
             result = self._judge_pre_vote(sender, request, now_ms)
         else:
@@ -314,13 +312,22 @@ class LeaderElector:
             granted=granted,
             pre_vote=request.pre_vote,
             result=result,
-            standing=state.standing,
+            standing=self._standing_towards(request),
             boot_id=state.boot_id,
             used=state.is_used,
             remembered=histories.memory_of(state, sender),
             committed=histories.stated(state),
             other_history=agree is False,
         )
+
+    def _standing_towards(self, request: VoteRequest) -> Standing:
+        """What this vote is worth to one that remembers this member to have held more than it does.
+
+        Only an answer to a question of our own takes standing for good: anybody can send a request in a member's name.
+        """
+        state = self._state
+        is_less = state.standing.counts and state.log.last < request.remembered
+        return Standing.DOUBTFUL if is_less else state.standing
 
     def _judge_pre_vote(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
         state = self._state
@@ -570,7 +577,7 @@ class LeaderElector:
         able = (
             state.has_standing and not state.log.disk_full and self.unreadable_producers is None and not self._damaged
         )
-        able = able and now_ms >= self._progress.pause_until_ms
+        able = able and now_ms >= self._progress.declines_until_ms
         if message.term == state.term and follows and able:
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
 

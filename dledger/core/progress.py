@@ -19,7 +19,10 @@ STALLED_TIMEOUTS: Final = 3
 PATIENCE_DOUBLINGS: Final = 2
 """How often that time doubles while its leaderships end so: where all disks are slow, one must wait long enough."""
 PAUSE_DOUBLINGS: Final = 6
-"""The same, twice per leadership, for the time for which it does not campaign afterwards."""
+"""The same, twice per leadership, for the time for which it takes no leadership that is offered to it."""
+CAMPAIGN_PAUSE_DOUBLINGS: Final = 1
+"""The same for the time for which it does not campaign by itself: never long, for whatever held it up may be over at any
+moment, and the only other member may be down."""
 
 
 class ProgressWatch:
@@ -31,10 +34,12 @@ class ProgressWatch:
         self._since_ms = 0
         self._failures = 0
         self.pause_until_ms = 0
-        """Until then this member leaves it to the others to lead."""
+        """Until then this member leaves it to the others to campaign."""
+        self.declines_until_ms = 0
+        """Until then it takes no leadership that is offered to it."""
 
     def is_stuck(self, leader: Leader, now_ms: int) -> bool:
-        """Whether the leader should step down; if so, ``pause_until_ms`` was moved.
+        """Whether the leader should step down; if so, the two pauses begin.
 
         Progress is a commit, or that a member which still lacks the entry waited for has durably got more: one that
         catches up may take hours, and a quorum may depend on it.
@@ -51,7 +56,8 @@ class ProgressWatch:
         stalled_ms = STALLED_TIMEOUTS * state.election.election_timeout_ms_max
         if now_ms < self._since_ms + (stalled_ms << min(self._failures, PATIENCE_DOUBLINGS)):
             return False
-        self.pause_until_ms = now_ms + (stalled_ms << min(2 * self._failures, PAUSE_DOUBLINGS))
+        self.pause_until_ms = now_ms + (stalled_ms << min(self._failures, CAMPAIGN_PAUSE_DOUBLINGS))
+        self.declines_until_ms = now_ms + (stalled_ms << min(2 * self._failures, PAUSE_DOUBLINGS))
         self._failures += 1
         return True
 

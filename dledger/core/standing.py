@@ -39,11 +39,15 @@ class Victory(Enum):
     """All members vote for it, and nothing was ever committed that another one could know of: the group begins."""
 
 
-def victory(ballots: Mapping[NodeId, Ballot], members: int) -> Victory | None:
-    """What the candidate's ballots (its own among them) win it, if anything."""
+def victory(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> Victory | None:
+    """What the candidate's ballots (its own among them) win it, if anything.
+
+    A majority elects a candidate with standing only. One without may have voted for somebody else in a later term, and
+    what it acknowledges as leader would count before it is known to hold what others committed.
+    """
     quorum = members // 2 + 1
     given = ballots.values()
-    if sum(ballot.standing.counts for ballot in given) >= quorum:
+    if ballots[candidate].standing.counts and sum(ballot.standing.counts for ballot in given) >= quorum:
         return Victory.MAJORITY
     if len(ballots) < members:
         return None
@@ -52,9 +56,9 @@ def victory(ballots: Mapping[NodeId, Ballot], members: int) -> Victory | None:
     return Victory.UNANIMITY if _count(ballots, Standing.BLANK) < quorum else None
 
 
-def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int) -> str:
+def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> str:
     """Why a candidate whom all that answered would elect is not elected, for people; empty if nothing does."""
-    if victory(ballots, members) is not None or all(ballot.standing.counts for ballot in ballots.values()):
+    if victory(ballots, members, candidate) is not None or all(ballot.standing.counts for ballot in ballots.values()):
         return ""
     lost = ", ".join(
         f"{one} ({ballot.standing.name.lower()})"

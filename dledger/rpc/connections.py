@@ -179,7 +179,7 @@ class Connections:
             interval_s = LOOK_INTERVAL_S
             if crowded or self._condemned:
                 condemned = {self._condemned.popleft() for _ in range(len(self._condemned))}
-                links = _links(self._ports)
+                links = links_to(self._ports)
                 _hang_up([one for one in links if one.place in condemned])
                 if self._make_room([one for one in links if one.place not in condemned]):
                     interval_s = CROWDED_INTERVAL_S
@@ -262,7 +262,7 @@ def _descriptors() -> list[str]:
         return []
 
 
-def _links(ports: frozenset[int]) -> list[_Link]:
+def links_to(ports: frozenset[int]) -> list[_Link]:
     """The connections of this process to these ports, whoever has accepted them."""
     found: list[_Link] = []
     for name in _descriptors():
@@ -276,8 +276,18 @@ def _links(ports: frozenset[int]) -> list[_Link]:
     return found
 
 
+def _copy(descriptor: int) -> socket.socket:
+    """A socket of our own for the same connection. Raises ``OSError`` where there is none: a socket's file, say."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
 def _link(descriptor: int, inode: int, ports: frozenset[int]) -> _Link | None:
-    with socket.socket(fileno=os.dup(descriptor)) as link:
+    with _copy(descriptor) as link:
         if link.family not in (socket.AF_INET, socket.AF_INET6) or link.getsockname()[1] not in ports:
             return None
         host, its_port = link.getpeername()[:2]
@@ -286,8 +296,6 @@ def _link(descriptor: int, inode: int, ports: frozenset[int]) -> _Link | None:
 
 def _hang_up(links: list[_Link]) -> None:
     for link in links:
-        with suppress(OSError):
-            copy = socket.socket(fileno=os.dup(link.descriptor))
-            with copy:
-                if os.fstat(copy.fileno()).st_ino == link.inode:  # else the number is another's by now
-                    copy.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), _copy(link.descriptor) as copy:
+            if os.fstat(copy.fileno()).st_ino == link.inode:  # else the number is another's by now
+                copy.shutdown(socket.SHUT_RDWR)

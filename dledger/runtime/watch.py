@@ -190,6 +190,9 @@ class LogWatch:
             due = [self._repair_due(), self._compare(), self._scrub()]
         except ShutdownError:
             return None
+        except CorruptLogError as damage:  # met where the end of what can be verified was looked up
+            self.note_damage(damage)
+            return self._clock.monotonic_ms() + RETRY_MS_MIN
         return min((one for one in due if one is not None), default=None)
 
     def _pause(self) -> None:

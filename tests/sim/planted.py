@@ -130,13 +130,13 @@ def _unconfirmed_reads(self: ReadIndexQueue) -> int:
     return self.round
 
 
-def _whoever_votes_counts(ballots: Mapping[NodeId, Ballot], members: int) -> Victory | None:
+def _whoever_votes_counts(ballots: Mapping[NodeId, Ballot], members: int, _candidate: NodeId) -> Victory | None:
     return Victory.MAJORITY if len(ballots) > members // 2 else None
 
 
-def _majority_of_blanks_founds(ballots: Mapping[NodeId, Ballot], members: int) -> Victory | None:
+def _majority_of_blanks_founds(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> Victory | None:
     blank = all(ballot.standing is Standing.BLANK for ballot in ballots.values())
-    return Victory.FOUNDING if blank and len(ballots) > members // 2 else standing.victory(ballots, members)
+    return Victory.FOUNDING if blank and len(ballots) > members // 2 else standing.victory(ballots, members, candidate)
 
 
 def _at_once(self: Readmissions, peer: NodeId, _commit_index: LogIndex) -> Readmission | None:

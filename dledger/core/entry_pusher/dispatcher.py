@@ -323,8 +323,12 @@ class EntryDispatcher:
         """
         log = self._state.log
         remembered = self._state.remembered.get(self.peer, NO_ENTRY)
-        if log.begin.index <= remembered.index <= log.last.index and log.term_at(remembered.index) == remembered.term:
-            said = max(said, remembered.index)
+        try:
+            kept = log.begin.index <= remembered.index <= log.last.index
+            if kept and log.term_at(remembered.index) == remembered.term:
+                said = max(said, remembered.index)
+        except CorruptLogError as damage:  # of the own log: what the peer says is judged without it
+            self._state.outbox.damage.append(damage)
         if response.standing.counts and response.end_index < said:
             self._doubt(leader, response.boot_id)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from dledger.config import MIB, ConnectionLimits, ServerConfig
 from dledger.rpc import client_codec as codec
 from dledger.rpc import connections, options
 from dledger.rpc.client_server import ClientServer
-from dledger.rpc.connections import Place, surplus
+from dledger.rpc.connections import Place, links_to, surplus
 from dledger.types import LogIndex
 from tests.support.fake_node import FakeNode
 from tests.support.http2 import Http2Link, call_frames
@@ -65,7 +67,8 @@ def test_what_waits_for_a_reader_is_bounded_and_a_client_that_takes_nothing_is_h
         with DLedgerClient(server.address, timeout_s=10) as other:
             assert len(other.read(LogIndex(0), count=1)) == 1
         wait_until(link.is_closed, "it is hung up on", timeout_s=20)
-        assert sum(read_bytes) <= 18 * MIB
+        # Of the 100 that are asked for: while the connection ends, calls that wait take the room of those that are gone.
+        assert sum(read_bytes) <= 32 * MIB
 
 
 def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,3 +134,17 @@ def test_another_sockets_descriptor_is_never_shut() -> None:
         connections._hang_up([connections._Link(("a", 1), inode=1, descriptor=ours.fileno())])
         ours.sendall(b"still open")
         assert theirs.recv(100) == b"still open"
+
+
+def test_looking_for_connections_keeps_no_descriptor(tmp_path: Path) -> None:
+    """Not even of a socket's file, which is a socket for ``stat`` and none for anything else."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        file = os.open(tmp_path / "socket", os.O_PATH | os.O_CLOEXEC)
+        try:
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(3):
+                assert links_to(frozenset({1})) == []
+            assert len(os.listdir("/proc/self/fd")) == before
+        finally:
+            os.close(file)
