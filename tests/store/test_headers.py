@@ -128,6 +128,15 @@ def test_a_turned_bit_in_a_header_is_told_where_it_is(store: FileStore, name: st
     assert told == [caught.value]
 
 
+@pytest.mark.parametrize("index", [19, 20, 39, 40], ids=["end of 1", "begin of 2", "end of 2", "begin of 3"])
+def test_a_wrong_term_in_the_index_moves_no_boundary(store: FileStore, index: int) -> None:
+    """Entries on both sides of one are proven: either unit alone could give it away by one."""
+    path, offset = _index_place(store, index)
+    _turn(path, offset + 31, 3)
+
+    assert [store.first_index_of_term(Term(term)) for term in (1, 2, 3, 4)] == [0, 20, 40, 60]
+
+
 def test_terms_are_found_whatever_a_header_says_that_is_not_asked(store: FileStore) -> None:
     """The entries on both sides of a boundary prove it; damage elsewhere is not in its way."""
     path, offset = _data_place(store, 30)

@@ -12,6 +12,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, WrongBytesError
 from dledger.store.file_store import FileStore
+from dledger.store.format import CHANNEL_OFFSET
 from dledger.store.mending import ASIDE_MAX, Repaired
 from dledger.store.scrub import Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
@@ -199,14 +200,19 @@ def test_wrong_index_units_are_written_again_by_the_scrubber_and_by_a_repair(sto
 
 @pytest.mark.parametrize("number", [1, 5])
 def test_wrong_bytes_of_a_peer_change_nothing(store: FileStore, peer: FileStore, number: int) -> None:
-    """A turned bit on its side, its other history, too few bytes: none of it gets in."""
+    """A turned bit on its side, in the first header, too, its other history, too few bytes: none of it gets in."""
     flip(store, number, 60)
     before = {path: path.read_bytes() for path in (store.directory / "data").iterdir()}
 
     def turned(_position: int, data: bytes) -> bytes:
         return data[:200] + bytes([data[200] ^ 1]) + data[201:]
 
-    for change in (turned, lambda _position, data: data[:-1], lambda _position, data: bytes(len(data))):
+    def first_turned(position: int, data: bytes) -> bytes:
+        """Only the entry before tells that this is wrong."""
+        at = CHANNEL_OFFSET
+        return data if position % SEGMENT_BYTES else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+    for change in (turned, first_turned, lambda _position, data: data[:-1], lambda _position, data: bytes(len(data))):
         with pytest.raises(WrongBytesError):
             store.mender().repair(number * SEGMENT_BYTES, Source(peer, change))
 

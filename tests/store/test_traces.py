@@ -7,14 +7,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from dledger.config import FlushMode, StoreConfig
-from dledger.errors import CorruptLogError
+from dledger.errors import CorruptLogError, DiskError
 from dledger.store import traces
+from dledger.store.checkpoint import Checkpoint, CheckpointFile
 from dledger.store.file_store import FileStore
 from dledger.store.fs import RealFileSystem
+from dledger.store.hard_state import FileHardState
 from dledger.store.repair import set_aside_damaged
 from dledger.store.scan import SECTOR_BYTES
 from dledger.store.traces import TRACES_FILE, Inode, forget_traces, last_life
@@ -66,6 +69,27 @@ def test_a_turned_bit_in_what_was_flushed_before_a_kill_is_refused(tmp_path: Pat
 
     with pytest.raises(CorruptLogError, match=f"bodyCrc of entry {index} does not match"):
         open_store(config)
+
+
+def test_nobody_hears_of_a_flush_before_a_mark_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any thread may acknowledge what is told as flushed; after a kill the mark alone proves that it was."""
+    store = open_store(small_config(tmp_path))
+    marks: list[tuple[int, int]] = []
+    write = CheckpointFile.write
+
+    def written(file: CheckpointFile, current: Callable[[], Checkpoint]) -> None:
+        marks.append((store.flushed.index, current().flushed.index))
+        write(file, current)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFile, "write", written)
+        for _ in range(2):
+            fill(store, 5)
+            store.flush()
+    assert store.flushed.index == 9
+    store.close()
+
+    assert marks == [(-1, 4), (4, 9)]
 
 
 def test_a_flush_that_a_truncation_overtakes_leaves_no_mark_above_the_log(tmp_path: Path) -> None:
@@ -185,6 +209,22 @@ def test_a_copy_of_a_directory_is_in_doubt_once(tmp_path: Path, *, clean: bool) 
     restored.close()
     assert _standing(open_store(copy)) == (Standing.VOTER, "")
     assert _standing(open_store(config)) == (Standing.VOTER, "")
+
+
+def test_a_start_that_ends_before_its_doubt_is_durable_leaves_what_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power may fail twice: whatever tells of the doubt stays until the member's standing does."""
+    (tmp_path / "old").mkdir()
+    _new(small_config(tmp_path / "old")).close()
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    copy = small_config(tmp_path / "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(FileHardState, "save", Mock(side_effect=DiskError("the power failed")))
+        with pytest.raises(DiskError, match="the power failed"):
+            open_store(copy)
+
+    assert _standing(open_store(copy))[0] is Standing.DOUBTFUL
 
 
 def _restarted(store: FileStore) -> None:

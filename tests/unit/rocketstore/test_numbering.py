@@ -152,6 +152,20 @@ def test_a_set_counts_once_all_its_parts_are_there() -> None:
     assert bench.queues.raised == MANY
 
 
+def test_parts_of_two_sets_make_none() -> None:
+    """Neither of them says of all queues where they go on, so retention may not go up to either; nor after a start."""
+    bench = Bench(500)
+    covers = bench.write_set({("T1", 0): 1}, set_id=1)
+    first, second = (encode_numbering(MANY, covers=9999, set_id=set_id, bytes_max=150) for set_id in (2, 3))
+    bench.write([*first[:-1], second[-1]])
+    dispatched = bench.numbering.keep_from()
+    bench.start()
+
+    assert bench.numbering.restore()
+
+    assert (dispatched, bench.numbering.keep_from()) == (covers, covers)
+
+
 @pytest.mark.parametrize("bytes_max", [150, 1 << 16])
 def test_a_start_takes_the_newest_whole_set(bytes_max: int) -> None:
     """Raised queues have no files, so nothing else remembers them."""

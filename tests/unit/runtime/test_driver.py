@@ -215,6 +215,47 @@ def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
     assert bench.events == [HardState(Term(1), NodeId("n0"), standing=Standing.VOTER), (NodeId("n1"), compare)]
 
 
+@pytest.mark.parametrize("is_push", [True, False])
+def test_who_sends_for_another_thread_waits_for_its_hard_state(*, is_push: bool) -> None:
+    """A thread that is at sending takes what others queue, whose save may be under way: that message waits for it."""
+    bench = _Bench()
+    message: Message = PushCompare(Term(1), 1, bench.log.last, 0) if is_push else VoteRequest(Term(1), bench.log.last)
+    sending, saving, go_on, sent = (threading.Event() for _ in range(4))
+    plain_save = bench.hard_states.save
+
+    def slow_save(state: HardState) -> None:
+        saving.set()
+        assert sent.wait(5)
+        plain_save(state)
+
+    def slow_send(target: NodeId, message: Message) -> None:
+        bench.events.append((target, message))
+        sending.set()
+        assert go_on.wait(5)
+
+    def queue(now: int | None = None) -> None:
+        if now is not None:
+            bench.node.state.become_candidate(now, pre_vote=False)
+        bench.node.state.outbox.messages.append((NodeId("n1"), message))
+
+    bench.driver._send = slow_send
+    bench.hard_states.save = slow_save  # type: ignore[method-assign]  # a slower disk
+    first = threading.Thread(target=bench.driver.call, args=(lambda _now: queue(),))
+    second = threading.Thread(target=bench.driver.call, args=(queue,))
+    first.start()
+    assert sending.wait(5)
+    second.start()
+    assert saving.wait(5)
+    go_on.set()
+    first.join(0.1)
+    sent.set()
+    first.join(5)
+    second.join(5)
+
+    saved = HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
+    assert bench.events == [(NodeId("n1"), message), saved, (NodeId("n1"), message)]
+
+
 def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> None:
     """Group of one: quorum is itself, and only durable entries count (design decision 4)."""
     bench = _Bench(SOLO)

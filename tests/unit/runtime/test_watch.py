@@ -277,6 +277,14 @@ def test_the_majority_tells_who_differs_and_is_not_fenced(third: dict[LogIndex, 
     assert set(one.held()) == {"diverged n1"}
 
 
+def test_nobody_is_fenced_where_no_two_agree() -> None:
+    """Members that differ from this one and from each other are no majority for another history."""
+    one = compared(SAME, OTHER, {LogIndex(0): 5, LogIndex(32): 26, LogIndex(40): 27})
+
+    assert one.diverged == []
+    assert set(one.held()) == {"diverged n1", "diverged n2"}
+
+
 def test_a_difference_that_has_gone_is_over() -> None:
     """The other member was repaired."""
     one = compared(SAME, OTHER, SAME)

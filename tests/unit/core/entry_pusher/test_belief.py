@@ -64,6 +64,21 @@ def test_a_push_of_one_that_does_not_lead_changes_nothing(
     assert [answer.code for answer in solo.push(N1, source.compare(2))] == [ResponseCode.SUCCESS]
 
 
+@pytest.mark.parametrize("term", [FORGED + 1, FORGED - 1, 1])
+def test_leading_another_term_confirms_no_push(term: int) -> None:
+    """The real leader says of its own term that it leads; a push in its name, in a term it never led, is not its."""
+    solo, _ = follower()
+    before = facts(solo)
+
+    answers = solo.push(N1, PushTruncate(FORGED, 10**6, EntryId(Term(7), LogIndex(2)), 123), confirm=False)
+    solo.confirm(N1, term)
+
+    assert answers == []
+    assert facts(solo) == before
+    assert solo.node.handler.belief.refused == 1
+    assert not solo.node.handler.belief.is_known(N1, FORGED)
+
+
 def test_a_push_is_held_back_until_its_sender_has_confirmed_that_it_leads() -> None:
     """The question is a pre-vote, which changes nothing anywhere."""
     solo, source = Solo(), Source(4, 1)

@@ -11,7 +11,7 @@ from dledger.core.entry_pusher import DispatcherState
 from dledger.core.messages import LoadRun, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, ResponseCode
-from dledger.types import EntryId, LogIndex, Role, Term
+from dledger.types import EntryId, LogIndex, Role, Standing, Term
 from tests.support.cluster import N1
 from tests.support.solo import Solo, load_runs
 
@@ -269,6 +269,30 @@ def test_a_restarted_follower_loses_its_watermark() -> None:
 
     assert solo.leader_role.match[N1] == -1
     assert isinstance(solo.dispatch(N1)[0], PushCompare)
+
+
+def test_a_follower_that_holds_less_than_it_said_counts_for_nothing_until_it_knows() -> None:
+    """It still calls itself sound, in heartbeats too; what it acknowledges meanwhile commits nothing."""
+    solo = leading(1, 1)
+    solo.streaming(N1)
+    solo.settle_quorum()
+    solo.respond(N1, PushKind.APPEND, verified=0, boot_id=8)  # its disk was set back
+    solo.log.append_as_leader(solo.state.term, [b"x"])
+    solo.flush()
+
+    for _ in range(2):
+        solo.dispatch(N1)
+        solo.respond(N1, PushKind.COMPARE, verified=3, boot_id=8)
+        solo.beat(N1, boot_id=8)
+        solo.settle_quorum()
+        assert not solo.leader_role.counts[N1]
+        assert solo.state.commit_index == 2
+
+    solo.respond(N1, PushKind.APPEND, verified=3, boot_id=9, standing=Standing.DOUBTFUL)  # it has heard of it
+    solo.dispatch(N1)
+    solo.respond(N1, PushKind.COMPARE, verified=3, boot_id=9)
+    solo.settle_quorum()
+    assert solo.state.commit_index == 3
 
 
 @pytest.mark.parametrize(

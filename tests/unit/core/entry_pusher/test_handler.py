@@ -404,6 +404,21 @@ def test_standing_is_taken_only_in_the_session_of_the_leader_that_gave_it() -> N
     assert solo.state.has_standing
 
 
+def test_standing_is_not_taken_for_entries_of_another_history() -> None:
+    """Entries of an earlier life that reach as far as the leader asks, durable ones, too, are not what it asked for."""
+    doubtful = HardState(Term(1), standing=Standing.DOUBTFUL, doubt="its disk was set back")
+    solo, source = Solo(terms=(1, 1, 1), hard_state=doubtful), Source(2, 1, 2, 2)
+    solo.push(N1, source.compare(0))
+    solo.hear(N1, 2, readmission=Readmission(solo.state.boot_id, LogIndex(2)))
+
+    solo.flush()
+    with_its_own = solo.state.has_standing
+    solo.push(N1, truncate(source, 1))
+    solo.push(N1, source.append(1))
+
+    assert (with_its_own, solo.state.has_standing) == (False, True)
+
+
 def test_what_was_said_without_standing_is_said_again_with_it() -> None:
     """An append may wait for nobody but this member: its earlier answer did not count."""
     solo = Solo(hard_state=HardState())

@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
 
+from dledger.config import MIB, ConnectionLimits
+from rocketstore.broker.codec import SERVICE
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole
+from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetResult
+from tests.support.http2 import Http2Link, call_frames
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import Harness, failing
 
@@ -287,3 +291,30 @@ def test_a_filter_that_matches_nothing_is_answered_with_where_to_go_on(monkeypat
         answer = broker.pull(tag_expression="b", wait_ms=60_000, max_messages=2)
 
         assert (answer.status, answer.next_offset) == ("NO_MATCHED_MESSAGE", 2)
+
+
+def test_answers_that_a_client_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room of an answer is given back when it was taken, not when it was made; others are served meanwhile."""
+    config = BrokerConfig(limits=ConnectionLimits(answer_bytes_max=8 * MIB))
+    with Harness(config) as broker, Http2Link("127.0.0.1", broker.port) as link:
+        for _ in range(4):
+            broker.send(pb.Message(topic="T", body=bytes(MIB)))
+        read = broker.store.get
+        read_bytes: list[int] = []
+
+        def counted(*args: Any, **options: Any) -> GetResult:  # noqa: ANN401 - whatever a store is asked
+            result = read(*args, **options)
+            read_bytes.append(sum(map(len, result.records)))
+            return result
+
+        monkeypatch.setattr(broker.store, "get", counted)
+        wish = pb.PullRequest(topic="T", max_messages=2, max_bytes=3 * MIB).SerializeToString()
+        link.begin(window_bytes=0)
+        for number in range(30):
+            link.send(call_frames(1 + 2 * number, f"/{SERVICE}/Pull", wish))
+        wait_until(lambda: len(read_bytes) > 0, "some are read")
+
+        for _ in range(20):
+            assert broker.pull(max_messages=1, max_bytes=10).count == 1
+
+    assert sum(size for size in read_bytes if size > MIB + 1000) <= 8 * MIB

@@ -171,6 +171,21 @@ def test_a_put_is_answered_by_the_first_flush_that_covers_it(
     assert answered_after == [(number, number) for number in (1, 2, 3)]
 
 
+def test_who_is_answered_may_read_what_he_put(queue: MappedFileQueue, supervisor: Supervisor) -> None:
+    """What is flushed is said to be readable before its put is answered: who knows of it looks at once."""
+    readable: list[int] = []
+    service = GroupFlushService(
+        queue, 5000, SystemClock(), supervisor, on_flushed=lambda: readable.append(queue.flushed_where)
+    )
+    answered: list[int] = []
+    queue.append(b"x" * 10)
+    service.wait_for(10, lambda _status, _reason: answered.append(readable[-1]))
+
+    assert service.serve()
+
+    assert answered == [10]
+
+
 def test_who_waits_for_an_earlier_file_does_not_wait_for_the_later_ones(
     queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor
 ) -> None:

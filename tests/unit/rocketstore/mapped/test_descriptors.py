@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import RealFileSystem
 from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.mapped.descriptors import CachedFile, DescriptorCache
+from rocketstore.mapped.descriptors import CachedFile, Descriptor, DescriptorCache
 from tests.unit.rocketstore.heads import heads
 
 FILE_BYTES = 40
@@ -87,6 +88,41 @@ def test_a_descriptor_in_use_is_not_closed_by_who_needs_room(tmp_path: Path) -> 
     assert len(fs.fds) == 2
 
     del used
+    assert len(fs.fds) == 1
+
+
+class Crowded(DescriptorCache):
+    """As soon as somebody has got a descriptor, others need its room."""
+
+    others: Sequence[CachedFile] = ()
+
+    def of(self, file: CachedFile) -> Descriptor:
+        used = super().of(file)
+        for other in self.others:
+            super().of(other)
+        return used
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda file: file.read(0, FILE_BYTES),
+        lambda file: file.write(0, b"x"),
+        lambda file: file.zero(0, 1),
+        lambda file: file.sync(),
+        lambda file: file.non_zero_end(0),
+    ],
+    ids=["read", "write", "zero", "sync", "non_zero_end"],
+)
+def test_whatever_is_done_with_a_file_holds_its_descriptor(tmp_path: Path, use: Callable[[CachedFile], object]) -> None:
+    """Else the number may belong to another file by then, which would be read or, worse, written."""
+    fs = CountingFs()
+    cache = Crowded(fs, 1)
+    file, *cache.others = files(cache, tmp_path, 3)
+
+    use(file)
+
+    assert file.descriptor is None
     assert len(fs.fds) == 1
 
 

@@ -290,6 +290,16 @@ def test_deleting_at_once_takes_ten_files_and_never_the_last(tmp_path: Path) -> 
     assert first.last_modified_ms == 0
 
 
+@pytest.mark.parametrize(("keep_from", "deleted"), [(0, 0), (2 * SIZE - 1, 1), (2 * SIZE, 2), (2 * SIZE + 1, 2)])
+def test_deleting_leaves_the_file_that_is_needed_from_somewhere_inside(
+    tmp_path: Path, keep_from: int, deleted: int
+) -> None:
+    """A single needed byte at its end keeps it."""
+    queue = filled(tmp_path, 5)
+
+    assert queue.delete_expired_by_time(0, now_ms=0, immediately=True, keep_from=keep_from) == deleted
+
+
 def test_a_file_that_cannot_be_deleted_stays_and_is_tried_again(tmp_path: Path) -> None:
     """It stops the round; ``retry_delete_first`` takes it up."""
     fs = FailingFs()
