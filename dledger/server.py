@@ -67,7 +67,9 @@ from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
+from dledger.store.fs import RealFileSystem
 from dledger.store.identity import IDENTITY_FILE
+from dledger.store.remembered import RememberedFile, read_remembered
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
@@ -166,7 +168,10 @@ class DLedgerServer:
             random=random.Random(secrets.randbits(64)),
             boot_id=secrets.randbits(62),
             now_ms=now_ms,
+            remembered=read_remembered(self.log.directory),
         )
+        self._remembered = RememberedFile(RealFileSystem(), self.log.directory)
+        self._remember_due_ms = now_ms + _REMEMBER_INTERVAL_MS
         self._driver = NodeDriver(
             config, self._node, self.log, self.log.hard_state, self._clock, self._supervisor, self._send
         )
@@ -309,6 +314,7 @@ class DLedgerServer:
                 worker.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
             self._roles.stop()
+            self._save_remembered()
             self._supervisor.run(self.log.close)
             self._stopped.set()
 
@@ -359,7 +365,14 @@ class DLedgerServer:
 
     def _checkpoint(self) -> int:
         self.log.sync_checkpoint()
+        if self._clock.monotonic_ms() >= self._remember_due_ms:
+            self._save_remembered()
+            self._remember_due_ms = self._clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         return self._clock.monotonic_ms() + self._config.store.checkpoint_interval_ms
+
+    def _save_remembered(self) -> None:
+        if self._config.peers:
+            self._remembered.save(self._driver.look(lambda node: dict(node.state.remembered)))
 
     def _warm(self) -> int:
         more = self.log.warm()
@@ -663,6 +676,7 @@ class DLedgerServer:
 _STUCK_TOLD_MS = 60_000
 """How long status and metrics tell that a leader made no progress."""
 _WARM_INTERVAL_MS = 20
+_REMEMBER_INTERVAL_MS = 1000
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1

@@ -53,6 +53,12 @@ class ScannedLog(Protocol):
     def read(self, offset: int, size: int) -> bytes | None:
         """A record."""
 
+    def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """The records at these offsets, of these sizes, as far as they are sound and cheap to read at once.
+
+        None for each other one: ``read`` gives it, or says what is wrong.
+        """
+
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
         """Heads of the records from an offset on."""
 
@@ -139,6 +145,16 @@ class QueueTruth:
             return None
         check_body = not self._log.is_replicated
         return record if is_message(record, unit, queue, number, check_body=check_body) else None
+
+    def records_at(self, queue: MendableQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
+        """The same for many units at once, by their numbers: none for those that shall be looked at one by one."""
+        check_body = not self._log.is_replicated
+        records = self._log.read_together([unit[:2] for unit in units])
+        return {
+            number: record
+            for number, unit, record in zip(numbers, units, records, strict=True)
+            if record is not None and is_message(record, unit, queue, number, check_body=check_body)
+        }
 
     def restore(self, queue: MendableQueue, number: int) -> QueueUnit | None:
         """Write the units around ``number`` again where they are wrong; the unit there, None if no message is.

@@ -251,6 +251,10 @@ class StoreReader:
             unit = true
         raise self._damage(unit, in_log=true is not None)
 
+    def records_of(self, queue: ReadableQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
+        """Messages by their queue offsets, read together; those that are missing are for ``record_of``."""
+        return self._truth.records_at(queue, numbers, units)
+
     def _damage(self, unit: QueueUnit, *, in_log: bool) -> CorruptLogError:
         if not in_log:
             reason = (
@@ -308,6 +312,7 @@ class _Get:
         self._passed_bytes = 0
         self._skip_below = -(1 << 63)
         self._outcome = GetMessageStatus.NO_MATCHED_MESSAGE
+        self._ahead: dict[int, bytes] = {}
         self.records: list[bytes] = []
         self.last_offset = -1
         """Physical offset of the last unit looked at."""
@@ -328,6 +333,7 @@ class _Get:
 
     def _take(self, units: Sequence[QueueUnit]) -> bool:
         """Go through units; False: the get ends before the unit at ``_at``."""
+        self._read_ahead(units)
         for unit in units:
             if unit.size != _FILLER_SIZE and unit.offset >= self._skip_below:
                 if self._full(unit) or self._passed_bytes > PASSED_BYTES_MAX:
@@ -339,9 +345,32 @@ class _Get:
             self._at += 1
         return True
 
+    def _read_ahead(self, units: Sequence[QueueUnit]) -> None:
+        """Read the records that ``_take`` will ask for together, as far as the get may take them."""
+        self._ahead = {}
+        limits = self._reader.limits(self._log_end - units[0].offset)
+        room = min(limits.size_bytes, self._max_bytes if self._max_bytes > 0 else limits.size_bytes) - self._bytes
+        count = min(self._max_count, limits.messages) - len(self.records)
+        numbers: list[int] = []
+        wanted: list[QueueUnit] = []
+        matches, log_end, skip_below = self._matches_tags, self._log_end, self._skip_below
+        for number, unit in enumerate(units, self._at):
+            offset, size, tags_code = unit
+            if size == _FILLER_SIZE or offset < skip_below or not (matches is None or matches(tags_code)):
+                continue
+            if len(wanted) >= count or not 0 <= size <= room or offset + size > log_end:
+                break
+            room -= size
+            numbers.append(number)
+            wanted.append(unit)
+        if len(wanted) > 1:
+            self._ahead = self._reader.records_of(self._queue, numbers, wanted)
+
     def _add(self, unit: QueueUnit) -> bool:
         try:
-            record = self._reader.record_of(self._queue, self._at, unit, self._log_end)
+            record: bytes | GetMessageStatus = self._ahead.get(self._at) or self._reader.record_of(
+                self._queue, self._at, unit, self._log_end
+            )
         except CorruptLogError:
             if self.records:  # they are sound; whoever goes on behind them is told
                 return False

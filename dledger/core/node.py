@@ -62,7 +62,7 @@ class Node:
     ) -> None:
         replication = config.replication
         self.state = MemberState(config, log=log, hard_state=hard_state, random=random, boot_id=boot_id, now_ms=now_ms)
-        self.state.remembered = dict(remembered)
+        self.state.remember(remembered.items())
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )

@@ -97,7 +97,7 @@ class FileStore:
         self.first_index_of_term, self.slice_run = reader.first_index_of_term, reader.slice_run
         self.read_run, self.read_range, self.read_at = reader.read_run, reader.read_range, reader.read_at
         self.read_committed, self.copy_committed = reader.read_committed, reader.copy_committed
-        self.read_body = reader.read_body
+        self.read_body, self.read_bodies = reader.read_body, reader.read_bodies
         self.positions, self.channel_runs = reader.positions, reader.channel_runs
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import NoReturn, TypeVar
 
@@ -11,6 +11,7 @@ from crc32c import crc32c
 from dledger.config import MIB
 from dledger.errors import (
     CorruptLogError,
+    DiskError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     InvalidRequestError,
@@ -26,6 +27,8 @@ _Result = TypeVar("_Result")
 
 _PLACE_AND_CRC = Struct(">4xi16xq4xII4x")
 """Of a header: size, position, chainCrc, bodyCrc."""
+_GAP_BYTES = 4096
+"""Bodies with no more than this between them are read together."""
 HOT_BYTES = 64 * MIB
 """What was written last is in memory, where reading the mapping is the fastest; what is older may not be."""
 
@@ -349,6 +352,42 @@ class LogReader:
         except IndexBeforeBeginError:
             return None
 
+    def read_bodies(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """The bodies at these positions, of these lengths, held against their CRCs; those next to each other at once.
+
+        None for what ``read_body`` shall look at: anything but a sound entry, or one that cannot be read.
+        """
+        try:
+            return self._stable(lambda: self._read_bodies(places))
+        except (IndexBeforeBeginError, DiskError):
+            return [None] * len(places)
+
+    def _read_bodies(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        files, hot_from = self._files, self._hot_from
+        begin, committed = self._state.begin.position, self.committed_position
+        unpack, crc, header_bytes = _PLACE_AND_CRC.unpack_from, crc32c, HEADER.size
+        found: list[bytes | None] = []
+        while len(found) < len(places):
+            start = places[len(found)][0] - header_bytes
+            if begin <= start < committed:
+                past, end = _together(
+                    places, len(found), min(committed, files.data.base_of(start) + files.segment_bytes)
+                )
+                data = files.read(start, end - start, hot_from)
+            else:
+                past, data = len(found) + 1, b""
+            for position, length in places[len(found) : past]:
+                at = position - start
+                body = None
+                if length >= 0 and at + length <= len(data):
+                    size, stored_at, chain_crc, body_crc = unpack(data, at - header_bytes)
+                    if stored_at == position - header_bytes and size == header_bytes + length:
+                        body = data[at : at + length]
+                        if crc(body) != body_crc and not self._may_lack_crc(body_crc, chain_crc):
+                            body = None
+                found.append(body)
+        return found
+
     def _explain(self, start: int, length: int) -> bytes | None:
         """What is no sound entry: None if there is none by all other evidence. Raises if there is a damaged one."""
         try:
@@ -427,3 +466,18 @@ class LogReader:
             if index > last.index or files.located(index).position != position:
                 raise nothing
         return LogIndex(index)
+
+
+def _together(places: Sequence[tuple[int, int]], first: int, stop: int) -> tuple[int, int]:
+    """Up to which of the places from ``first`` on all lie next to each other before ``stop``, and where they end."""
+    position, length = places[first]
+    end, past = position + length, first + 1
+    if length < 0 or end > stop:
+        return past, position
+    while past < len(places):
+        position, length = places[past]
+        if length < 0 or position + length > stop or not HEADER.size <= position - end <= _GAP_BYTES:
+            break
+        end = position + length
+        past += 1
+    return past, end

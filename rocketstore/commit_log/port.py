@@ -104,6 +104,12 @@ class CommitLog(Protocol):
     def read(self, offset: int, size: int) -> bytes | None:
         """The record at ``offset``; None if it is gone or not wholly readable."""
 
+    def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """The records at these offsets, of these sizes, as far as they are sound and cheap to read at once.
+
+        None for each other one: ``read`` gives it, or says what is wrong.
+        """
+
     def read_record(self, offset: int) -> bytes | None:
         """The record that starts at ``offset``, its length taken from its first field; None if none does."""
 

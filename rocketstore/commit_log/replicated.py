@@ -395,6 +395,10 @@ class ReplicatedCommitLog:
         """See ``CommitLog.read``; what is not committed is not there."""
         return self._log.read_body(offset, size)
 
+    def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """See ``CommitLog.read_together``."""
+        return self._log.read_bodies(places)
+
     def read_record(self, offset: int) -> bytes | None:
         """See ``CommitLog.read_record``. ``offset`` may come from anybody, so it must be that of a committed message:
 

@@ -287,3 +287,83 @@ def test_a_chunk_ends_before_a_damaged_entry_which_is_then_told(store: FileStore
     assert (caught.value.path, caught.value.offset, caught.value.index) == (path, damaged, 5)
     assert told == [caught.value]
     assert store.bulk.read_chunk(LogIndex(6), LogIndex(50), 1 << 20).first_index == 6
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------
+
+BODY_BYTES = RECORD_BYTES - 48
+
+
+def places_of(*indexes: int) -> list[tuple[int, int]]:
+    """Where these entries of ``store`` have their bodies."""
+    return [(position_of(index) + 48, BODY_BYTES) for index in indexes]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        places_of(*range(50)),
+        places_of(*range(0, 50, 3)),
+        places_of(0, 1, 30, 31, 49),
+        places_of(5, 4, 4, 3, 20, 2),
+        [],
+    ],
+)
+def test_bodies_read_together_are_those_read_one_by_one(store: FileStore, places: list[tuple[int, int]]) -> None:
+    """Next to each other, with others between, over the ends of segments, in any order."""
+    found = store.read_bodies(places)
+
+    assert None not in found
+    assert found == [store.read_body(*place) for place in places]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *places_of(50, 59),
+        (position_of(7) + 48, BODY_BYTES - 1),
+        (position_of(7) + 48, BODY_BYTES + RECORD_BYTES),
+        (position_of(7) + 48, -48),
+        (position_of(7) + 47, BODY_BYTES),
+        (position_of(7) - 1, BODY_BYTES),
+        (47, BODY_BYTES),
+        (-1, BODY_BYTES),
+        (1 << 62, BODY_BYTES),
+        (position_of(7) + 48, 0x7FFF_FFFF),
+    ],
+)
+def test_what_is_no_committed_entry_is_not_read_with_those_around_it(store: FileStore, wrong: tuple[int, int]) -> None:
+    """Not committed, another length, another place: none, and the others are given."""
+    before, after = places_of(5, 6), places_of(8, 9)
+
+    found = store.read_bodies([*before, wrong, *after])
+
+    assert found[2] is None
+    assert found[:2] + found[3:] == [store.read_body(*place) for place in before + after]
+
+
+@pytest.mark.parametrize("at", [4, 7, 24, 31, 40, 48, 100, RECORD_BYTES - 1])
+def test_of_bodies_read_together_the_damaged_one_is_missing(store: FileStore, at: int) -> None:
+    """One turned bit in its size, position, CRC or body, in the mapping as much as on the disk."""
+    bodies = store.read_bodies(places_of(*range(16, 26)))
+    with (store.data_directories[0] / f"{SEGMENT_BYTES:020d}").open("r+b") as file:
+        file.seek(position_of(20) - SEGMENT_BYTES + at)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+
+    found = store.read_bodies(places_of(*range(16, 26)))
+
+    assert found == [*bodies[:4], None, *bodies[5:]]
+
+
+def test_bodies_that_retention_has_removed_are_missing(tmp_path: Path) -> None:
+    """As for one read alone."""
+    store = open_store(small_config(tmp_path))
+    store.reset(Boundary(LogIndex(9), Term(1), Position(2 * SEGMENT_BYTES + 100), 7))
+    store.append_as_leader(Term(1), [b"x", b"y"])
+    store.set_committed(LogIndex(11))
+    begin = 2 * SEGMENT_BYTES + 100
+
+    assert store.read_bodies([(48, 1), (begin + 48, 1), (begin + 97, 1)]) == [None, b"x", b"y"]
+    store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from cluster.cli import main
 from dledger.clock import SystemClock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
-from dledger.types import HardState, NodeId, Standing, Term
+from dledger.store.fs import RealFileSystem
+from dledger.store.remembered import RememberedFile, read_remembered
+from dledger.types import EntryId, HardState, LogIndex, NodeId, Standing, Term
 
 DOUBTFUL = HardState(Term(3), NodeId("n1"), Standing.DOUBTFUL, "its disk was set back")
 
@@ -94,3 +97,28 @@ def test_a_directory_in_use_or_of_nobody_is_left_alone(base_dir: Path, tmp_path:
     assert "is in use by process" in used.output
     assert renamed.exit_code == 2
     assert "is no node's directory" in renamed.output
+
+
+def test_a_copy_that_is_vouched_for_before_its_first_start_is_believed(base_dir: Path, tmp_path: Path) -> None:
+    """A moved node: its doubt is found and settled by the command, and not found again by the next start."""
+    with_vote = run(base_dir, "--yes")
+    moved = tmp_path / "moved"
+    shutil.copytree(base_dir / "dledger-n0", moved / "dledger-n0")
+
+    given = run(moved / "dledger-n0", "--yes")
+
+    assert (with_vote.exit_code, given.exit_code) == (0, 0), given.output
+    assert "was copied or restored" in given.output
+    assert saved(moved).standing is Standing.VOTER
+
+
+def test_what_is_remembered_of_others_is_forgotten(base_dir: Path) -> None:
+    """Else it would make the new disk doubt that is vouched for beside it; also where the vote counts already."""
+    file = RememberedFile(RealFileSystem(), base_dir / "dledger-n0")
+    for index in (1, 2):
+        file.save({NodeId("n1"): EntryId(Term(1), LogIndex(index))})
+        assert read_remembered(base_dir / "dledger-n0")
+
+        assert run(base_dir, "--yes").exit_code == 0
+
+        assert not read_remembered(base_dir / "dledger-n0")

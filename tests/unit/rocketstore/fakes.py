@@ -88,6 +88,9 @@ class RecordLog:
         found = self.read_record(offset)
         return found if found is not None and len(found) >= size and offset + size <= self.max_offset else None
 
+    def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        return [self.read(offset, size) for offset, size in places]
+
     def read_record(self, offset: int) -> bytes | None:
         return self.records.get(offset) if offset >= self.min_offset else None
 
