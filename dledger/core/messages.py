@@ -122,12 +122,16 @@ class HeartbeatResponse:
 
 @record(frozen=True, slots=True)
 class PushCompare:
-    """Is your entry at ``previous.index`` of term ``previous.term`` with this chain CRC?"""
+    """Is your entry at ``previous.index`` of term ``previous.term`` with this chain CRC?
+
+    ``flushed_only``: what is not flushed does not count for this leader, whatever the follower's own ``flush_mode``.
+    """
 
     term: Term
     epoch: int
     previous: EntryId
     previous_chain_crc: int
+    flushed_only: bool = False
 
 
 @record(frozen=True, slots=True)

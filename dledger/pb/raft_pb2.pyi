@@ -143,12 +143,14 @@ class TakeLeadershipResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Compare(_message.Message):
-    __slots__ = ("previous", "previous_chain_crc")
+    __slots__ = ("previous", "previous_chain_crc", "flushed_only")
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    FLUSHED_ONLY_FIELD_NUMBER: _ClassVar[int]
     previous: EntryId
     previous_chain_crc: int
-    def __init__(self, previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ...) -> None: ...
+    flushed_only: bool
+    def __init__(self, previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ..., flushed_only: _Optional[bool] = ...) -> None: ...
 
 class Truncate(_message.Message):
     __slots__ = ("conflict", "chain_crc")

@@ -212,6 +212,7 @@ def _push_to_proto(header: pb.Header, push: PushRequest) -> pb.PushRequest:
         case PushCompare():
             request.compare.previous.CopyFrom(_entry_id_to_proto(push.previous))
             request.compare.previous_chain_crc = push.previous_chain_crc
+            request.compare.flushed_only = push.flushed_only
         case PushTruncate():
             request.truncate.conflict.CopyFrom(_entry_id_to_proto(push.conflict))
             request.truncate.chain_crc = push.chain_crc
@@ -421,7 +422,7 @@ def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelo
         case "compare":
             compare = wire.compare
             previous = _entry_id(compare.previous, compare.HasField("previous"), "previous")
-            push = PushCompare(term, epoch, previous, compare.previous_chain_crc)
+            push = PushCompare(term, epoch, previous, compare.previous_chain_crc, compare.flushed_only)
         case "truncate":
             truncate = wire.truncate
             conflict = _entry_id(truncate.conflict, truncate.HasField("conflict"), "conflict")

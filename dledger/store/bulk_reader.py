@@ -108,10 +108,11 @@ class BulkReader(LogReader):
     def _sound_entries(self, run: EntryRun) -> tuple[int, bytes]:
         """How many entries come before the first damaged one, at least one, and their bytes. Raises for the first."""
         with suppress(CorruptLogError):
-            self._headers.channel_runs(run.first_index, run.last_index, _COLD)
-            if self._sound_bytes(run.data, run.position) == len(run.data):
-                return run.last_index - run.first_index + 1, run.data
-        scan = scan_run(run, unchecked=self._unchecked)  # three times slower
+            headers = self._files.headers_in(run.data, run.position, run.first_index, run.last_index)
+            self._headers.require_chained(headers, run.previous_chain_crc)
+            self._headers.require_bodies(headers, run.data)
+            return len(headers), run.data
+        scan = scan_run(run, unchecked=self._unchecked)  # many times slower
         if not scan.count:
             self._blame(run, scan)
         return scan.count, run.data[: scan.end_offset]

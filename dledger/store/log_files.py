@@ -182,6 +182,23 @@ class LogFiles:
             raise self.suspect(first + int(np.argmin(agree)))
         return headers
 
+    def headers_in(self, data: bytes, position: int, first: int, last: int) -> npt.NDArray[np.void]:
+        """The headers of a range whose records ``data``, read from ``position`` on, begins with, as a table.
+
+        They lie next to each other and say what their index units say. Raises as ``located`` does.
+        """
+        table = self.units(first, last)
+        offsets, sizes = table["position"].astype(np.int64) - position, table["size"].astype(np.int64)
+        ends = offsets + sizes
+        if offsets[0] or ends[-1] > len(data) or sizes.min() < HEADER.size or (offsets[1:] != ends[:-1]).any():
+            raise self.suspect(first)
+        anywhere = np.ndarray((len(data) - HEADER.size + 1, HEADER.size), np.uint8, data, strides=(1, 1))
+        headers = anywhere[offsets].view(HEADERS).ravel()
+        agree = np.logical_and.reduce([headers[name] == table[name] for name in _UNITS.names or ()])
+        if not agree.all():
+            raise self.suspect(first + int(np.argmin(agree)))
+        return headers
+
     def slice_end(self, first: int, last: int, max_bytes: int, hot_from: int = 0) -> int:
         """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``.
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import IndexOutOfRangeError
+from dledger.config import INDEX_UNIT_BYTES
+from dledger.errors import CorruptLogError, IndexOutOfRangeError
 from dledger.instruments import Instruments
 from dledger.store.file_store import FileStore
 from dledger.types import Boundary, LogIndex, Position, Term
@@ -154,3 +155,65 @@ def test_a_store_tells_of_batches_and_flushes_and_of_no_single_entry(tmp_path: P
     store.close()
 
     assert told == [("wrote", 2, 200, True), ("wrote", 1, 100, True), ("flushed", 300)]
+
+
+MANY = 300
+
+
+@pytest.fixture
+def long_store(tmp_path: Path) -> Iterator[FileStore]:
+    """300 entries of 248 bytes in one segment, which are verified together; the last ten are not committed."""
+    store = open_store(small_config(tmp_path, segment_bytes=1 << 20, index_segment_bytes=1 << 15))
+    fill(store, MANY, size=RECORD_BYTES - 48)
+    store.set_committed(LogIndex(MANY - 11))
+    yield store
+    store.close()
+
+
+def turn(path: Path, at: int) -> None:
+    """Turn one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def data_file(store: FileStore) -> Path:
+    """The only segment."""
+    return store.data_directories[0] / f"{0:020d}"
+
+
+@pytest.mark.parametrize("first", [0, 1, 150])
+@pytest.mark.parametrize("max_bytes", [100 * RECORD_BYTES, 100 * RECORD_BYTES + 60, 1 << 20])
+def test_many_records_are_the_files_bytes(long_store: FileStore, first: int, max_bytes: int) -> None:
+    """All that fit, also a part of the next one, nothing that is not committed."""
+    start, end = first * RECORD_BYTES, (MANY - 10) * RECORD_BYTES
+
+    found = long_store.read_committed(Position(start), max_bytes)
+
+    assert found.position == start
+    assert found.data == data_file(long_store).read_bytes()[start : min(start + max_bytes, end)]
+
+
+@pytest.mark.parametrize("at", [7, 31, 40, 48, RECORD_BYTES - 1])
+@pytest.mark.parametrize("index", [1, 120, MANY - 12])
+def test_of_many_records_those_before_a_damaged_one_are_given(long_store: FileStore, index: int, at: int) -> None:
+    """One turned bit in its size, position, CRC or body; read from there on, it is told."""
+    expected = data_file(long_store).read_bytes()[: index * RECORD_BYTES]
+    turn(data_file(long_store), index * RECORD_BYTES + at)
+
+    assert long_store.read_committed(Position(0), 1 << 20).data == expected
+    with pytest.raises((CorruptLogError, IndexOutOfRangeError)):
+        long_store.read_committed(Position(index * RECORD_BYTES), 1 << 20)
+
+
+@pytest.mark.parametrize("at", [3, 11, 15, 23, 31])
+@pytest.mark.parametrize("index", [0, 120, MANY - 11])
+def test_many_records_are_given_whatever_the_index_says(long_store: FileStore, index: int, at: int) -> None:
+    """A turned bit in any field of a unit costs time, not records."""
+    (path,) = (one for one in (long_store.data_directories[0].parent / "index").iterdir() if one.name == f"{0:020d}")
+    expected = data_file(long_store).read_bytes()[: (MANY - 10) * RECORD_BYTES]
+    turn(path, index * INDEX_UNIT_BYTES + at)
+
+    assert long_store.read_committed(Position(0), 1 << 20).data == expected

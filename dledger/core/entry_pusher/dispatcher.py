@@ -16,7 +16,7 @@ from collections import deque
 from enum import StrEnum
 from typing import Final
 
-from dledger.config import MIB, ReplicationConfig
+from dledger.config import MIB, FlushMode, ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.messages import (
     LoadRun,
@@ -162,7 +162,9 @@ class EntryDispatcher:
             return self._install(now_ms)
         self.state = DispatcherState.COMPARE
         entry = EntryId(log.term_at(previous), previous)
-        return self._ask(PushCompare(self._term, self._epoch, entry, log.chain_crc_at(previous)), now_ms)
+        flushed_only = self._state.flush_mode is FlushMode.SYNC
+        compare = PushCompare(self._term, self._epoch, entry, log.chain_crc_at(previous), flushed_only)
+        return self._ask(compare, now_ms)
 
     def _install(self, now_ms: int) -> int:
         self.state = DispatcherState.INSTALL

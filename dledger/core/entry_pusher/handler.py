@@ -72,6 +72,8 @@ class EntryHandler:
         self._deferred: deque[_Deferred] = deque()
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
+        self._flushed_only = True
+        """Whether the present leader counts only what is flushed, as its COMPARE says."""
         self._agreed = False
         """Whether this log was compared with the present leader's and found equal up to what is verified."""
         self.verified_index: LogIndex = state.commit_index
@@ -158,11 +160,13 @@ class EntryHandler:
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
         self._agreed = False
+        self._flushed_only = True
         self.verified_index = self._state.commit_index
 
     def _compare(self, push: PushCompare) -> None:
         log = self._state.log
         asked = push.previous
+        self._flushed_only = push.flushed_only
         if asked.index > log.last.index:
             self._answer(push.epoch, PushKind.COMPARE, ResponseCode.INCONSISTENT_STATE)
         elif asked.index < log.begin.index:
@@ -329,7 +333,7 @@ class EntryHandler:
         state.outbox.wake |= Wake.FLUSH
 
     def _flushed_index(self) -> LogIndex:
-        if self._state.flush_mode is FlushMode.ASYNC:
+        if self._state.flush_mode is FlushMode.ASYNC and not self._flushed_only:
             return self.verified_index
         return LogIndex(min(self._state.log.flushed.index, self.verified_index))
 

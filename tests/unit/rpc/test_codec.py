@@ -97,7 +97,7 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
         st.builds(HeartbeatResponse, terms, numbers, st.booleans(), names, st.sampled_from(Standing), numbers),
     ),
     (codec.decode_take_leadership, st.builds(TakeLeadership, terms)),
-    (codec.decode_push_request, st.builds(PushCompare, terms, numbers, entry_ids, crcs)),
+    (codec.decode_push_request, st.builds(PushCompare, terms, numbers, entry_ids, crcs, st.booleans())),
     (codec.decode_push_request, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
     (codec.decode_push_request, st.builds(PushAppend, terms, numbers, indexes, runs())),
     (codec.decode_push_request, st.builds(PushCommit, terms, numbers, indexes)),

@@ -47,7 +47,8 @@ def test_the_first_push_of_a_term_compares_at_the_end() -> None:
     due = solo.node.dispatchers[N1].step(solo.now_ms)
 
     ((_, message),) = solo.take()
-    assert message == PushCompare(Term(3), 2, EntryId(Term(3), LogIndex(2)), solo.log.chain_crc_at(LogIndex(2)))
+    chain_crc = solo.log.chain_crc_at(LogIndex(2))
+    assert message == PushCompare(Term(3), 2, EntryId(Term(3), LogIndex(2)), chain_crc, flushed_only=True)
     assert due == solo.now_ms + solo.config.replication.push_timeout_ms
     assert solo.dispatch(N1, ms=999) == []
     assert isinstance(solo.dispatch(N1, ms=1)[0], PushCompare)

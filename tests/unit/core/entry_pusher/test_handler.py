@@ -109,6 +109,34 @@ def test_asynchronous_flush_answers_at_once() -> None:
     assert (answer.code, answer.flushed_index) == (ResponseCode.SUCCESS, 0)
 
 
+def test_a_leader_that_counts_only_what_is_flushed_gets_nothing_else() -> None:
+    """Whatever the follower's own mode: the promise is the leader's. Its answer comes when the disk has caught up."""
+    solo = Solo(flush_mode=FlushMode.ASYNC)
+    source = Source(1, 1)
+    solo.push(N1, replace(source.compare(-1), flushed_only=True))
+
+    before = solo.push(N1, source.append(0), flush=False)
+    solo.flush()
+    after = [message for message in solo.take() if isinstance(message[1], PushResponse)]
+
+    assert all(answer.flushed_index == -1 for answer in before)
+    assert [answer.flushed_index for _, answer in after if isinstance(answer, PushResponse)] == [0]
+
+
+def test_a_leader_that_has_not_said_what_it_counts_gets_what_is_flushed() -> None:
+    """Before its first comparison of a term nothing of the page cache is told; an earlier version goes by ours."""
+    solo = Solo(terms=(1, 1), flush_mode=FlushMode.ASYNC, committed=1)
+    solo.log.append_as_leader(Term(1), [b"in the page cache"])
+    solo.state.advance_commit(LogIndex(2))
+    source = Source(2, 1, 1)
+
+    (early,) = solo.push(N1, source.append(1), flush=False)
+    (late,) = solo.push(N1, source.compare(1), flush=False)
+
+    assert (early.verified_index, early.flushed_index) == (2, 1)
+    assert late.flushed_index == 2
+
+
 @pytest.mark.parametrize("mode", list(FlushMode))
 def test_a_truncation_is_answered_when_it_is_durable(mode: FlushMode) -> None:
     """Trap 7: in either flush mode, since a truncation that comes undone would revive entries."""

@@ -417,6 +417,26 @@ def test_a_topic_made_again_begins_behind_the_old_messages(master: Member) -> No
     assert master.state.begin_offset("T", 0) == 3
 
 
+def test_a_topic_made_again_begins_behind_what_was_put_and_not_dispatched(master: Member) -> None:
+    """Whose put was confirmed before the topic was removed knows that he wrote to the old one."""
+    master.do(lambda done: master.state.put_topic(TopicConfig("T"), done))
+    fill(master, "T", 1)
+    master.store.dispatched_to = len(master.log.records)
+    fill(master, "T", 3)
+    assert master.store.max_offset("T", 0) == 1
+    answers: list[PutResult] = []
+    master.state.delete_topic("T", answers.append)
+    master.settle()
+    master.store.dispatched_to = None
+    master.store.dispatch()
+    master.settle()
+
+    master.do(lambda done: master.state.put_topic(TopicConfig("T"), done))
+
+    assert [answer.outcome for answer in answers] == ["stored"]
+    assert master.state.begin_offset("T", 0) == 4
+
+
 def test_the_begin_of_a_topic_is_forgotten_once_the_queue_begins_there(master: Member, clock: ManualClock) -> None:
     fill(master, "T", 3)
     master.do(lambda done: master.state.delete_topic("T", done))
