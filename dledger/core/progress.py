@@ -21,8 +21,8 @@ PATIENCE_DOUBLINGS: Final = 2
 PAUSE_DOUBLINGS: Final = 6
 """The same, twice per leadership, for the time for which it takes no leadership that is offered to it."""
 CAMPAIGN_PAUSE_DOUBLINGS: Final = 1
-"""The same for the time for which it does not campaign by itself: never long, for whatever held it up may be over at any
-moment, and the only other member may be down."""
+"""The same for the time for which it does not campaign by itself: never long, for whatever held it up may be over at
+any moment, and the only other member may be down."""
 
 
 class ProgressWatch:
