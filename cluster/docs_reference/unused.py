@@ -29,7 +29,7 @@ REASONS: Final = (
     ),
     (
         r"(server|client)(Socket|Pooled|Channel|Close).*|useEpollNativeSelector|connectTimeoutMillis"
-        r"|channelNotActiveInterval|transferMsgByHeap|highSpeedMode",
+        r"|channelNotActiveInterval|writeBuffer.*WaterMark|transferMsgByHeap|highSpeedMode",
         "RocketMQ's remoting is not here: clients talk gRPC, which sizes its own buffers.",
     ),
     (r"useTLS|kerberosEnable|tls.*", "RocketMQ's switches for its own remoting; TLS has settings of its own here."),
@@ -79,6 +79,10 @@ REASONS: Final = (
         r"notifyConsumerIdsChangedEnable|consumer.*|heartbeat.*|flushConsumerOffset.*|disappearTimeAfterStart"
         r"|autoCreateSubscriptionGroup|startRealTimeNotifyThread",
         "The broker keeps no list of connected consumers; their offsets are in the log, written as they are committed.",
+    ),
+    (
+        r"commercial.*|configBlackList|isolateLogEnable",
+        "Of RocketMQ's clouds, and of commands that change a running broker's settings, which are not here.",
     ),
     (
         r"regionId|brokerTopicEnable|clusterTopicEnable|translateMsgIdEnable|diskFallRecorded",
