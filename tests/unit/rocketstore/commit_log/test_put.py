@@ -22,7 +22,7 @@ LEVELS = DelayLevels.parse("1s 5s 10s")
 
 @pytest.mark.parametrize(("level", "queue_id"), [("1", 0), ("3", 2), ("99", 2)])
 def test_a_delayed_message_waits_in_the_queue_of_its_level(level: str, queue_id: int) -> None:
-    """Where it belongs is noted; DELAY stays; the caller's properties are not touched."""
+    """Where it belongs is noted; DELAY is the level that it waits for; the caller's properties are not touched."""
     properties = {PROPERTY_DELAY: level}
     message = Message("orders", b"", 7, properties)
 
@@ -30,7 +30,7 @@ def test_a_delayed_message_waits_in_the_queue_of_its_level(level: str, queue_id:
 
     assert (message.topic, message.queue_id) == (SCHEDULE_TOPIC, queue_id)
     assert message.properties == {
-        PROPERTY_DELAY: level,
+        PROPERTY_DELAY: str(queue_id + 1),
         PROPERTY_REAL_TOPIC: "orders",
         PROPERTY_REAL_QUEUE_ID: "7",
     }
