@@ -354,7 +354,7 @@ def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
         for line in spark_lines(addresses):
             out.print(f"    {_escaped(line)}")
         out.print()
-        out.print(f"End it:           kill {pids}; rm -r {group.directory}")
+        out.print(f"End it:           kill -9 {pids}; rm -r {group.directory}")
     else:
         out.print("\nWhere to go next:")
         out.print("  dledger demo --console  the same, and the group and its web page stay: kill the leader yourself")

@@ -89,7 +89,7 @@ def test_a_kept_demo_prints_them(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "cluster.entry", "demo", "--keep", "--file", str(text)]
 
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    ending = re.search(r"End it: +(kill [\d ]+; rm -r \S+)", done.stdout)
+    ending = re.search(r"End it: +(kill -9 [\d ]+; rm -r \S+)", done.stdout)
     assert ending is not None, done.stdout + done.stderr
     subprocess.run(["sh", "-c", ending[1]], check=True, timeout=60)
 
