@@ -19,13 +19,16 @@ from rocketstore.message.message import Message
 from rocketstore.message_store import MessageStore
 from rocketstore.role_change import BrokerRoleChange
 from rocketstore.schedule import ScheduleService
-from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.types import Stored
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import UnsyncedFs, bodies, small_config
 from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
 
 WAIT_S = 60.0
+
+_STATE = StateSettings(snapshot_interval_ms=100)
+"""Retention waits for what no snapshot holds yet."""
 
 
 class Broker:
@@ -34,7 +37,11 @@ class Broker:
     def __init__(self, group: Group, number: int) -> None:
         root = group.root_of(number)
         root.mkdir(exist_ok=True)
-        config = small_config(root, enable_dledger_commit_log=True)
+        config = replace(
+            small_config(root, enable_dledger_commit_log=True),
+            flush_interval_consume_queue=50,
+            flush_consume_queue_thorough_interval=100,
+        )
         node = node_config(root, group.members, number)
         store = replace(
             node.store,
@@ -48,7 +55,7 @@ class Broker:
         self.server = DLedgerServer(replace(node, store=store))
         self.log = ReplicatedCommitLog(self.server, config)
         self.store = MessageStore(config, self.log, fs=UnsyncedFs())
-        self.state = BrokerState(self.store, config.config_dir)
+        self.state = BrokerState(self.store, config.config_dir, settings=_STATE)
         delays = DelayLevels.parse(config.message_delay_level)
         self.schedule = ScheduleService(self.store, self.state, delays)
         self.roles = BrokerRoleChange(
