@@ -23,7 +23,7 @@ from rocketstore.consume_queue.units import FILLER
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import CRC_MASK, HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, body_at
 from rocketstore.message.scan import scan_records
-from rocketstore.types import QueueUnit, ScannedRecords
+from rocketstore.types import QueueKey, QueueUnit, ScannedRecords
 
 _log = logging.getLogger(__name__)
 BLOCK_UNITS: Final = 500
@@ -140,6 +140,8 @@ class QueueTruth:
 
     def record_at(self, queue: MendableQueue, number: int, unit: QueueUnit) -> bytes | None:
         """The record that a unit leads to, if it is the message of that place."""
+        if unit.offset < 0 or unit.size < OVERHEAD:
+            return None
         record = self._log.read(unit.offset, unit.size)
         if record is None:
             return None
@@ -156,6 +158,30 @@ class QueueTruth:
             if record is not None and is_message(record, unit, queue, number, check_body=check_body)
         }
 
+    def unit_at(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
+        """What the log makes of the ``unit`` at ``number``; None if there is no message. A wrong one is written again.
+
+        A record that may not be read yet says nothing: then the unit is taken as it is. Raises ``CorruptLogError``,
+        ``DiskError``.
+        """
+        if self.record_at(queue, number, unit) is not None:
+            return unit
+        if 0 <= unit.offset < self._log.min_offset and number < queue.min_offset:
+            return unit
+        true = self.restore(queue, number)
+        if true is None and unit.size > 0 and unit.offset + unit.size > self._log.max_offset:
+            return unit
+        return true
+
+    def first_offsets(self, physical: int) -> dict[QueueKey, int]:
+        """The first queue offsets of the queues that have a message soon behind ``physical``."""
+        found: dict[QueueKey, int] = {}
+        if self._log.min_offset <= physical < self._log.max_offset:
+            for head in self._log.scan(physical, _SCAN_BYTES).heads:
+                if head.queue_offset >= 0:
+                    found.setdefault((head.topic, head.queue_id), head.queue_offset)
+        return found
+
     def restore(self, queue: MendableQueue, number: int) -> QueueUnit | None:
         """Write the units around ``number`` again where they are wrong; the unit there, None if no message is.
 
@@ -163,10 +189,11 @@ class QueueTruth:
         """
         low, high = number, number + 1
         start, stop = self._log.min_offset, self._log.max_offset
+        enclosed = False
         while low > queue.min_offset:
             believed = self._believed(queue, low - 1)
             if believed is not None:
-                start = believed.offset
+                start, enclosed = believed.offset, True
                 break
             low -= 1
         while high < queue.max_offset:
@@ -176,12 +203,17 @@ class QueueTruth:
                 break
             high += 1
         found = self._found(queue, range(low, high), start, stop)
+        if enclosed and high < queue.max_offset and self._log.is_replicated:  # what is not found is not there
+            found = dict.fromkeys(range(low, high), FILLER) | found
         for at, unit in sorted(found.items()):
             if list(queue.units(at, 1)) != [unit]:
                 queue.rewrite(at, unit)
-                _log.warning("queue %d of topic %s: unit %d was wrong; it is written again from the log",
-                             queue.queue_id, queue.topic, at)  # fmt: skip
-        return found.get(number)
+                _log.warning(
+                    "queue %d of topic %s: unit %d was wrong; it is written again from the log",
+                    queue.queue_id, queue.topic, at, extra={"event": "repair"},
+                )  # fmt: skip
+        unit = found.get(number, FILLER)
+        return None if unit == FILLER else unit
 
     def _believed(self, queue: MendableQueue, number: int) -> QueueUnit | None:
         unit = next(iter(queue.units(number, 1)), FILLER)

@@ -16,7 +16,7 @@ import itertools
 import logging
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from dledger.store.mmap_file_list import Placement
 from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
 from rocketstore.consume_queue.units import (
+    BROKEN,
     FILLER,
     FILLER_BYTES,
     UNIT_BYTES,
@@ -42,7 +43,7 @@ from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptor
 from rocketstore.mapped.file import StoreFile
 from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.message.columns import Ints, UnitColumns
-from rocketstore.types import QueueUnit, RecordHead
+from rocketstore.types import QueueKey, QueueUnit, RecordHead
 
 _log = logging.getLogger(__name__)
 _SCANNED_FILES: Final = 3
@@ -95,6 +96,12 @@ class Surroundings:
     """Units of records that end by there in the log are durable."""
     descriptors: DescriptorCache | None = None
     """Opens the files of all queues; None: each has its own."""
+    believe: Callable[[ConsumeQueue, int, QueueUnit], QueueUnit | None] = lambda _queue, _offset, unit: (
+        unit if unit != BROKEN else None
+    )
+    """What the log makes of the unit of an offset, None if there is no message; what is wrong is written again."""
+    firsts: Callable[[int], Mapping[QueueKey, int]] = lambda _physical: {}
+    """The first offsets of queues, as far as the log gives them soon behind a place."""
 
 
 class ConsumeQueue:
@@ -201,9 +208,25 @@ class ConsumeQueue:
         self._files.truncate(end, durable=False)
         if end and not self._files.files():
             self._files.last_file(end)  # a begun queue keeps one, so that offsets are not given out again
-        self._max_physical_offset = physical
+        self._max_physical_offset = self._end_of_last(physical, limit)
         self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if self._files.files() else 0)
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
+
+    def _end_of_last(self, physical: int, limit: int) -> int:
+        """The end of the record that the last unit leads to, by the log: units of records before it are not appended
+        any more. A unit at the end that the log knows nothing of is cut.
+        """
+        if physical < 0:
+            return physical
+        low, high = self._files.min_offset // UNIT_BYTES, self.stored_end
+        while (at := self._last_real(low, high)) >= 0:
+            true = self._surroundings.believe(self, at, next(iter(self._read(at, 1)), BROKEN))
+            if true is not None and true.offset + true.size <= limit:
+                return true.offset + true.size
+            _log.warning("%s: unit %d leads to no message of the queue; it is cut", self.directory, at)
+            self._files.truncate(at * UNIT_BYTES, durable=False)
+            high = at
+        return -1
 
     def _newest_sure(self, files: Sequence[StoreFile], limit: int) -> int:
         """The number of the newest file known to be good up to its beginning: its first unit belongs to a record that
@@ -371,12 +394,12 @@ class ConsumeQueue:
         which RocketMQ begins with, says little after a copy or a repair. Raises ``DiskError``.
         """
         begin, end = self.min_offset, self.max_offset
-        right = self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))
-        after = self._stored_at(right, store_time_of) if right < end else -1
+        right, unit = self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))
+        after = store_time_of(unit.offset, unit.size) if right < end else -1
         if after == time_ms:
             return right
-        left = self._last_real(begin, right)
-        before = self._stored_at(left, store_time_of) if left >= 0 else -1
+        left, unit = self._last_believed(begin, right)
+        before = store_time_of(unit.offset, unit.size) if left >= 0 else -1
         if before < 0:
             return right if after >= 0 else 0
         return left if after < 0 or time_ms - before <= after - time_ms else right
@@ -386,11 +409,7 @@ class ConsumeQueue:
 
         Raises ``DiskError``.
         """
-        return self._search(self.min_offset, self.max_offset, lambda unit: unit.offset >= physical)
-
-    def _stored_at(self, offset: int, store_time_of: Callable[[int, int], int]) -> int:
-        unit = self.unit(offset)
-        return -1 if unit is None else store_time_of(unit.offset, unit.size)
+        return self._search(self.min_offset, self.max_offset, lambda unit: unit.offset >= physical)[0]
 
     def rewrite(self, offset: int, unit: QueueUnit) -> None:
         """Write a unit again that the log says is wrong, durably. Raises ``DiskError``."""
@@ -405,15 +424,48 @@ class ConsumeQueue:
 
     # Removing
 
-    def correct_min_offset(self, physical: int) -> int:
+    def correct_min_offset(self, physical: int, first: int | None = None) -> int:
         """Begin with the first message whose record is at or after ``physical``; returns ``min_offset``.
 
-        Raises ``DiskError``.
+        ``first`` is its offset, if the log was asked. Else units are believed that say that their records are gone:
+        nothing else can be held against them but the units beside them. Raises ``DiskError``.
         """
-        end = self.max_offset
-        begin = self._search(max(self._files.min_offset // UNIT_BYTES, 0), end, lambda unit: unit.offset >= physical)
+        low, end = max(self._files.min_offset // UNIT_BYTES, 0), self.max_offset
+        if first is not None and low <= first < end and self._leads_behind(first, physical):
+            self._begin = first
+            return self.min_offset
+        begin = self._expired_end(low, end, physical)
+        while (earlier := self._not_expired_before(low, begin, physical)) is not None:
+            begin = self._expired_end(low, earlier, physical)
         self._begin = begin
         return self.min_offset
+
+    def _leads_behind(self, offset: int, physical: int) -> bool:
+        unit = next(iter(self._read(offset, 1)), BROKEN)
+        true = None if unit == FILLER else self._surroundings.believe(self, offset, unit)
+        return true is not None and true.offset >= physical
+
+    def _expired_end(self, low: int, high: int, physical: int) -> int:
+        """The first unit in ``[low, high)`` whose record is not before ``physical``, where the log knows nothing."""
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            at, unit = next(self._reals(middle, high), (high, FILLER))
+            if at < high and (0 <= unit.offset < physical or not self._leads_behind(at, physical)):
+                low = at + 1
+            else:
+                high = middle
+        return next(self._reals(low, end), (end, FILLER))[0]
+
+    def _not_expired_before(self, low: int, begin: int, physical: int) -> int | None:
+        """A unit before ``begin`` that says it is not expired, if one of some does: one has misled the search."""
+        step = 2  # the one just before has been asked
+        while begin - step >= low:
+            unit = next(iter(self._read(begin - step, 1)), BROKEN)
+            if unit.offset >= physical and unit != FILLER and self._leads_behind(begin - step, physical):
+                return begin - step
+            step *= 2
+        return None
 
     def delete_expired(self, physical: int) -> int:
         """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
@@ -446,25 +498,46 @@ class ConsumeQueue:
 
     # Searching
 
-    def _search(self, low: int, high: int, reached: Callable[[QueueUnit], bool]) -> int:
-        """The first message in ``[low, high)`` for which ``reached``, which never turns false again; else ``high``."""
+    def _search(self, low: int, high: int, reached: Callable[[QueueUnit], bool]) -> tuple[int, QueueUnit]:
+        """The first message in ``[low, high)`` for which ``reached``, which never turns false again; else ``high``.
+
+        What is asked is what the log makes of the units.
+        """
         end = high
         while low < high:
             middle = (low + high) // 2
-            at, unit = next(self._reals(middle, high), (high, FILLER))
+            at, unit = self._first_believed(middle, high)
             if at < high and not reached(unit):
                 low = at + 1
             else:
                 high = middle
-        return min(self._first_real(low), end) if low < end else end
+        return self._first_believed(low, end) if low < end else (end, FILLER)
+
+    def _first_believed(self, low: int, high: int) -> tuple[int, QueueUnit]:
+        for at, unit in self._reals(low, high):
+            true = self._surroundings.believe(self, at, unit)
+            if true is not None:
+                return at, true
+        return high, FILLER
+
+    def _last_believed(self, low: int, high: int) -> tuple[int, QueueUnit]:
+        while (at := self._last_real(low, high)) >= 0:
+            true = self._surroundings.believe(self, at, next(iter(self._read(at, 1)), BROKEN))
+            if true is not None:
+                return at, true
+            high = at
+        return -1, FILLER
 
     def _reals(self, low: int, high: int) -> Iterator[tuple[int, QueueUnit]]:
-        """Messages in ``[low, high)``."""
+        """Messages in ``[low, high)``; ``BROKEN`` where a unit reads as if it had never been written."""
         step = 1
         while low < high:
-            units = self._read(low, min(step, high - low))
-            if not units:
-                return
+            count = min(step, high - low, self.next_file(low) - low)
+            units = self._read(low, count)
+            if len(units) < count:
+                if self._files.find(low * UNIT_BYTES) is None or low + len(units) >= self.stored_end:
+                    return
+                units.append(BROKEN)
             for number, unit in enumerate(units, low):
                 if unit != FILLER:
                     yield number, unit
@@ -480,9 +553,8 @@ class ConsumeQueue:
         step = 1
         while low < high:
             start = max(low, high - step, (high - 1) // self.units_per_file * self.units_per_file)
-            for number, unit in reversed(list(enumerate(self._read(start, high - start), start))):
-                if unit != FILLER:
-                    return number
+            for number, _ in reversed(list(self._reals(start, high))):
+                return number
             high, step = start, _STEP_UNITS
         return -1
 

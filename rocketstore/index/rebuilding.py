@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dledger.errors import CorruptLogError, InvariantError
-from dledger.store.fs import TMP_SUFFIX, FileSystem
+from dledger.store.fs import TMP_SUFFIX
 from rocketstore.config import MIB
 from rocketstore.index.file import ADVICE, IndexFile
 from rocketstore.index.keys import TopicHashes, key_hashes
@@ -34,9 +34,7 @@ class IndexedLog(Protocol):
         """Heads of the records from an offset on."""
 
 
-def rebuild(
-    index: IndexService, path: Path, log: IndexedLog, fs: FileSystem, pause: Callable[[], None] = lambda: None
-) -> None:
+def rebuild(index: IndexService, path: Path, log: IndexedLog, pause: Callable[[], None] = lambda: None) -> None:
     """Build the file again; nothing to do if it has expired. ``pause`` is called now and then, and may raise.
 
     Raises ``OSError``, and ``CorruptLogError`` (of the log); then nothing has changed.
@@ -49,7 +47,7 @@ def rebuild(
     before = index.header_before(file)
     known = -1 if before is None else before.end_offset
     try:
-        made = IndexFile.create(fs, temporary, index.shape, before)
+        made = IndexFile.create(index.fs, temporary, index.shape, before)
         filling = _Filling(made, log, max(known, log.min_offset), known)
         while filling.position < index.end_of(file):
             filling.step(index.end_of(file))

@@ -88,7 +88,7 @@ class IndexService:
     ) -> None:
         self.directory = directory
         self.shape = IndexShape(slots, entries)
-        self._fs = fs or RealFileSystem()
+        self.fs: Final = fs or RealFileSystem()
         self._clock = clock or SystemClock()
         self._hits_max = hits_max
         self._lock = threading.Lock()
@@ -140,8 +140,8 @@ class IndexService:
         with records newer than ``index_timestamp_ms``. Raises ``DiskError``.
         """
         try:
-            make_dirs_durably(self._fs, self.directory)
-            make_dirs_durably(self._fs, self._sums_dir)
+            make_dirs_durably(self.fs, self.directory)
+            make_dirs_durably(self.fs, self._sums_dir)
             paths = self._list()
             if clean_stop:
                 files = self._open(paths, None, ours=durable_end is not None)
@@ -156,10 +156,10 @@ class IndexService:
             for path in reversed(removed):
                 self._unlink(path)
             if removed:
-                self._fs.sync_dir(self.directory)
+                self.fs.sync_dir(self.directory)
             for path in self._sums_dir.iterdir():
                 if path.name not in {file.path.name for file in files}:
-                    self._fs.unlink(path)
+                    self.fs.unlink(path)
         except OSError as error:
             raise self._error("opening", error) from error
         self._files = tuple(files)
@@ -221,7 +221,7 @@ class IndexService:
                 while files and (files[-1].is_empty or files[-1].header.begin_offset >= physical):
                     self._unlink(files.pop().path)
                 self._files = tuple(files)
-                self._fs.sync_dir(self.directory)
+                self.fs.sync_dir(self.directory)
                 if files and files[-1].header.end_offset >= physical:
                     files[-1].truncate(physical)
             except OSError as error:
@@ -346,12 +346,12 @@ class IndexService:
             made.sync()
             sums_path = self._sums_dir / path.name
             if sums_path.exists():
-                self._fs.unlink(sums_path)
-            self._fs.rename(made.path, path)
-            self._fs.sync_dir(self.directory)
+                self.fs.unlink(sums_path)
+            self.fs.rename(made.path, path)
+            self.fs.sync_dir(self.directory)
             made.path = path
             if sums is not None:
-                replace_durably(self._fs, sums_path, sums.encode())
+                replace_durably(self.fs, sums_path, sums.encode())
                 made.sums_kept = True
             self._files = tuple(made if one is file else one for one in self._files)
             self._damaged.pop(path, None)
@@ -376,7 +376,7 @@ class IndexService:
             if _NAME.fullmatch(path.name) and path.is_file():
                 found.append(path)
             elif path.name.endswith(TMP_SUFFIX):
-                self._fs.unlink(path)
+                self.fs.unlink(path)
             else:
                 _log.warning("%s is no index file; it is ignored", path)
         return found
@@ -394,7 +394,7 @@ class IndexService:
                 _log.warning("%s is not %d bytes long; it is removed", path, self.shape.file_bytes)
                 break
             with suppress(CorruptLogError):
-                file = IndexFile(self._fs, path, self.shape, self._kept_sums(path))
+                file = IndexFile(self.fs, path, self.shape, self._kept_sums(path))
                 if is_newer is not None and is_newer(file):
                     _log.info("%s is newer than the checkpoint; it is built again", path)
                     break
@@ -441,7 +441,7 @@ class IndexService:
             if file not in self._files:
                 return
             try:
-                replace_durably(self._fs, self._sums_dir / file.path.name, sums.encode())
+                replace_durably(self.fs, self._sums_dir / file.path.name, sums.encode())
             except OSError as error:
                 raise self._error("keeping sums of", error) from error
             file.sums_kept = True
@@ -451,8 +451,8 @@ class IndexService:
         with self._keeping:
             sums = self._sums_dir / path.name
             if sums.exists():  # first: they must not be taken for those of another file of this name
-                self._fs.unlink(sums)
-            self._fs.unlink(path)
+                self.fs.unlink(sums)
+            self.fs.unlink(path)
 
     def _follows(self, file: IndexFile, before: list[IndexFile]) -> bool:
         previous = next((one for one in reversed(before) if not one.is_empty), None)
@@ -485,7 +485,7 @@ class IndexService:
         if last is not None:
             name = max(name, int(last.path.name) + 1)
         path = self.directory / f"{name:017d}"
-        file = IndexFile.create(self._fs, path, self.shape, last.header if last else None)
+        file = IndexFile.create(self.fs, path, self.shape, last.header if last else None)
         self._files = (*self._files, file)
         return file
 

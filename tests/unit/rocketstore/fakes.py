@@ -143,7 +143,11 @@ class FakeIndex:
     def __init__(self, *rounds: list[int]) -> None:
         self.rounds = list(rounds)
         self.asked: list[tuple[int, int, int]] = []
+        self.contradictions: list[int] = []
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> Hits:
         self.asked.append((max_num, begin_ms, end_ms))
         return Hits(self.rounds.pop(0) if self.rounds else [])
+
+    def contradicted(self, offset: int, /) -> None:
+        self.contradictions.append(offset)

@@ -10,7 +10,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError, ShutdownError
-from dledger.store.fs import RealFileSystem
 from rocketstore.index.rebuilding import rebuild
 from rocketstore.index.service import IndexDamagedError, IndexService
 from rocketstore.types import RecordHead, ScannedRecords
@@ -87,7 +86,7 @@ def mended(service: IndexService, log: ListedLog) -> None:
         if right(service, log):
             return
         for path in service.damaged:
-            rebuild(service, path, log, RealFileSystem())
+            rebuild(service, path, log)
     raise AssertionError("the index does not get whole")
 
 
@@ -149,7 +148,7 @@ def test_a_file_is_built_again_as_it_was(tmp_path: Path) -> None:
     whole = path.read_bytes()
     turn(path, service.shape.entries_at + 20 * 20, 0xFF)
     assert damaged != whole
-    rebuild(service, path, log, RealFileSystem())
+    rebuild(service, path, log)
     assert path.read_bytes() == whole
     assert right(service, log)
     assert service.damaged == ()
@@ -171,7 +170,7 @@ def test_the_last_file_is_built_again_while_it_grows(tmp_path: Path) -> None:
             log.records += more
             service.append(more)
 
-    rebuild(service, path, log, RealFileSystem(), grow)
+    rebuild(service, path, log, grow)
     assert right(service, log)
     log.records += [record(len(log.records))]
     service.append(log.records[-1:])
@@ -186,7 +185,7 @@ def test_who_is_stopped_leaves_the_file_as_it_is(tmp_path: Path) -> None:
         raise ShutdownError("stopping")
 
     with pytest.raises(ShutdownError):
-        rebuild(service, path, log, RealFileSystem(), stop)
+        rebuild(service, path, log, stop)
     assert (path.read_bytes(), service.damaged) == (before, (path,))
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -195,7 +194,7 @@ def test_a_file_that_expires_is_forgotten(tmp_path: Path) -> None:
     service, log, path = damaged_index(tmp_path)
     service.delete_expired(service.files[2].header.begin_offset)
     assert not path.exists()
-    rebuild(service, path, log, RealFileSystem())
+    rebuild(service, path, log)
     assert service.damaged == ()
 
 
@@ -203,7 +202,7 @@ def test_what_has_expired_is_not_in_a_file_that_is_built_again(tmp_path: Path) -
     service, log, path = damaged_index(tmp_path)
     service.delete_expired(service.files[0].header.end_offset + 1)
     log.min_offset = service.files[0].header.begin_offset + 500
-    rebuild(service, path, log, RealFileSystem())
+    rebuild(service, path, log)
     assert service.files[0].header.begin_offset == log.min_offset
 
 
