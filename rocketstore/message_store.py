@@ -96,7 +96,7 @@ class MessageStore:
                 self._alarm.repeated,
                 lambda: self._durability.position,
                 believe=lambda queue, offset, unit: self._reader.truth.unit_at(queue, offset, unit),
-                firsts=lambda physical: self._reader.truth.first_offsets(physical),
+                firsts=lambda physical: self._reader.truth.first_messages(physical),
             ),
         )
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)

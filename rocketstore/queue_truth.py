@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Final, Protocol
 from zlib import crc32
 
+from rocketstore.consume_queue.queue import First
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import CRC_MASK, HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, body_at
@@ -49,6 +50,10 @@ class ScannedLog(Protocol):
     @property
     def max_offset(self) -> int:
         """Where what may be read ends."""
+
+    @property
+    def end_offset(self) -> int:
+        """Where everything ends."""
 
     def read(self, offset: int, size: int) -> bytes | None:
         """A record."""
@@ -168,18 +173,17 @@ class QueueTruth:
             return unit
         if 0 <= unit.offset < self._log.min_offset and number < queue.min_offset:
             return unit
-        true = self.restore(queue, number)
-        if true is None and unit.size > 0 and unit.offset + unit.size > self._log.max_offset:
+        if unit.offset >= 0 and self._log.max_offset < unit.offset + unit.size <= self._log.end_offset:
             return unit
-        return true
+        return self.restore(queue, number)
 
-    def first_offsets(self, physical: int) -> dict[QueueKey, int]:
-        """The first queue offsets of the queues that have a message soon behind ``physical``."""
-        found: dict[QueueKey, int] = {}
+    def first_messages(self, physical: int) -> dict[QueueKey, First]:
+        """The first messages of the queues that have one soon behind ``physical``."""
+        found: dict[QueueKey, First] = {}
         if self._log.min_offset <= physical < self._log.max_offset:
             for head in self._log.scan(physical, _SCAN_BYTES).heads:
                 if head.queue_offset >= 0:
-                    found.setdefault((head.topic, head.queue_id), head.queue_offset)
+                    found.setdefault((head.topic, head.queue_id), First(head.queue_offset, head.offset))
         return found
 
     def restore(self, queue: MendableQueue, number: int) -> QueueUnit | None:
@@ -187,23 +191,27 @@ class QueueTruth:
 
         Raises ``CorruptLogError``, ``DiskError``.
         """
+        first, end = queue.min_offset, queue.max_offset
         low, high = number, number + 1
         start, stop = self._log.min_offset, self._log.max_offset
-        enclosed = False
-        while low > queue.min_offset:
-            believed = self._believed(queue, low - 1)
+        enclosed, step = False, 1  # strides get longer: there may be very many that lead nowhere
+        while low > first:
+            low = max(first, low - step)
+            step *= 2
+            believed = self._believed(queue, low)
             if believed is not None:
-                start, enclosed = believed.offset, True
+                start, enclosed, low = believed.offset, True, low + 1
                 break
-            low -= 1
-        while high < queue.max_offset:
+        step = 1
+        while high < end:
             believed = self._believed(queue, high)
             if believed is not None:
                 stop = believed.offset
                 break
-            high += 1
+            high = min(end, high + step)
+            step *= 2
         found = self._found(queue, range(low, high), start, stop)
-        if enclosed and high < queue.max_offset and self._log.is_replicated:  # what is not found is not there
+        if enclosed and high < end and self._log.is_replicated:  # what is not found is not there
             found = dict.fromkeys(range(low, high), FILLER) | found
         for at, unit in sorted(found.items()):
             if list(queue.units(at, 1)) != [unit]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -84,6 +84,13 @@ class Repeated:
         )
 
 
+class First(NamedTuple):
+    """A message that the log has, by its offsets."""
+
+    offset: int
+    physical: int
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What queues need of their store."""
@@ -100,8 +107,8 @@ class Surroundings:
         unit if unit != BROKEN else None
     )
     """What the log makes of the unit of an offset, None if there is no message; what is wrong is written again."""
-    firsts: Callable[[int], Mapping[QueueKey, int]] = lambda _physical: {}
-    """The first offsets of queues, as far as the log gives them soon behind a place."""
+    firsts: Callable[[int], Mapping[QueueKey, First]] = lambda _physical: {}
+    """The first messages of queues, as far as the log has them soon behind a place."""
 
 
 class ConsumeQueue:
@@ -213,20 +220,22 @@ class ConsumeQueue:
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
 
     def _end_of_last(self, physical: int, limit: int) -> int:
-        """The end of the record that the last unit leads to, by the log: units of records before it are not appended
-        any more. A unit at the end that the log knows nothing of is cut.
+        """The end of the last unit's record, as the log has it: units of records before it are not appended any more.
+
+        A unit that the log knows nothing of is passed over, but stays: its offset was given out.
         """
-        if physical < 0:
-            return physical
-        low, high = self._files.min_offset // UNIT_BYTES, self.stored_end
-        while (at := self._last_real(low, high)) >= 0:
-            true = self._surroundings.believe(self, at, next(iter(self._read(at, 1)), BROKEN))
+        low, high, begin = self._files.min_offset // UNIT_BYTES, self.stored_end, self._surroundings.log_begin()
+        while physical >= 0 and (at := self._last_real(low, high)) >= 0:
+            unit = next(iter(self._read(at, 1)), BROKEN)
+            if 0 <= unit.offset < begin:
+                return unit.offset + unit.size
+            true = self._surroundings.believe(self, at, unit)
             if true is not None and true.offset + true.size <= limit:
                 return true.offset + true.size
-            _log.warning("%s: unit %d leads to no message of the queue; it is cut", self.directory, at)
-            self._files.truncate(at * UNIT_BYTES, durable=False)
+            if true is not None:
+                self._files.truncate(at * UNIT_BYTES, durable=False)
             high = at
-        return -1
+        return min(physical, begin)
 
     def _newest_sure(self, files: Sequence[StoreFile], limit: int) -> int:
         """The number of the newest file known to be good up to its beginning: its first unit belongs to a record that
@@ -424,41 +433,50 @@ class ConsumeQueue:
 
     # Removing
 
-    def correct_min_offset(self, physical: int, first: int | None = None) -> int:
+    def correct_min_offset(self, physical: int, first: First | None = None) -> int:
         """Begin with the first message whose record is at or after ``physical``; returns ``min_offset``.
 
-        ``first`` is its offset, if the log was asked. Else units are believed that say that their records are gone:
+        ``first`` is that message, if the log was asked. Else units are believed that say that their records are gone:
         nothing else can be held against them but the units beside them. Raises ``DiskError``.
         """
         low, end = max(self._files.min_offset // UNIT_BYTES, 0), self.max_offset
-        if first is not None and low <= first < end and self._leads_behind(first, physical):
-            self._begin = first
+        if first is not None and low <= first.offset < end and self._leads_to(first):
+            self._begin = first.offset
             return self.min_offset
-        begin = self._expired_end(low, end, physical)
-        while (earlier := self._not_expired_before(low, begin, physical)) is not None:
-            begin = self._expired_end(low, earlier, physical)
+        begin = self._expired_end(low, end, physical, believe=False)
+        if (begin < end and not self._leads_behind(begin, physical)) or self._misled(low, begin, physical) is not None:
+            begin = self._expired_end(low, end, physical, believe=True)
+            while (earlier := self._misled(low, begin, physical)) is not None:
+                begin = self._expired_end(low, earlier, physical, believe=True)
         self._begin = begin
         return self.min_offset
+
+    def _leads_to(self, first: First) -> bool:
+        unit = next(iter(self._read(first.offset, 1)), BROKEN)
+        return unit.offset == first.physical or self._leads_behind(first.offset, first.physical)
 
     def _leads_behind(self, offset: int, physical: int) -> bool:
         unit = next(iter(self._read(offset, 1)), BROKEN)
         true = None if unit == FILLER else self._surroundings.believe(self, offset, unit)
         return true is not None and true.offset >= physical
 
-    def _expired_end(self, low: int, high: int, physical: int) -> int:
-        """The first unit in ``[low, high)`` whose record is not before ``physical``, where the log knows nothing."""
+    def _expired_end(self, low: int, high: int, physical: int, *, believe: bool) -> int:
+        """The first unit in ``[low, high)`` whose record is not before ``physical``; ``believe``: by the log, too."""
         end = high
         while low < high:
             middle = (low + high) // 2
             at, unit = next(self._reals(middle, high), (high, FILLER))
-            if at < high and (0 <= unit.offset < physical or not self._leads_behind(at, physical)):
+            is_before = unit.offset < physical
+            if believe and at < high and not 0 <= unit.offset < physical:
+                is_before = not self._leads_behind(at, physical)
+            if at < high and is_before:
                 low = at + 1
             else:
                 high = middle
         return next(self._reals(low, end), (end, FILLER))[0]
 
-    def _not_expired_before(self, low: int, begin: int, physical: int) -> int | None:
-        """A unit before ``begin`` that says it is not expired, if one of some does: one has misled the search."""
+    def _misled(self, low: int, begin: int, physical: int) -> int | None:
+        """A unit before ``begin`` whose record is not before ``physical``, if one of some is: the search was misled."""
         step = 2  # the one just before has been asked
         while begin - step >= low:
             unit = next(iter(self._read(begin - step, 1)), BROKEN)

@@ -69,6 +69,10 @@ class RecordLog:
         self.file_bytes = 1 << 20
         self.is_replicated = False
 
+    @property
+    def end_offset(self) -> int:
+        return self.max_offset
+
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
         """All heads from ``offset`` on."""
         assert bytes_max > 0
