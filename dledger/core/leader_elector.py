@@ -84,6 +84,9 @@ class LeaderElector:
         self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
         """Of members that did not take leadership unasked: how often in a row, and until when they are left alone."""
         self._readmissions = Readmissions()
+        self._older_blanks: set[NodeId] = set()
+        """Members of a version that knows no standing, with a new disk: they give no vote, and wait for all to say that
+        they are as new, which this version does not say."""
         self.vote_problem = ""
         """Why nobody is elected although whoever answers would elect this member, for people."""
         self.client_address = ""
@@ -223,6 +226,9 @@ class LeaderElector:
     def _what_keeps_from_electing(self, candidate: Candidate) -> str:
         state = self._state
         problem = what_keeps_from_electing(candidate.ballots, len(state.peers) + 1, state.node_id)
+        if self._older_blanks and (problem or not state.has_standing):
+            older = ", ".join(sorted(self._older_blanks))
+            return f"{older} run an older version on a new disk and give no vote: upgrade them"
         if state.contradicted_by and not problem:
             return f"{', '.join(sorted(state.contradicted_by))} committed other entries"
         return problem
@@ -392,6 +398,10 @@ class LeaderElector:
         histories.on_answer(state, sender, response, now_ms)
         if sender not in state.contradicted_by:
             state.heed(response.remembered, sender, now_ms)
+        if response.result is VoteResult.REJECT_NOT_VOTER:
+            self._older_blanks.add(sender)
+        else:
+            self._older_blanks.discard(sender)
         role = state.role
         if response.pre_vote and response.granted:
             expected = Term(state.term + 1)
