@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PIPELINE_MAX = 10_000
 """Appends in flight at once; the same bound as a leader's default for pending entries."""
 READ_PAGE = 1000
+INTERNAL_AT_END = 16
+"""What ``tail`` reads beyond the wanted entries at once, for those of no application between them."""
 
 
 @click.command(
@@ -193,7 +195,7 @@ Examples:
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
 @click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Start this far back.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="How many entries.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
 @group_options
 def tail(
@@ -210,27 +212,46 @@ def tail(
         leader = find_leader(client.members_status())
         status = leader or client.metadata()
         end = status.committed_index + 1
-        start = max(end - lines, status.begin_index, 0) if first_index is None else first_index
+        # A follower may not have heard yet of what was just appended; without a leader it is all there is.
+        mode = ReadMode.LINEARIZABLE if leader else ReadMode.COMMITTED
+        begin = max(status.begin_index, 0)
         try:
+            start = _start_of_last(client, begin, end, lines, mode) if first_index is None else first_index
             if follow:
                 with terminal.ending_at_interrupt():
                     for entry in client.follow(LogIndex(start)):
                         _print_entries([entry], as_json)
                         sys.stdout.flush()
             else:
-                # A follower may not have heard yet of what was just appended; without a leader it is all there is.
-                _print_range(client, start, end, as_json, ReadMode.LINEARIZABLE if leader else ReadMode.COMMITTED)
+                _print_range(client, start, end, as_json, mode)
         except KeyboardInterrupt:
             return
 
 
-def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool, mode: ReadMode) -> None:
+def _start_of_last(client: DLedgerClient, begin: int, end: int, lines: int, mode: ReadMode) -> int:
+    """Where the last ``lines`` entries of applications begin: what a term or a producer begins with counts for none."""
+    while lines and end > begin:
+        start = max(end - min(lines + INTERNAL_AT_END, READ_PAGE), begin)
+        pages = _pages(client, start, end, mode)
+        found = [entry.index for page in pages for entry in page if entry.magic is Magic.NORMAL][-lines:]
+        if len(found) == lines:
+            return found[0]
+        lines, end = lines - len(found), start
+    return end
+
+
+def _pages(client: DLedgerClient, start: int, end: int, mode: ReadMode) -> Iterator[Sequence[Entry]]:
     while start < end:
         entries = client.read(LogIndex(start), count=min(end - start, READ_PAGE), mode=mode)
         if not entries:
             return
-        _print_entries(entries, as_json)
+        yield entries
         start += len(entries)
+
+
+def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool, mode: ReadMode) -> None:
+    for entries in _pages(client, start, end, mode):
+        _print_entries(entries, as_json)
 
 
 def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
