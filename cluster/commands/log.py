@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic
 
 if TYPE_CHECKING:
-    from dledger.client import AppendFuture, AppendResult, DLedgerClient, ReadMode
+    from dledger.client import AppendFuture, AppendResult, DLedgerClient
 
 PIPELINE_MAX = 10_000
 """Appends in flight at once; the same bound as a leader's default for pending entries."""
@@ -212,27 +213,30 @@ def tail(
         leader = find_leader(client.members_status())
         status = leader or client.metadata()
         end = status.committed_index + 1
-        # A follower may not have heard yet of what was just appended; without a leader it is all there is.
-        mode = ReadMode.LINEARIZABLE if leader else ReadMode.COMMITTED
+        # A follower may not have heard yet of what was just appended; without a leader, what one knows is all there is.
+        read = partial(client.read, mode=ReadMode.LINEARIZABLE)
+        if leader is None:
+            read = partial(client.read, mode=ReadMode.COMMITTED, address=status.client_address or None)
         begin = max(status.begin_index, 0)
         try:
-            start = _start_of_last(client, begin, end, lines, mode) if first_index is None else first_index
+            start = _start_of_last(read, begin, end, lines) if first_index is None else first_index
             if follow:
                 with terminal.ending_at_interrupt():
                     for entry in client.follow(LogIndex(start)):
                         _print_entries([entry], as_json)
                         sys.stdout.flush()
             else:
-                _print_range(client, start, end, as_json, mode)
+                for entries in _pages(read, start, end):
+                    _print_entries(entries, as_json)
         except KeyboardInterrupt:
             return
 
 
-def _start_of_last(client: DLedgerClient, begin: int, end: int, lines: int, mode: ReadMode) -> int:
+def _start_of_last(read: Callable[..., list[Entry]], begin: int, end: int, lines: int) -> int:
     """Where the last ``lines`` entries of applications begin: what a term or a producer begins with counts for none."""
     while lines and end > begin:
         start = max(end - min(lines + INTERNAL_AT_END, READ_PAGE), begin)
-        pages = _pages(client, start, end, mode)
+        pages = _pages(read, start, end)
         found = [entry.index for page in pages for entry in page if entry.magic is Magic.NORMAL][-lines:]
         if len(found) == lines:
             return found[0]
@@ -240,18 +244,13 @@ def _start_of_last(client: DLedgerClient, begin: int, end: int, lines: int, mode
     return end
 
 
-def _pages(client: DLedgerClient, start: int, end: int, mode: ReadMode) -> Iterator[Sequence[Entry]]:
+def _pages(read: Callable[..., list[Entry]], start: int, end: int) -> Iterator[Sequence[Entry]]:
     while start < end:
-        entries = client.read(LogIndex(start), count=min(end - start, READ_PAGE), mode=mode)
+        entries = read(start, count=min(end - start, READ_PAGE))
         if not entries:
             return
         yield entries
         start += len(entries)
-
-
-def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool, mode: ReadMode) -> None:
-    for entries in _pages(client, start, end, mode):
-        _print_entries(entries, as_json)
 
 
 def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from cluster.commands.log import READ_PAGE, _start_of_last
-from dledger.client import DLedgerClient, ReadMode
 from dledger.types import Entry, LogIndex, Magic, Position, Term
 
 
-class Log(DLedgerClient):
-    """Entries of applications ("a") and others (".")."""
+def log(kinds: str) -> Callable[..., list[Entry]]:
+    """Reads entries of applications ("a") and others (".")."""
 
-    def __init__(self, kinds: str) -> None:
-        self._kinds = kinds
-
-    def read(self, index: LogIndex, *, count: int = 1, **_: object) -> list[Entry]:  # type: ignore[override]  # less
+    def read(index: LogIndex, *, count: int) -> list[Entry]:
         assert count <= READ_PAGE
-        numbers = range(index, min(index + min(count, 300), len(self._kinds)))
+        numbers = range(index, min(index + min(count, 300), len(kinds)))
         return [
             Entry(
                 LogIndex(number),
                 Term(1),
                 Position(number * 100),
                 b"",
-                magic=Magic.NORMAL if self._kinds[number] == "a" else Magic.NOOP,
+                magic=Magic.NORMAL if kinds[number] == "a" else Magic.NOOP,
             )
             for number in numbers
         ]
+
+    return read
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ class Log(DLedgerClient):
 )
 def test_the_end_of_a_log_is_as_many_entries_of_applications_as_asked_for(kinds: str, lines: int, start: int) -> None:
     """What a term or a producer begins or ends with stands between them and counts for none, however much it is."""
-    assert _start_of_last(Log(kinds), 0, len(kinds), lines, ReadMode.COMMITTED) == start
+    assert _start_of_last(log(kinds), 0, len(kinds), lines) == start
 
 
 def test_nothing_before_the_begin_of_the_log_is_asked_for() -> None:
     """A log that has been trimmed begins later."""
-    assert _start_of_last(Log("aaaaaa"), 4, 6, 10, ReadMode.COMMITTED) == 4
+    assert _start_of_last(log("aaaaaa"), 4, 6, 10) == 4
