@@ -54,7 +54,7 @@ def test_what_is_appended_is_read_back(dledger: Callable[..., Result]) -> None:
 
     assert streamed.exit_code == 0, streamed.output
     assert streamed.output.startswith("appended 3000 entries")
-    assert last - begun in (2999, 3000), "a new segment begins with what is known of producers, which is an entry"
+    assert last - begun >= 2999, "a new segment begins with what is known of producers, which is an entry"
     assert begun == first + 2, "between the two is the registration of the second command's client"
     assert single.stdout_bytes == b"hello\n"
     assert json.loads(linearizable.output)["body"] == "hello"
@@ -79,7 +79,9 @@ def test_status_shows_three_members_and_one_leader(group: LocalGroup, dledger: C
     assert table.exit_code == 0
     assert [node["node_id"] for node in document["nodes"]] == ["n0", "n1", "n2"]
     assert sorted(node["role"] for node in document["nodes"]) == ["FOLLOWER", "FOLLOWER", "LEADER"]
-    assert [line.split()[0] for line in table.output.splitlines()] == ["node", "n0", "n1", "n2"]
+    begins = [line.split()[0] for line in table.output.splitlines()]
+    assert begins[:4] == ["node", "n0", "n1", "n2"]
+    assert set(begins[4:]) <= {"n0:", "n1:", "n2:"}, "what is the matter with a member, if the machine is very busy"
     assert all(address in table.output for address in group.addresses)
 
 
