@@ -85,8 +85,8 @@ class LeaderElector:
         """Of members that did not take leadership unasked: how often in a row, and until when they are left alone."""
         self._readmissions = Readmissions()
         self._older_blanks: set[NodeId] = set()
-        """Members with a new disk, of a version that knows no standing: they vote once all say that they are as new, which
-        this version does not say."""
+        """Members with a new disk, of a version that knows no standing: they vote once all say that they are as new,
+        which this version does not say."""
         self.vote_problem = ""
         """Why nobody is elected although whoever answers would elect this member, for people."""
         self.client_address = ""
@@ -228,9 +228,7 @@ class LeaderElector:
         problem = what_keeps_from_electing(candidate.ballots, len(state.peers) + 1, state.node_id)
         if self._older_blanks and (problem or not state.has_standing):
             older = ", ".join(sorted(self._older_blanks))
-            return (
-                f"no vote from {older}: a new disk, and a version that cannot begin a group with this one; upgrade it"
-            )
+            return f"no vote from {older}: a new disk and a version that cannot begin a group with this one; upgrade it"
         if state.contradicted_by and not problem:
             return f"{', '.join(sorted(state.contradicted_by))} committed other entries"
         return problem
