@@ -93,7 +93,7 @@ class MessageStore:
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._numbering = Numbering(log, self._queues, deleted=lambda: self._deleted.ends)
         self._keepers: tuple[LogKeeper, ...] = ()
-        log.keep_from(self._keep_from)
+        log.keep_from(self._keep_from, self._held_back)
         self._index = (
             IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
             if config.message_index_enable
@@ -129,6 +129,7 @@ class MessageStore:
         self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
+        self._checkpoint_wanted = False
         self._directory: StoreDirectory | None = None
         self._loaded = False
         self._running = False
@@ -495,9 +496,14 @@ class MessageStore:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _flush_round(self) -> None:
-        """Some pages now and then, everything once a minute. A failed flush is final: the store takes no more puts."""
+        """Some pages now and then, everything once a minute or when retention waits for that.
+
+        A failed flush is final: the store takes no more puts.
+        """
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
+        due_ms = self._last_thorough_ms + self.config.flush_consume_queue_thorough_interval
+        if self._checkpoint_wanted or now_ms >= due_ms:
+            self._checkpoint_wanted = False
             self._last_thorough_ms = now_ms
             self._durability.flush_if_room()
         else:
@@ -521,7 +527,14 @@ class MessageStore:
         numbered = self._numbering.keep_from(disk_full=self._gate.has(Obstacle.DISK_FULL))
         return min(wanted if numbered is None else [*wanted, numbered])
 
+    def _held_back(self, end: int) -> None:
+        """A replicated log would remove more. On its own thread, which must not wait for thousands of queues."""
+        if self._durability.position < min(end, self._dispatch.position):
+            self._checkpoint_wanted = True
+            self._flusher.request()
+
     def _let_go(self) -> None:
+        """A plain log would remove more."""
         self._numbers.write_and_wait()
         self._durability.flush_if_room()
 

@@ -307,7 +307,7 @@ class PlainCommitLog:
     def flush(self) -> int:
         return self._flusher.flush()
 
-    def keep_from(self, wanted: Callable[[], int | None]) -> None:
+    def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:  # noqa: ARG002  # as the port has it
         self._keep_from = wanted
 
     def delete_expired(self, *, now_ms: int, immediately: bool) -> int:

@@ -37,11 +37,7 @@ class Broker:
     def __init__(self, group: Group, number: int) -> None:
         root = group.root_of(number)
         root.mkdir(exist_ok=True)
-        config = replace(
-            small_config(root, enable_dledger_commit_log=True),
-            flush_interval_consume_queue=50,
-            flush_consume_queue_thorough_interval=100,
-        )
+        config = small_config(root, enable_dledger_commit_log=True)
         node = node_config(root, group.members, number)
         store = replace(
             node.store,
