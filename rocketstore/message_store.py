@@ -29,6 +29,7 @@ from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.cleaning import Cleaner
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
 from rocketstore.consume_queue.queue import Surroundings
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.deleted import DELETED_FILE, DeletedQueues
@@ -43,7 +44,7 @@ from rocketstore.numbering import Numbering, NumberWriter, RepeatAlarm
 from rocketstore.periodic import Periodic
 from rocketstore.put_waiter import PutWaiter
 from rocketstore.reads import RecordFilter, StoreReader, TagFilter
-from rocketstore.recovery import RecoveryPlan, recover
+from rocketstore.recovery import RecoveryPlan, queue_units, recover
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
 
@@ -130,6 +131,7 @@ class MessageStore:
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
         self._checkpoint_wanted = False
+        self._ends_path = config.config_dir / QUEUE_ENDS_FILE
         self._directory: StoreDirectory | None = None
         self._loaded = False
         self._running = False
@@ -151,7 +153,8 @@ class MessageStore:
         checkpoint = self._checkpoint.read()
         self._durability.position = max(0, checkpoint.replay_from)
         self._deleted.load()
-        self._queues.load()
+        place = (checkpoint.replay_from, checkpoint.queue_units)
+        self._queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
         known = checkpoint.replay_from != UNKNOWN
         self.log.load(
             clean_stop=clean_stop,
@@ -210,14 +213,19 @@ class MessageStore:
         if self._loaded:
             self._durability.flush_all(attempts)
         attempts.run(self.log.shutdown)
-        attempts.run(self._queues.close)
         attempts.run(lambda: self._settle(directory, drained=drained, failed=attempts.first is not None))
+        attempts.run(self._queues.close)
         directory.release()
         attempts.conclude()
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
         complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
         if complete and not failed and self.failure is None:
+            try:
+                place = (self._durability.position, queue_units(self._queues))
+                write_ends(self._fs, self._ends_path, place, self._queues.at_rest())
+            except (OSError, DiskError) as error:
+                _log.warning("the next start reads all consume queues: %s", error)
             directory.mark_clean()
         else:
             _log.warning("the store did not stop cleanly; the next start builds queues and index from the checkpoint")
