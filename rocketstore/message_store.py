@@ -21,7 +21,7 @@ from typing import Final
 
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.errors import DiskError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.types import ProducerBatch
@@ -172,15 +172,27 @@ class MessageStore:
         self._dispatch.begin_at(decided.replay_from)
         self._dispatch.last_store_ms = checkpoint.logics_ms
         self._numbering.begin(continuous=decided.queues_are_whole)
-        self._dispatch.catch_up()
+        self._or_later(self._dispatch.catch_up)
         self._cleaner.follow()
-        self._numbering.restore()
+        self._or_later(self._numbering.restore)
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
         self._loaded = True
         # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
         self._durability.flush_if_room()
         return decided
+
+    def _or_later(self, step: Callable[[], object]) -> None:
+        """Do it now, or, where the log is damaged, once the running node has repaired it.
+
+        Until then dispatch stands there, so nothing behind it is served, and this member does not become master.
+        """
+        try:
+            step()
+        except CorruptLogError as damage:
+            if damage.index is None or not self.log.is_repaired:  # only entries are repaired
+                raise
+            _log.error("queues and index are built on once the log is repaired: %s", damage)
 
     def start(self) -> None:
         """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
@@ -443,6 +455,11 @@ class MessageStore:
     def dispatch_behind_bytes(self) -> int:
         """How much of the log is not yet in queues and index."""
         return self._dispatch.behind_bytes()
+
+    @property
+    def dispatch_damage(self) -> CorruptLogError | None:
+        """What has to be repaired before more of the log reaches queues and index."""
+        return self._dispatch.damage
 
     @property
     def dispatch_position(self) -> int:

@@ -57,6 +57,7 @@ class PlainCommitLog:
     """Implements ``rocketstore.commit_log.port.CommitLog``, whose docstrings say what each method promises."""
 
     is_replicated = False
+    is_repaired = False
 
     def __init__(
         self,

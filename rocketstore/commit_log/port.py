@@ -146,6 +146,10 @@ class CommitLog(Protocol):
         """Whether a quorum decides what is stored."""
 
     @property
+    def is_repaired(self) -> bool:
+        """Whether damage is mended while the log runs, with what other members have."""
+
+    @property
     def put_lock_ms(self) -> int:
         """How long the put lock has been held by whoever holds it now; 0 if nobody does."""
 

@@ -191,6 +191,11 @@ class ReplicatedCommitLog:
         return True
 
     @property
+    def is_repaired(self) -> bool:
+        """See ``CommitLog.is_repaired``."""
+        return bool(self._server.config.peers) and self._server.config.store.auto_repair
+
+    @property
     def min_offset(self) -> int:
         """The position of the first kept entry; ``max_offset`` if there is none."""
         return int(self._log.begin.position)

@@ -23,7 +23,7 @@ from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.types import Stored
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import UnsyncedFs, bodies, small_config
-from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
+from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES, members_of, node_config
 
 WAIT_S = 60.0
 
@@ -41,7 +41,8 @@ class Broker:
         node = node_config(root, group.members, number)
         store = replace(
             node.store,
-            retention_hours=0,
+            retention_hours=0 if group.expires else 1000,
+            recovery_verify_bytes=SEGMENT_BYTES,
             delete_hour=tuple(range(24)),
             clean_interval_ms=50,
             disk_full_ratio=1.0,
@@ -77,8 +78,9 @@ class Broker:
 class Group:
     """The members that run."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, expires: bool = True) -> None:
         self._base = base
+        self.expires = expires
         self.members = members_of(3)
         self.brokers = {number: Broker(self, number) for number in range(3)}
 
