@@ -128,7 +128,8 @@ class DLedgerServer:
             raise
 
     def _open_log(self, *, repair: bool) -> FileStore:
-        """Open the log. ``repair`` gives up a damaged one; a sound one is kept, or a forgotten flag could empty it.
+        """Open the log. ``repair`` gives up a damaged one, and a fenced one, whose history is not the group's; a sound
+        one is kept, or a forgotten flag could empty it.
 
         1. All nodes of a group are started with ``repair``, because one of them needed it once.
         2. Were every log set aside, a quorum would be empty, and so take itself for a new group.
@@ -151,14 +152,20 @@ class DLedgerServer:
                 mend=mend,
             )
 
+        why: object
         try:
-            return open_it()
+            log = open_it()
+            if not (repair and log.hard_state.load().fenced):
+                return log
+            why = f"fenced: {log.hard_state.load().doubt}"
+            log.close()
         except CorruptLogError as error:
             if not (repair or mend) or error.path.name == IDENTITY_FILE:
                 raise
-            aside = set_aside_damaged(config.store, node_id=config.node_id)
-            _log.warning("%s: %s. It is kept in %s and fetched again from the peers", config.node_id, error, aside)
-            return open_it()
+            why = error
+        aside = set_aside_damaged(config.store, node_id=config.node_id)
+        _log.warning("%s: %s. It is kept in %s and fetched again from the peers", config.node_id, why, aside)
+        return open_it()
 
     def _wire(self) -> None:
         config = self._config
@@ -181,6 +188,8 @@ class DLedgerServer:
         self._driver.on_role_change = self._roles.publish
         self._driver.on_commit = self._publish_commit
         self._driver.on_fenced = self._tell_fenced
+        if self.fenced:
+            self._tell_fenced(self.fenced)
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)

@@ -200,6 +200,9 @@ class LeaderElector:
         if now_ms < self._progress.pause_until_ms:
             state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
             return
+        if state.fenced:
+            state.become_follower(state.term, None, now_ms, RoleReason.STANDING_LOST)
+            return
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
@@ -299,7 +302,7 @@ class LeaderElector:
             result = self._judge_pre_vote(sender, request, now_ms)
         else:
             result = self._judge_vote(sender, request, now_ms)
-        if result is VoteResult.ACCEPT and agree is False:
+        if result is VoteResult.ACCEPT and (agree is False or state.fenced):
             result = VoteResult.REJECT_SMALL_LEDGER_END  # and ``other_history`` tells those who know of it
         granted = result is VoteResult.ACCEPT
         if granted and not request.pre_vote:

@@ -106,8 +106,6 @@ class MemberState:
         """Whether a peer's history is this member's, of those that were compared; see ``dledger.core.histories``."""
         self.contradicted_by: set[NodeId] = set()
         """Peers that answered that they have committed other entries."""
-        self.fenced = ""
-        """Why nothing of what this member holds may be believed; empty if it may. Only a restart ends it."""
         self.whole = True
         """Whether nothing of the log is missing that is still to be fetched; told by the driver, not durable."""
         self.readmission: Readmission | None = None
@@ -175,6 +173,11 @@ class MemberState:
     def has_standing(self) -> bool:
         """Whether its votes and acknowledgements count."""
         return self.standing.counts
+
+    @property
+    def fenced(self) -> str:
+        """Why nothing of what this member holds may be believed; empty if it may. Only a person ends it."""
+        return (self._hard_state.doubt or "its history is not the group's") if self._hard_state.fenced else ""
 
     @property
     def is_used(self) -> bool:
@@ -325,10 +328,18 @@ class MemberState:
             self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
 
     def fence(self, reason: str, now_ms: int) -> None:
-        """Most members have another history: nobody may read what this one holds, and it counts for nothing."""
-        if not self.fenced:
-            self.fenced = self.outbox.fenced = reason
+        """Most members have another history: nobody may read what this one holds, and it counts for nothing.
+
+        Durably: what it holds is the same after a restart, and it may hear of nobody then.
+        """
+        if self.fenced:
+            return
         self.lose_standing(reason, now_ms)
+        self.readmission = None
+        self.save_hard_state(self._hard_state.fence(reason))
+        self.outbox.fenced = reason
+        if not isinstance(self.role, Follower):
+            self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
 
     def heed(self, remembered: EntryId, witness: NodeId, now_ms: int) -> None:
         """``witness`` knows this member to have held ``remembered``: one that holds less has lost something.

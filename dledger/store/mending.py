@@ -128,7 +128,28 @@ class Mender:
         return flushed if flushed.index <= committed else self._mark_at(LogIndex(max(committed, state.begin.index)))
 
     def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[Place, CorruptLogError | None]:
-        """Verify a segment up to ``end``: where that came to, and the damage."""
+        """Verify a segment up to ``end``, and that it continues the one before: where that came to, and the damage.
+
+        Where two sound segments do not fit together either may be wrong, so both count as damaged.
+        """
+        place, damage = self._verify_alone(base, end, pause)
+        begin, following = self._state.begin, base + self._files.segment_bytes
+        if damage is not None or place.follow is None or base >= end.position or begin.position >= following:
+            return place, damage
+        reason = ""
+        if base > begin.position:
+            before, its_damage = self._verify_alone(base - self._files.segment_bytes, end, pause)
+            if its_damage is None and before.follow is not None and not self._goes_on(base, before.follow):
+                reason = "it does not continue the segment before"
+        leads_on = following > end.position or self._goes_on(place.position, place.follow)
+        if not leads_on and self._verify_head(following, end):
+            reason = "the next segment does not continue it"
+        if not reason or self._state.begin.position >= following:  # retention has removed it just now
+            return place, None
+        return place, CorruptLogError(self._path(base), 0, reason, REPAIR_ADVICE)
+
+    def _verify_alone(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[Place, CorruptLogError | None]:
+        """The same of its own records only, of which the first one's header is taken as it is."""
         begin, files = self._state.begin, self._files
         place = Place(base, None) if base > begin.position else Place(begin.position, after(begin))
         if place.position >= min(base + files.segment_bytes, end.position):
@@ -138,19 +159,20 @@ class Mender:
             self._end()  # whether the store is open
             if self._state.begin.position >= base + files.segment_bytes:  # retention has removed it just now
                 return place, None
-            path = files.data.placement.directory_for(base // files.segment_bytes) / segment_name(base)
-            return place, CorruptLogError(path, 0, "the segment is missing", REPAIR_ADVICE)
+            return place, CorruptLogError(self._path(base), 0, "the segment is missing", REPAIR_ADVICE)
         try:
             verify_file(file, place, end.position, unchecked=self._unchecked, pause=pause)
         except DamagedError as damage:
             return place, CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
         except DiskError as error:  # an unreadable sector is damage, too
             return place, CorruptLogError(file.path, max(0, place.position - base), str(error), REPAIR_ADVICE)
-        if base + files.segment_bytes <= end.position and not self._goes_on(place.position, place.follow):
-            following = self._verify_head(base + files.segment_bytes, end)
-            if following:
-                return place, CorruptLogError(file.path, 0, "the next segment does not continue it", REPAIR_ADVICE)
         return place, None
+
+    def _path(self, base: int) -> Path:
+        """Where a segment is, or would be."""
+        data = self._files.data
+        file = data.find(base)
+        return file.path if file else data.placement.directory_for(base // data.segment_bytes) / segment_name(base)
 
     def _verify_head(self, base: int, end: Mark) -> bool:
         """Whether the first records of a segment are sound among themselves."""
@@ -213,10 +235,22 @@ class Mender:
         return MappedFile(fs, path, base, size, writable=True)
 
     def _prove(self, file: MappedFile, place: Place, end: Mark) -> None:
+        """Verify what came. Of what fills a segment up behind its last record nothing is proven: that is zeroed."""
+        ends = [place.position]
         try:
-            verify_file(file, place, end.position, unchecked=self._unchecked)
+            verify_file(
+                file,
+                place,
+                end.position,
+                unchecked=self._unchecked,
+                on_scan=lambda _first, scan: ends.append(place.position + scan.end_offset),
+            )
         except DamagedError as damage:
             raise WrongBytesError(f"what came is wrong at offset {damage.offset}: {damage.reason}") from damage
+        filler = ends[-1] + MIN_BLANK_BYTES - file.base
+        if place.position == file.base + file.size and (stray := file.non_zero_end(filler)) > filler:
+            file.zero(filler, stray)
+            file.sync()
 
     def _prove_end(self, place: Place, end: Mark) -> None:
         """The last segment's part must end with the entry that is known to be the last committed one."""
@@ -231,7 +265,8 @@ class Mender:
         """Let them take their places; the node's lock is waited for behind ``shape_lock``, so that is held briefly."""
         aside: Path | None = None
         state = self._state
-        for file in fetched:
+        changed = [file for file in fetched if not self._is_here(file, end)]
+        for file in changed:
             aside = aside or self._make_aside(file.path.parent)
             if file.base + file.size <= end.position:
                 self._exchange(file, aside)
@@ -240,7 +275,19 @@ class Mender:
             with state.lock:
                 state.generation += 1  # who read meanwhile reads again
         self._write_units(fetched, end)
-        return Repaired(tuple(file.base for file in fetched), aside)
+        return Repaired(tuple(file.base for file in changed), aside)
+
+    def _is_here(self, file: MappedFile, end: Mark) -> bool:
+        """Whether what came is what is here: only its neighbour was damaged."""
+        old = self._files.data.find(file.base)
+        if old is None:
+            return False
+        stop = min(file.size, end.position - file.base)
+        pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
+        try:
+            return all(old.read_cold(*piece) == file.read_cold(*piece) for piece in pieces)
+        except DiskError:
+            return False
 
     def _exchange(self, file: MappedFile, aside: Path | None) -> None:
         fs, data, path = self._fs, self._files.data, file.path.with_name(segment_name(file.base))

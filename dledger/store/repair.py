@@ -21,7 +21,8 @@ from dledger.types import HardState, Standing
 def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None = None) -> Path:
     """Move the damaged log of a stopped node away and leave an empty one; returns where its bytes are now.
 
-    The vote goes first, so that a crash in between leaves a node that may not vote. If term and vote themselves are
+    The vote goes first, so that a crash in between leaves a node that may not vote; the fence of one whose history is
+    not the group's goes last, so that it serves none of it. If term and vote themselves are
     unreadable, they start over, which is safe only because the node may not vote. Data directories given by
     ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running.
     """
@@ -39,7 +40,9 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         old_hard_state = layout.directory / HARD_STATE_FILE
         if old_hard_state.exists():
             (aside / HARD_STATE_FILE).write_bytes(old_hard_state.read_bytes())
-        create_hard_state(fs, layout.directory, HardState(state.term, state.vote, Standing.BLANK))
+        blank = HardState(state.term, state.vote, Standing.BLANK)
+        if not state.fenced:
+            create_hard_state(fs, layout.directory, blank)
         for data in layout.data:
             if data.exists() and data not in layout.read_only:
                 _move_aside(fs, data, aside / "data" if data.parent == layout.directory else _free_name(data.parent))
@@ -49,6 +52,8 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         if checkpoint.exists():
             fs.rename(checkpoint, aside / CHECKPOINT_FILE)
         create_checkpoint(fs, checkpoint, Checkpoint())
+        if state.fenced:
+            create_hard_state(fs, layout.directory, blank)
         fs.sync_dir(aside)
         fs.sync_dir(layout.directory)
         return aside

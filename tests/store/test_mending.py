@@ -125,6 +125,7 @@ def test_a_damaged_segment_is_found_and_repaired_under_the_readers(
     assert len(kept) > offset
     assert found(store) == []
     assert bodies_of(store) == sound
+    assert path_of(store, number).read_bytes() == path_of(peer, number).read_bytes()
     fill(store, 20)
     assert len(bodies_of(store)) == ENTRIES + 20
 
@@ -164,6 +165,42 @@ def test_the_first_record_of_the_next_segment_may_be_what_is_damaged(store: File
     repair(store, peer, 2)
 
     assert found(store) == []
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_segment_that_contradicts_only_the_one_before_is_repaired(
+    store: FileStore, peer: FileStore, number: int
+) -> None:
+    """Its first header's channel and term are covered by its own chain CRC alone: no record behind it shows them.
+
+    What was damaged is kept, the sound neighbour is not: it stays as it is.
+    """
+    sound = bodies_of(store)
+    flip(store, number, CHANNEL_OFFSET)
+    assert found(store) == [(path_of(store, number).name, 0)]
+    met = store.mender().find(number * SEGMENT_BYTES)
+    assert met is not None
+    assert met.path == path_of(store, number)
+
+    done = repair(store, peer, number)
+
+    assert done.bases == (number * SEGMENT_BYTES,)
+    assert done.aside is not None
+    assert [path.name for path in done.aside.iterdir()] == [path_of(store, number).name]
+    assert found(store) == []
+    assert bodies_of(store) == sound
+    assert path_of(store, number).read_bytes() == path_of(peer, number).read_bytes()
+
+
+def test_what_a_peer_has_behind_its_last_record_is_not_taken_over(store: FileStore, peer: FileStore) -> None:
+    """A blank's filler is under no checksum: a bit that turned in it would go from member to member."""
+    sound = path_of(peer, 1).read_bytes()
+    flip(peer, 1, SEGMENT_BYTES - 3)
+    flip(store, 1, 60)
+
+    repair(store, peer, 1)
+
+    assert path_of(store, 1).read_bytes() == sound
 
 
 def test_a_missing_segment_is_fetched(store: FileStore, peer: FileStore) -> None:

@@ -425,12 +425,13 @@ def test_a_member_without_standing_is_no_voter_to_earlier_versions() -> None:
     vote, doubt = NodeId("n1"), "the disk was set back"
     plain = HardState(Term(7), vote, Standing.VOTER)
     doubtful, founder = plain.doubted(doubt), HardState(Term(7), vote, Standing.FOUNDER)
+    states = [plain, founder, doubtful, HardState(Term(7)), plain.fence("others committed something else")]
 
-    saved = [encode_hard_state(one) for one in (plain, founder, doubtful, HardState(Term(7)))]
+    saved = [encode_hard_state(one) for one in states]
 
-    assert [one[8] for one in saved] == [1, 1, 0, 0]
+    assert [one[8] for one in saved] == [1, 1, 0, 0, 0]
     assert len(saved[0]) == 11 + len(vote)
-    assert [decode_hard_state(one) for one in saved] == [plain, founder, doubtful, HardState(Term(7))]
+    assert [decode_hard_state(one) for one in saved] == states
 
 
 def test_a_long_doubt_is_cut_where_its_slot_ends() -> None:
