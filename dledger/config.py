@@ -488,6 +488,7 @@ class ServerConfig:
         if self.node_id not in ids:
             found.append(self._missing_self())
         found += [f"member id {one!r} is given more than once" for one in sorted({i for i in ids if ids.count(i) > 1})]
+        found += [f"member id {one!r} must not contain a slash" for one in sorted(set(ids)) if "/" in one]
         addresses = [member.address for member in self.members]
         found += [
             f"member address {one!r} is given more than once"

@@ -303,13 +303,15 @@ _WITH_STANDING: Final = (Standing.VOTER, Standing.FOUNDER)
 class HardState:
     """What must be durable before a node speaks: its term, whom it voted for in it, and what its memory is worth.
 
-    ``doubt`` tells people why it is ``DOUBTFUL``.
+    ``doubt`` tells people why it is ``DOUBTFUL``. ``fenced``: its history is not the group's, for the reason in
+    ``doubt``, and nothing of what it holds may be believed.
     """
 
     term: Term = Term(0)
     vote: NodeId | None = None
     standing: Standing = Standing.BLANK
     doubt: str = ""
+    fenced: bool = False
 
     @property
     def voter(self) -> bool:
@@ -319,3 +321,7 @@ class HardState:
     def doubted(self, reason: str) -> HardState:
         """The same without standing, because of ``reason``; a member that has none keeps what it is."""
         return HardState(self.term, self.vote, Standing.DOUBTFUL, reason) if self.voter else self
+
+    def fence(self, reason: str) -> HardState:
+        """The same, fenced because of ``reason``."""
+        return HardState(self.term, self.vote, Standing.DOUBTFUL, reason, fenced=True)

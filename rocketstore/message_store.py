@@ -22,7 +22,7 @@ from typing import Final
 
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.errors import DiskError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
@@ -31,6 +31,7 @@ from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.cleaning import Cleaner
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
 from rocketstore.consume_queue.queue import Surroundings
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.deleted import DELETED_FILE, DeletedQueues
@@ -45,7 +46,7 @@ from rocketstore.numbering import Numbering, NumberWriter, RepeatAlarm
 from rocketstore.periodic import Periodic
 from rocketstore.put_waiter import PutWaiter
 from rocketstore.reads import RecordFilter, StoreReader, TagFilter
-from rocketstore.recovery import RecoveryPlan, recover
+from rocketstore.recovery import RecoveryPlan, queue_units, recover
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
 from rocketstore.upkeep import Upkeep
@@ -95,14 +96,14 @@ class MessageStore:
                 lambda: log.min_offset,
                 self._alarm.repeated,
                 lambda: self._durability.position,
-                believe=lambda queue, offset, unit: self._reader.truth.unit_at(queue, offset, unit),
+                believe=lambda queue, offset, unit: self._reader.truth.believed_unit(queue, offset, unit),
                 firsts=lambda physical: self._reader.truth.first_messages(physical),
             ),
         )
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._numbering = Numbering(log, self._queues, deleted=lambda: self._deleted.ends)
         self._keepers: tuple[LogKeeper, ...] = ()
-        log.keep_from(self._keep_from)
+        log.keep_from(self._keep_from, self._held_back)
         self._index = (
             IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
             if config.message_index_enable
@@ -149,6 +150,8 @@ class MessageStore:
         self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
+        self._checkpoint_wanted = False
+        self._ends_path = config.config_dir / QUEUE_ENDS_FILE
         self._directory: StoreDirectory | None = None
         self._loaded = False
         self._running = False
@@ -170,7 +173,8 @@ class MessageStore:
         checkpoint = self._checkpoint.read()
         self._durability.position = max(0, checkpoint.replay_from)
         self._deleted.load()
-        self._queues.load()
+        place = (checkpoint.replay_from, checkpoint.queue_units)
+        self._queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
         known = checkpoint.replay_from != UNKNOWN
         self.log.load(
             clean_stop=clean_stop,
@@ -188,15 +192,27 @@ class MessageStore:
         self._dispatch.begin_at(decided.replay_from)
         self._dispatch.last_store_ms = checkpoint.logics_ms
         self._numbering.begin(continuous=decided.queues_are_whole)
-        self._dispatch.catch_up()
+        self._or_later(self._dispatch.catch_up)
         self._cleaner.follow()
-        self._numbering.restore()
+        self._or_later(self._numbering.restore)
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
         self._loaded = True
         # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
         self._durability.flush_if_room()
         return decided
+
+    def _or_later(self, step: Callable[[], object]) -> None:
+        """Do it now, or, where the log is damaged, once the running node has repaired it.
+
+        Until then dispatch stands there, so nothing behind it is served, and this member does not become master.
+        """
+        try:
+            step()
+        except CorruptLogError as damage:
+            if damage.index is None or not self.log.is_repaired:  # only entries are repaired
+                raise
+            _log.error("queues and index are built on once the log is repaired: %s", damage)
 
     def start(self) -> None:
         """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
@@ -230,14 +246,19 @@ class MessageStore:
         if self._loaded:
             self._durability.flush_all(attempts)
         attempts.run(self.log.shutdown)
-        attempts.run(self._queues.close)
         attempts.run(lambda: self._settle(directory, drained=drained, failed=attempts.first is not None))
+        attempts.run(self._queues.close)
         directory.release()
         attempts.conclude()
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
         complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
         if complete and not failed and self.failure is None:
+            try:
+                place = (self._durability.position, queue_units(self._queues))
+                write_ends(self._fs, self._ends_path, place, self._queues.at_rest())
+            except (OSError, DiskError) as error:
+                _log.warning("the next start reads all consume queues: %s", error)
             directory.mark_clean()
         else:
             _log.warning("the store did not stop cleanly; the next start builds queues and index from the checkpoint")
@@ -457,6 +478,11 @@ class MessageStore:
         return self._dispatch.behind_bytes()
 
     @property
+    def dispatch_damage(self) -> CorruptLogError | None:
+        """What has to be repaired before more of the log reaches queues and index."""
+        return self._dispatch.damage
+
+    @property
     def dispatch_position(self) -> int:
         """Up to where the log is in queues and index."""
         return self._dispatch.position
@@ -516,9 +542,14 @@ class MessageStore:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _flush_round(self) -> None:
-        """Some pages now and then, everything once a minute. A failed flush is final: the store takes no more puts."""
+        """Some pages now and then, everything once a minute or when retention waits for that.
+
+        A failed flush is final: the store takes no more puts.
+        """
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
+        due_ms = self._last_thorough_ms + self.config.flush_consume_queue_thorough_interval
+        if self._checkpoint_wanted or now_ms >= due_ms:
+            self._checkpoint_wanted = False
             self._last_thorough_ms = now_ms
             self._durability.flush_if_room()
         else:
@@ -542,7 +573,14 @@ class MessageStore:
         numbered = self._numbering.keep_from(disk_full=self._gate.has(Obstacle.DISK_FULL))
         return min(wanted if numbered is None else [*wanted, numbered])
 
+    def _held_back(self, end: int) -> None:
+        """A replicated log would remove more. On its own thread, which must not wait for thousands of queues."""
+        if self._durability.position < min(end, self._dispatch.position):
+            self._checkpoint_wanted = True
+            self._flusher.request()
+
     def _let_go(self) -> None:
+        """A plain log would remove more."""
         self._numbers.write_and_wait()
         self._durability.flush_if_room()
 

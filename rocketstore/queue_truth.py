@@ -13,18 +13,20 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from struct import Struct
 from threading import Lock
 from typing import Final, Protocol
 from zlib import crc32
 
+from dledger.errors import CorruptLogError
 from rocketstore.consume_queue.queue import First
-from rocketstore.consume_queue.units import FILLER
+from rocketstore.consume_queue.units import BROKEN, FILLER
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import CRC_MASK, HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, body_at
 from rocketstore.message.scan import scan_records
-from rocketstore.types import QueueKey, QueueUnit, ScannedRecords
+from rocketstore.types import QueueKey, QueueUnit, RecordHead, ScannedRecords
 
 _log = logging.getLogger(__name__)
 BLOCK_UNITS: Final = 500
@@ -177,11 +179,21 @@ class QueueTruth:
             return unit
         return self.restore(queue, number)
 
+    def believed_unit(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
+        """As ``unit_at``, but where the log is damaged the unit is taken as it is. Raises ``DiskError``."""
+        try:
+            return self.unit_at(queue, number, unit)
+        except CorruptLogError:  # it is told by whoever needs what is there
+            return unit if unit != BROKEN else None
+
     def first_messages(self, physical: int) -> dict[QueueKey, First]:
         """The first messages of the queues that have one soon behind ``physical``."""
         found: dict[QueueKey, First] = {}
         if self._log.min_offset <= physical < self._log.max_offset:
-            for head in self._log.scan(physical, _SCAN_BYTES).heads:
+            heads: Sequence[RecordHead] = ()
+            with suppress(CorruptLogError):
+                heads = self._log.scan(physical, _SCAN_BYTES).heads
+            for head in heads:
                 if head.queue_offset >= 0:
                     found.setdefault((head.topic, head.queue_id), First(head.queue_offset, head.offset))
         return found

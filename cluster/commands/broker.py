@@ -67,7 +67,7 @@ SIGTERM stops gracefully: a master hands over to another member first.""",
 @click.option(
     "--repair",
     is_flag=True,
-    help="Set a damaged replicated log aside, all of it (in damaged-N), and fetch it from the others.",
+    help="Set a damaged or fenced replicated log aside, all of it (in damaged-N), and fetch it from the others.",
 )
 @click.option(
     "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,13 @@ from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic
 
 if TYPE_CHECKING:
-    from dledger.client import AppendFuture, AppendResult, DLedgerClient, ReadMode
+    from dledger.client import AppendFuture, AppendResult, DLedgerClient
 
 PIPELINE_MAX = 10_000
 """Appends in flight at once; the same bound as a leader's default for pending entries."""
 READ_PAGE = 1000
+INTERNAL_AT_END = 16
+"""What ``tail`` reads beyond the wanted entries at once, for those of no application between them."""
 
 
 @click.command(
@@ -193,7 +196,7 @@ Examples:
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
 @click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Start this far back.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="How many entries.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
 @group_options
 def tail(
@@ -210,26 +213,43 @@ def tail(
         leader = find_leader(client.members_status())
         status = leader or client.metadata()
         end = status.committed_index + 1
-        start = max(end - lines, status.begin_index, 0) if first_index is None else first_index
+        # A follower may not have heard yet of what was just appended; without a leader, what one knows is all there is.
+        read = partial(client.read, mode=ReadMode.LINEARIZABLE)
+        if leader is None:
+            read = partial(client.read, mode=ReadMode.COMMITTED, address=status.client_address or None)
+        begin = max(status.begin_index, 0)
         try:
+            start = _start_of_last(read, begin, end, lines) if first_index is None else first_index
             if follow:
                 with terminal.ending_at_interrupt():
                     for entry in client.follow(LogIndex(start)):
                         _print_entries([entry], as_json)
                         sys.stdout.flush()
             else:
-                # A follower may not have heard yet of what was just appended; without a leader it is all there is.
-                _print_range(client, start, end, as_json, ReadMode.LINEARIZABLE if leader else ReadMode.COMMITTED)
+                for entries in _pages(read, start, end):
+                    _print_entries(entries, as_json)
         except KeyboardInterrupt:
             return
 
 
-def _print_range(client: DLedgerClient, start: int, end: int, as_json: bool, mode: ReadMode) -> None:
+def _start_of_last(read: Callable[..., list[Entry]], begin: int, end: int, lines: int) -> int:
+    """Where the last ``lines`` entries of applications begin: what a term or a producer begins with counts for none."""
+    while lines and end > begin:
+        start = max(end - min(lines + INTERNAL_AT_END, READ_PAGE), begin)
+        pages = _pages(read, start, end)
+        found = [entry.index for page in pages for entry in page if entry.magic is Magic.NORMAL][-lines:]
+        if len(found) == lines:
+            return found[0]
+        lines, end = lines - len(found), start
+    return end
+
+
+def _pages(read: Callable[..., list[Entry]], start: int, end: int) -> Iterator[Sequence[Entry]]:
     while start < end:
-        entries = client.read(LogIndex(start), count=min(end - start, READ_PAGE), mode=mode)
+        entries = read(start, count=min(end - start, READ_PAGE))
         if not entries:
             return
-        _print_entries(entries, as_json)
+        yield entries
         start += len(entries)
 
 

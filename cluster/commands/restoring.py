@@ -85,7 +85,7 @@ def _description(directory: Path, store: FileStore) -> list[str]:
     state, last = store.hard_state.load(), store.last
     held = f"entries {store.begin.index + 1} to {last.index}" if last.index > store.begin.index else "no entries"
     vote = f", in which it voted for {state.vote}" if state.vote else ""
-    doubt = f": {state.doubt}" if state.doubt else ""
+    doubt = (", fenced" if state.fenced else "") + (f": {state.doubt}" if state.doubt else "")
     return [
         f"directory  {directory}",
         f"holds      {held}, the last of term {last.term}" if last.index > store.begin.index else f"holds      {held}",

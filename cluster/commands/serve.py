@@ -48,7 +48,9 @@ Flags win over the environment, which wins over the file.""",
 @click.option("--insecure", is_flag=True, help="Serve plaintext to other machines, too; see the settings tls_….")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
 @click.option(
-    "--repair", is_flag=True, help="Set the damaged log aside, all of it (in damaged-N), and fetch it from the others."
+    "--repair",
+    is_flag=True,
+    help="Set a damaged or fenced log aside, all of it (in damaged-N), and fetch it from the others.",
 )
 @click.option(
     "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True

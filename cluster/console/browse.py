@@ -225,7 +225,9 @@ class EntryBrowser:
             status = client.metadata()
             begin, last = max(status.begin_index, 0), status.committed_index
             start = max(last + 1 + index if index < 0 else index, begin)
-            entries = client.read(start, count=count, max_bytes=1 << 20) if start <= last else []
+            # Of the same member: another may not have heard yet of what this one knows to be committed.
+            address = status.client_address or None
+            entries = client.read(start, count=count, max_bytes=1 << 20, address=address) if start <= last else []
         return {"begin": begin, "last": last, "entries": [_entry_json(one) for one in entries[:count]]}
 
     def one(self, group: str, index: int) -> dict[str, object] | None:

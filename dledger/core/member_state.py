@@ -18,6 +18,7 @@ from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
 from dledger.errors import CorruptLogError, invariant
+from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
 
@@ -63,6 +64,8 @@ class Leader:
     """The process that ``match`` is of."""
     doubted: dict[NodeId, int] = field(default_factory=dict)
     """Processes that hold less than an earlier one of the same peer did, and do not know it."""
+    countersigns: dict[NodeId, int] = field(default_factory=dict)
+    """What peers asked for in this term, to know heartbeats by."""
     stand: set[NodeId] = field(default_factory=set)
     """Peers that have said in this term that they have standing."""
     transfer_target: str = ""
@@ -78,6 +81,14 @@ _BOOT_ID_STEP: Final = 0x2545F4914F6CDD1D
 """Odd, so that no two of a process's ids are the same, and no neighbour of another process's."""
 
 
+@record(frozen=True, slots=True)
+class Run:
+    """One run of a member: ``boot_id`` differs between any two; ``countersign`` is random, a secret, and not 0."""
+
+    boot_id: int
+    countersign: int
+
+
 class MemberState:
     """The shared record of one member. All access under the node's lock."""
 
@@ -88,7 +99,7 @@ class MemberState:
         log: Log,
         hard_state: HardState,
         random: Random,
-        boot_id: int,
+        run: Run,
         now_ms: int,
     ) -> None:
         self.node_id = config.node_id
@@ -98,7 +109,9 @@ class MemberState:
         self.election = config.election
         self._replication = config.replication
         self.flush_mode = config.store.flush_mode
-        self.boot_id = boot_id
+        self.boot_id = run.boot_id
+        self.countersign = run.countersign
+        """What only members know that this one has asked at their own addresses; see ``entry_pusher.belief``."""
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
         """What members are known to have held durably."""
@@ -106,8 +119,6 @@ class MemberState:
         """Whether a peer's history is this member's, of those that were compared; see ``dledger.core.histories``."""
         self.contradicted_by: set[NodeId] = set()
         """Peers that answered that they have committed other entries."""
-        self.fenced = ""
-        """Why nothing of what this member holds may be believed; empty if it may. Only a restart ends it."""
         self.whole = True
         """Whether nothing of the log is missing that is still to be fetched; told by the driver, not durable."""
         self.readmission: Readmission | None = None
@@ -175,6 +186,11 @@ class MemberState:
     def has_standing(self) -> bool:
         """Whether its votes and acknowledgements count."""
         return self.standing.counts
+
+    @property
+    def fenced(self) -> str:
+        """Why nothing of what this member holds may be believed; empty if it may. Only a person ends it."""
+        return (self._hard_state.doubt or "its history is not the group's") if self._hard_state.fenced else ""
 
     @property
     def is_used(self) -> bool:
@@ -325,10 +341,18 @@ class MemberState:
             self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
 
     def fence(self, reason: str, now_ms: int) -> None:
-        """Most members have another history: nobody may read what this one holds, and it counts for nothing."""
-        if not self.fenced:
-            self.fenced = self.outbox.fenced = reason
+        """Most members have another history: nobody may read what this one holds, and it counts for nothing.
+
+        Durably: what it holds is the same after a restart, and it may hear of nobody then.
+        """
+        if self.fenced:
+            return
         self.lose_standing(reason, now_ms)
+        self.readmission = None
+        self.save_hard_state(self._hard_state.fence(reason))
+        self.outbox.fenced = reason
+        if not isinstance(self.role, Follower):
+            self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
 
     def heed(self, remembered: EntryId, witness: NodeId, now_ms: int) -> None:
         """``witness`` knows this member to have held ``remembered``: one that holds less has lost something.

@@ -56,7 +56,7 @@ class RoleReason(StrEnum):
     UNREADABLE_PRODUCERS = "unreadable_producers"
     """Its log tells about producers what this version does not understand: a later one wrote it."""
     STANDING_LOST = "standing_lost"
-    """It led or campaigned, and learned that it lacks what it once had."""
+    """It led or campaigned, and learned that it lacks what it once had, or that its history is not the group's."""
     DAMAGED_LOG = "damaged_log"
     """What its log tells about producers is damaged: it cannot know what is a repetition."""
 

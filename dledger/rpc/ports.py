@@ -133,6 +133,11 @@ class NodeStatus:
     conditions: tuple[Condition, ...] = ()
     """What is the matter with it, oldest first."""
 
+    @property
+    def client_address(self) -> str:
+        """Where it says that clients find it; empty if it does not say so."""
+        return next((one.client_address for one in self.members if one.node_id == self.node_id), "")
+
 
 @record(frozen=True, slots=True)
 class RoleEvent:

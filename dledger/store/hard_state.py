@@ -25,6 +25,8 @@ HARD_STATE_FILE: Final = "hard_state"
 MIRROR_FILE: Final = "currterm"
 _SLOTS: Final = 2
 _HEAD: Final = Struct(">q?h")
+_FENCED: Final = 3
+"""Follows the vote of a member that is doubtful because it is fenced."""
 _ADVICE: Final = (
     "A vote cast earlier may be forgotten, so this node must not vote: `dledger serve --repair` sets its log aside and "
     "lets it rejoin without a vote until it has caught up"
@@ -44,7 +46,7 @@ def encode_hard_state(state: HardState) -> bytes:
     if state.standing in (Standing.VOTER, Standing.BLANK):
         return head + vote
     doubt = state.doubt.encode()[:room].decode(errors="ignore").encode()
-    return head + vote + bytes([state.standing]) + doubt
+    return head + vote + bytes([_FENCED if state.fenced else state.standing]) + doubt
 
 
 def decode_hard_state(payload: bytes) -> HardState:
@@ -55,7 +57,8 @@ def decode_hard_state(payload: bytes) -> HardState:
     if len(payload) <= end:
         return HardState(Term(term), vote, Standing.VOTER if counts else Standing.BLANK)
     standing = Standing.FOUNDER if counts else Standing.DOUBTFUL
-    return HardState(Term(term), vote, standing, payload[end + 1 :].decode(errors="replace"))
+    doubt, fenced = payload[end + 1 :].decode(errors="replace"), not counts and payload[end] == _FENCED
+    return HardState(Term(term), vote, standing, doubt, fenced)
 
 
 def create_hard_state(fs: FileSystem, directory: Path, state: HardState) -> None:

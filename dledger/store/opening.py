@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -239,6 +240,7 @@ class _Opener:
                     f"{directory} has been used by the Java line since: open it with import_unchecked, as what Java "
                     f"appends has no CRCs"
                 )
+            self._doubt_imported()  # before the checkpoint, which may be all that tells of Java
             committed = java_committed(path)
             if committed is not None:
                 create_checkpoint(self._fs, path, Checkpoint(committed=committed, begin=self._begin_of(data, index)))
@@ -262,6 +264,11 @@ class _Opener:
         )
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
+
+    def _doubt_imported(self) -> None:
+        """Java acknowledges what it has not flushed, and does not sync its vote."""
+        with closing(self._hard_state()) as hard_state:
+            hard_state.doubt(_IMPORTED.doubt)
 
     def _begin_of(self, data: Found, index: Found) -> Boundary:
         return begin_of(data, index, self._config.segment_bytes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,9 +26,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
+from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Placement
 from rocketstore.consume_queue.directories import QueueDirectories
+from rocketstore.consume_queue.ends import QueueEnd
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
 from rocketstore.consume_queue.units import (
     BROKEN,
@@ -54,6 +57,8 @@ _GAP_FILES_MAX: Final = 16
 """A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
 _FILLERS_AT_ONCE: Final = 1 << 16
 _STEP_UNITS: Final = 1024
+_UNKNOWN: Final = (1, 0)
+"""Between these lies nothing."""
 _queue_offset: Final = operator.itemgetter(6)
 
 
@@ -139,12 +144,16 @@ class ConsumeQueue:
         self._lock = threading.Lock()
         self._begin = 0
         """Units before this one are fillers, or their records are gone."""
+        self._begin_for = _UNKNOWN
+        """With the log's begin between these two, it is where the queue begins."""
         self._max_physical_offset = -1
         self._floor = 0
         """Offsets below this one were given out, as the log says, whatever units are here; see ``raise_to``."""
         self._destroyed = False
         self._removed: list[str] = []
         self._unsynced_parents = False
+        self.is_adopted = False
+        """Whether it was opened without reading its files."""
 
     # Where it begins and ends
 
@@ -192,15 +201,56 @@ class ConsumeQueue:
             raise DiskError(f"opening {self.directory} failed: {error}") from error
         self._files.load()
 
+    def adopt(self, end: QueueEnd) -> bool:
+        """Instead of ``load``: take over where a clean stop left the queue; False if its files are not those any more.
+
+        What is in them is not read: whoever reads a unit holds it against its record. Raises ``DiskError``.
+        """
+        expected = {segment_name(base): (self._files.file_bytes, changed_ns) for base, changed_ns in end.files}
+        if self._stat_files() != expected:
+            return False
+        self._files.adopt([base for base, _ in end.files], end.end)
+        self._begin, self._begin_for, self._max_physical_offset = end.begin, end.begin_for, end.max_physical
+        self.is_adopted = True
+        return True
+
+    def at_rest(self) -> QueueEnd | None:
+        """What ``adopt`` takes at the next start, of a queue that is flushed and written to no more; None: nothing.
+
+        Raises ``DiskError``.
+        """
+        found, files = self._stat_files(), self._files.files()
+        names = [segment_name(file.base) for file in files]
+        if not names or sorted(found) != names:
+            return None
+        places = [[file.base, found[name][1]] for file, name in zip(files, names, strict=True)]
+        begin = min(self._begin, self.stored_end)
+        return QueueEnd(places, self._files.max_offset, begin, self._begin_for, self._max_physical_offset)
+
+    def _stat_files(self) -> dict[str, tuple[int, int]]:
+        """Size and time of last change (ns) of what lies in the directory."""
+        try:
+            with os.scandir(self.directory) as entries:
+                return {one.name: (status.st_size, status.st_mtime_ns) for one in entries if (status := one.stat())}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise DiskError(f"listing {self.directory} failed: {error}") from error
+
     def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
         """Find the end, and cut what is not good or belongs to records that end after physical ``limit``.
 
         ``whole``: all that was ever appended is there, as after a clean stop; else only what belongs to records that
         end by ``limit`` is. A power cut leaves of the rest any part: zeros, pages out of the middle, units torn between
         two sectors. None of it counts, nor is anything looked for in it by halving. What is cut is cut durably with the
-        next flush: until a checkpoint vouches for more, the next start cuts at the same place. Once, after ``load``.
-        Raises ``DiskError``.
+        next flush: until a checkpoint vouches for more, the next start cuts at the same place. Once, after ``load``, or
+        after ``adopt``, when there is nothing to be done unless the limit says so. Raises ``DiskError``.
         """
+        if self.is_adopted:
+            if whole and self._max_physical_offset <= limit:
+                return QueueRecovery(self._max_physical_offset, None, ())
+            self.is_adopted = False
+            self.load()
         files = self._files.files()
         first = max(0, min(self._newest_sure(files, limit), len(files) - _SCANNED_FILES))
         end, physical, bad = self._scan(files[first:], limit)
@@ -217,6 +267,7 @@ class ConsumeQueue:
             self._files.last_file(end)  # a begun queue keeps one, so that offsets are not given out again
         self._max_physical_offset = self._end_of_last(physical, limit)
         self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if self._files.files() else 0)
+        self._begin_for = _UNKNOWN
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
 
     def _end_of_last(self, physical: int, limit: int) -> int:
@@ -286,7 +337,7 @@ class ConsumeQueue:
             if not self._destroyed and offset > self.max_offset:
                 if self._is_expired():
                     self._forget_units()
-                    self._begin = offset
+                    self._begin, self._begin_for = offset, _UNKNOWN
                 else:
                     _log.warning("%s: offsets %d to %d have no record", self.directory, self.max_offset, offset - 1)
                 self._floor = offset
@@ -318,7 +369,8 @@ class ConsumeQueue:
             reason = f"after queue offset {expected - 1} comes {first}, of the record at {at}"
             raise CorruptLogError(self.directory, expected, reason, "Remove this directory; the queue is built again.")
         if fresh or self._begin >= expected:  # it holds no message
-            self._begin = first
+            physical = parse_units(units[:UNIT_BYTES])[0].offset
+            self._begin, self._begin_for = first, (0 if fresh else physical, physical)
         if fresh:
             self._make_directory()
         elif first > expected:
@@ -426,6 +478,7 @@ class ConsumeQueue:
             file = self._files.find(offset * UNIT_BYTES)
             if file is None or self._destroyed or offset >= self.stored_end:
                 return
+            self._begin_for = _UNKNOWN
             try:
                 file.rewrite(offset * UNIT_BYTES - file.base, pack_unit(unit))
             except OSError as error:
@@ -439,17 +492,22 @@ class ConsumeQueue:
         ``first`` is that message, if the log was asked. Else units are believed that say that their records are gone:
         nothing else can be held against them but the units beside them. Raises ``DiskError``.
         """
+        if not self._begin_for[0] <= physical <= self._begin_for[1]:
+            self._begin = self._beginning(physical, first)
+            unit = next(iter(self._read(self._begin, 1)), FILLER)
+            self._begin_for = _UNKNOWN if unit == FILLER else (physical, unit.offset)
+        return self.min_offset
+
+    def _beginning(self, physical: int, first: First | None) -> int:
         low, end = max(self._files.min_offset // UNIT_BYTES, 0), self.max_offset
         if first is not None and low <= first.offset < end and self._leads_to(first):
-            self._begin = first.offset
-            return self.min_offset
+            return first.offset
         begin = self._expired_end(low, end, physical, believe=False)
         if (begin < end and not self._leads_behind(begin, physical)) or self._misled(low, begin, physical) is not None:
             begin = self._expired_end(low, end, physical, believe=True)
             while (earlier := self._misled(low, begin, physical)) is not None:
                 begin = self._expired_end(low, earlier, physical, believe=True)
-        self._begin = begin
-        return self.min_offset
+        return begin
 
     def _leads_to(self, first: First) -> bool:
         unit = next(iter(self._read(first.offset, 1)), BROKEN)
@@ -491,6 +549,9 @@ class ConsumeQueue:
         Nor one after which no unit is known to be durable: a crash could leave nothing that says where the queue was.
         Raises ``DiskError``.
         """
+        in_first_file = self._begin // self.units_per_file * self._files.file_bytes <= self._files.min_offset
+        if in_first_file and self._begin_for[0] <= physical <= self._begin_for[1]:
+            return 0
         count, durable = 0, self._surroundings.durable()
         for file, following in itertools.pairwise(self._files.files()):
             after = self._first_real(following.base // UNIT_BYTES)

@@ -175,7 +175,7 @@ class BrokerState:
         if ended:
             try:
                 self._store.log.flush()
-            except DiskError as error:
+            except (DiskError, ShutdownError) as error:  # a node whose start failed has closed its log
                 _log.warning("broker state: %s", error)
             self.flush()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -92,9 +92,13 @@ class Page:
         return str(self.js("return document.querySelector(`[data-node='${arguments[0]}']`)?.dataset.state ?? ''", node))
 
     def wait(self, condition: Callable[[], _T], what: str, timeout_s: float = 20.0) -> _T:
-        """Until the condition holds; gives what it gave."""
+        """Until the condition holds; gives what it gave. If it does not, the error has the page's text."""
         waiting = WebDriverWait(self.driver, timeout_s, poll_frequency=0.05)
-        return waiting.until(lambda _driver: condition(), f"not within {timeout_s} s: {what}")
+        try:
+            return waiting.until(lambda _driver: condition())
+        except TimeoutException as error:
+            text = self.js("return document.body.innerText")[:4000]
+            raise AssertionError(f"not within {timeout_s} s: {what}; the page says:\n{text}") from error
 
     def complaints(self) -> list[str]:
         """What the browser's console says, since it was last asked."""

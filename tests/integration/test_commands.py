@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -54,12 +55,28 @@ def test_what_is_appended_is_read_back(dledger: Callable[..., Result]) -> None:
 
     assert streamed.exit_code == 0, streamed.output
     assert streamed.output.startswith("appended 3000 entries")
-    assert last - begun in (2999, 3000), "a new segment begins with what is known of producers, which is an entry"
+    assert last - begun >= 2999, "a new segment begins with what is known of producers, which is an entry"
     assert begun == first + 2, "between the two is the registration of the second command's client"
     assert single.stdout_bytes == b"hello\n"
     assert json.loads(linearizable.output)["body"] == "hello"
     assert several.stdout_bytes == b"".join(b"line %d\n" % number for number in range(3000))
     assert tail.stdout_bytes == b"line 2998\nline 2999\n"
+
+
+def test_a_pipe_given_as_a_file_is_appended_whole(tmp_path: Path, dledger: Callable[..., Result]) -> None:
+    """A FIFO, which is what a shell's ``<(zcat log.gz)`` is: its lines can be read once only."""
+    lines = b"".join(b"piped %d\n" % number for number in range(500))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_bytes, args=(lines,))
+    writer.start()
+
+    appended = dledger("append", "--file", str(fifo))
+    writer.join()
+
+    assert appended.exit_code == 0, appended.output
+    assert appended.output.startswith("appended 500 entries")
+    assert dledger("tail", "-n", "500").stdout_bytes == lines
 
 
 def test_reading_beyond_the_end_is_an_error(dledger: Callable[..., Result]) -> None:
@@ -79,7 +96,9 @@ def test_status_shows_three_members_and_one_leader(group: LocalGroup, dledger: C
     assert table.exit_code == 0
     assert [node["node_id"] for node in document["nodes"]] == ["n0", "n1", "n2"]
     assert sorted(node["role"] for node in document["nodes"]) == ["FOLLOWER", "FOLLOWER", "LEADER"]
-    assert [line.split()[0] for line in table.output.splitlines()] == ["node", "n0", "n1", "n2"]
+    begins = [line.split()[0] for line in table.output.splitlines()]
+    assert begins[:4] == ["node", "n0", "n1", "n2"]
+    assert set(begins[4:]) <= {"n0:", "n1:", "n2:"}, "what is the matter with a member, if the machine is very busy"
     assert all(address in table.output for address in group.addresses)
 
 

@@ -13,7 +13,7 @@ from dledger.clock import SystemClock
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, IdentityError
 from dledger.store.file_store import FileStore
-from dledger.types import HardState, LogIndex, NodeId, Term
+from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.interop.goldens import LEDGER, open_golden
 from tests.interop.stores import SEGMENT_BYTES
 
@@ -83,9 +83,12 @@ def test_a_missing_segment_is_refused(ledger: Ledger) -> None:
 
 
 def test_javas_term_and_vote_are_kept_when_they_are_newer_than_the_log(ledger: Ledger) -> None:
+    """Doubtful, not blank: what the group committed is in the logs of its members, who elect the longest together."""
     (ledger.directory / "currterm").write_text("voteLeader=n2\ncurrTerm=9\n")
     with closing(ledger.open()) as log:
-        assert log.hard_state.load() == HardState(Term(9), NodeId("n2"))
+        found = log.hard_state.load()
+        assert (found.term, found.vote, found.standing) == (9, "n2", Standing.DOUBTFUL)
+        assert "imported" in found.doubt
 
 
 @pytest.mark.parametrize("line", ["old", "new"])
@@ -106,6 +109,24 @@ def test_a_log_that_java_has_used_in_between_is_imported_again_or_refused(ledger
         ledger.check(log)
         assert bytes(log.read(last).body) == b"ours"
         assert log.hard_state.load().term == 7
+
+
+@pytest.mark.parametrize("line", ["old", "new"])
+def test_a_member_that_java_has_run_in_between_is_in_doubt_again(ledger: Ledger, line: str) -> None:
+    """What Java acknowledged it had not flushed, and its vote not synced, as before the first import."""
+    with closing(ledger.open()) as log:
+        log.hard_state.save(HardState(Term(5), NodeId("n0"), Standing.VOTER))
+        last = log.last.index
+    with closing(ledger.open()) as log:
+        assert log.hard_state.load().standing is Standing.VOTER
+    if line == "old":
+        (ledger.directory / "checkpoint").write_text(f"committedIndex={last}\nendIndex={last}\n")
+    else:
+        (ledger.directory / "currterm.bak").write_text("voteLeader=n0\ncurrTerm=6\n")
+    with closing(ledger.open()) as log:
+        found = log.hard_state.load()
+        assert found.standing is Standing.DOUBTFUL
+        assert "imported" in found.doubt
 
 
 def test_what_java_committed_must_be_there(ledger: Ledger) -> None:

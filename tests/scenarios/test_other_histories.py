@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.messages import CommittedEntry, HeartbeatRequest, PushKind, VoteRequest
+from dledger.core.messages import CommittedEntry, HeartbeatRequest, PushKind, Readmission, VoteRequest
 from dledger.errors import ResponseCode
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2, Cluster, fill, made_log
@@ -106,6 +106,24 @@ def test_a_member_that_the_leader_of_a_majority_contradicts_is_fenced() -> None:
     cluster.advance(10_000)
     assert cluster[N2].saved.standing is Standing.DOUBTFUL, "what it has committed is no agreement"
     assert cluster.append(cluster.leader() or N0, b"x").value
+
+
+@pytest.mark.parametrize("standing", [Standing.VOTER, Standing.DOUBTFUL, Standing.BLANK])
+def test_a_fenced_member_is_fenced_after_a_restart_and_helps_elect_nobody(standing: Standing) -> None:
+    """Alone with one that has nothing to compare, it would serve what it holds, and give its vote, once more."""
+    solo = Solo(terms=(1,) * 6, committed=5, hard_state=HardState(Term(1), None, standing))
+    solo.campaign()
+    solo.state.fence("n1, n2 committed other entries than this member", 0)
+    assert solo.role is Role.FOLLOWER
+
+    again = Solo(log=solo.log, hard_state=solo.state.hard_state)
+    asked = again.ask_vote(N1, 9, EntryId(Term(8), LogIndex(99)))
+    again.hear(N2, 9, readmission=Readmission(1, LogIndex(-1)), founded=True)
+    again.time_out()
+
+    assert again.state.fenced == "n1, n2 committed other entries than this member"
+    assert not asked.granted
+    assert (again.state.standing, again.role, again.sent(VoteRequest)) == (Standing.DOUBTFUL, Role.FOLLOWER, [])
 
 
 def test_a_forged_push_fences_nobody() -> None:

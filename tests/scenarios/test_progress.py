@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dledger.core.member_state import Leader
-from dledger.core.messages import PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate
+from dledger.core.messages import PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate, VoteRequest
 from dledger.core.outbox import RoleReason
 from dledger.core.progress import STALLED_TIMEOUTS
 from dledger.errors import DiskFullError, NotLeaderError
@@ -61,6 +61,30 @@ def test_a_leader_that_made_no_progress_does_not_take_leadership_back_at_once() 
         led += cluster.leader() == N0
 
     assert led <= 400  # of 3000: some seconds each time, and a longer pause before the next
+
+
+def test_a_member_whose_trouble_is_over_leads_within_seconds_where_nobody_else_can() -> None:
+    """However often it stepped down: only what it is offered, it declines for longer each time.
+
+    Its disk hung, say, one of the others is down, and the other one has no way to it: nobody else would lead.
+    """
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.crash(N2)
+    cluster.drop(VoteRequest, sender=N1)
+    cluster.drop(*PUSHES, sender=N0)
+    cluster.append(N0, b"x")
+    for _ in range(6):
+        cluster.advance_until(lambda: cluster.leader() == N0, 60_000)
+        cluster.advance_until(lambda: cluster.leader() is None, 60_000)
+    cluster.heal()
+    cluster.drop(VoteRequest, sender=N1)
+    healed_ms = cluster.now_ms
+
+    cluster.advance_until(lambda: cluster.leader() == N0, 60_000)
+
+    assert [change.reason for change in cluster[N0].role_changes].count(RoleReason.NO_PROGRESS) >= 6
+    assert cluster.now_ms - healed_ms <= 2 * STALLED_MS + 2000
 
 
 def test_an_idle_leader_stays() -> None:

@@ -399,6 +399,19 @@ def test_a_power_cut_with_asynchronous_flushes_and_a_dead_leader_lose_nothing_th
     assert cluster.bodies(N1) == [b"X"]
 
 
+def test_a_vote_for_one_who_remembers_more_counts_for_nothing_and_costs_no_standing() -> None:
+    """Anybody may send a question in a member's name: only an answer to its own question takes standing for good."""
+    solo = Solo(terms=(1, 1))
+    last = EntryId(Term(1), LogIndex(5))
+
+    told_more = solo.ask_vote(N1, 2, last, remembered=EntryId(Term(1), LogIndex(2)))
+    told_all = solo.ask_vote(N2, 3, last, remembered=EntryId(Term(1), LogIndex(1)))
+
+    assert (told_more.granted, told_more.standing) == (True, Standing.DOUBTFUL)
+    assert (told_all.granted, told_all.standing) == (True, Standing.VOTER)
+    assert solo.state.standing is Standing.VOTER
+
+
 def test_nobody_is_told_what_nobody_remembers() -> None:
     """Without a memory the answer to a vote carries none."""
     assert Solo().ask_vote(N1, 1).remembered == NO_ENTRY

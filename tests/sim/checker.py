@@ -43,6 +43,7 @@ class Checker:
         self._commit_terms: list[Term] = []
         self._leaders: dict[Term, tuple[NodeId, int]] = {}
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
+        """Those that count."""
         self._entries: dict[EntryId, int] = {}
         self.forgetful = False
         """Whether a disk was lost or set back: its acknowledgements may count where it no longer holds anything."""
@@ -118,18 +119,26 @@ class Checker:
     # -- hard state and messages ---------------------------------------------------------------------------------
 
     def observe_save(self, node: SimNode, state: HardState) -> None:
-        """One vote per term, over all the lives of a disk."""
+        """One vote per term, over all the lives of a disk.
+
+        A member that has forgotten whom it voted for may save another vote, as long as it does not say that it counts.
+        """
         require(state.term >= node.hard.term, "a saved term goes back", node.name, state, node.hard)
         node.forgetful = node.forgetful and not (state.voter and not node.hard.voter)
         if state.vote == node.name and state.term > node.hard.term:
             node.campaigns += 1
             possible = 5 + (node.now_ms - node.started_ms) // 200
             require(node.campaigns <= possible, "campaigns without a pause", node.name, node.campaigns, possible)
-        if state.vote is not None:
-            if not node.hard.voter:  # it has forgotten whom it voted for, and its vote counts only with everybody's
-                self._votes[node.name, state.term] = state.vote
-            vote = self._votes.setdefault((node.name, state.term), state.vote)
-            require(vote == state.vote, "two votes in a term", node.name, state, vote)
+        if state.vote is None:
+            return
+        if node.hard.voter and not node.forgetful:
+            self._observe_vote(node, state.term, state.vote)
+        elif state.voter and not node.hard.voter:  # only now does it count: for the leader that gave it standing
+            self._votes[node.name, state.term] = state.vote
+
+    def _observe_vote(self, node: SimNode, term: Term, candidate: NodeId) -> None:
+        vote = self._votes.setdefault((node.name, term), candidate)
+        require(vote == candidate, "two votes in a term", node.name, term, candidate, vote)
 
     def observe_send(self, node: SimNode, target: NodeId, message: Message) -> None:
         """Nothing leaves before the term and vote it depends on are durable."""
@@ -141,7 +150,9 @@ class Checker:
                     if pre_vote
                     else hard.term > term or (hard.term, hard.vote) == (term, node.name)
                 )
-            case VoteResponse(term=term, granted=granted, pre_vote=pre_vote):
+            case VoteResponse(term=term, granted=granted, pre_vote=pre_vote, standing=standing):
+                if granted and not pre_vote and standing.counts:
+                    self._observe_vote(node, term, target)
                 voted = hard.term > term or (hard.term == term and hard.vote == target)
                 ready = pre_vote or voted if granted else hard.term >= term  # a granted pre-vote promises nothing
             case HeartbeatResponse(term=term):

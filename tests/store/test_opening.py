@@ -11,6 +11,7 @@ from crc32c import crc32c
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, IdentityError
 from dledger.store import format as records
+from dledger.store.aside import ASIDE_LOGS_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import decode_hard_state, encode_hard_state
 from dledger.store.inspect import problems
@@ -371,6 +372,24 @@ def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp
     leader.close()
 
 
+def test_no_more_logs_are_set_aside_than_people_have_looked_at(config: StoreConfig) -> None:
+    """Each may hold what nobody else has any more: beyond a number none is moved, and none removed."""
+    fill(store := open_store(config), 5)
+    store.close()
+    for number in range(1, ASIDE_LOGS_MAX + 1):
+        assert set_aside_damaged(config, "n0").name == f"damaged-{number}"
+    fill(store := open_store(config), 5)
+    store.close()
+
+    with pytest.raises(ConfigError, match=r"holds 8 logs that were set aside \(damaged-1, damaged-2,"):
+        set_aside_damaged(config, "n0")
+
+    store = open_store(config)
+    assert store.last.index == 4
+    assert len(list(store.directory.glob("damaged-*"))) == ASIDE_LOGS_MAX
+    store.close()
+
+
 @pytest.mark.parametrize("reopen", ["clean", "killed"])
 def test_truncated_and_smuggled_records_never_revive(config: StoreConfig, reopen: str) -> None:
     """Stale bytes that hold a perfect record at the new end are gone, not skipped over (trap 7)."""
@@ -425,12 +444,13 @@ def test_a_member_without_standing_is_no_voter_to_earlier_versions() -> None:
     vote, doubt = NodeId("n1"), "the disk was set back"
     plain = HardState(Term(7), vote, Standing.VOTER)
     doubtful, founder = plain.doubted(doubt), HardState(Term(7), vote, Standing.FOUNDER)
+    states = [plain, founder, doubtful, HardState(Term(7)), plain.fence("others committed something else")]
 
-    saved = [encode_hard_state(one) for one in (plain, founder, doubtful, HardState(Term(7)))]
+    saved = [encode_hard_state(one) for one in states]
 
-    assert [one[8] for one in saved] == [1, 1, 0, 0]
+    assert [one[8] for one in saved] == [1, 1, 0, 0, 0]
     assert len(saved[0]) == 11 + len(vote)
-    assert [decode_hard_state(one) for one in saved] == [plain, founder, doubtful, HardState(Term(7))]
+    assert [decode_hard_state(one) for one in saved] == states
 
 
 def test_a_long_doubt_is_cut_where_its_slot_ends() -> None:

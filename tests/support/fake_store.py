@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dledger.clock import Clock
-from dledger.errors import DiskError, ShutdownError
+from dledger.errors import DLedgerError, ShutdownError
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.message.delay import DelayLevels
@@ -72,7 +72,7 @@ class FakeLog:
         self.stores: list[FakeStore] = []
         self.is_replicated = True
         self.flushed_offset = 1 << 62
-        self.flush_error: DiskError | None = None
+        self.flush_error: DLedgerError | None = None
 
     def flush(self) -> int:
         if self.flush_error is not None:

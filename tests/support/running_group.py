@@ -25,11 +25,11 @@ class RunningGroup:
         for node in self.nodes:
             node.start()
 
-    def make(self, number: int) -> DLedgerServer:
+    def make(self, number: int, *, repair: bool = False) -> DLedgerServer:
         """A member that is not started; it opens its directory."""
         store = StoreConfig(self._path, **self._store)
         config = ServerConfig(node_id=NodeId(f"n{number}"), members=self._members, client_port=0, store=store)
-        return DLedgerServer(config)
+        return DLedgerServer(config, repair=repair)
 
     def restart(self, number: int) -> DLedgerServer:
         """Start a member that was stopped."""

@@ -27,6 +27,7 @@ from dledger.errors import (
 )
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import Entry, LogIndex, Magic, NodeId, Position, Role, Term
+from tests.support.pipes import named_pipe
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,15 @@ def test_append_takes_the_lines_of_a_file(client: FakeClient, run: Callable[...,
     shown = run("append", "--file", str(file), "--json")
 
     assert [json.loads(line)["index"] for line in shown.output.splitlines()] == [0, 1]
+
+
+def test_append_takes_the_lines_of_a_named_pipe(client: FakeClient, run: Callable[..., Result], tmp_path: Path) -> None:
+    """``--file <(zcat f.gz)``: it can be read once only, and nothing of it may be lost by counting."""
+    with named_pipe(tmp_path, b"a\nb\nc\n") as pipe:
+        shown = run("append", "--file", str(pipe))
+
+    assert shown.exit_code == 0
+    assert [entry.body for entry in client.entries] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("words", [(), ("--file", __file__, "x")])

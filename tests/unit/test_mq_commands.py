@@ -18,6 +18,7 @@ from cluster.commands import mq_broker
 from cluster.local_group import free_ports
 from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
+from tests.support.pipes import named_pipe
 
 Run = Callable[..., Result]
 REPEATS_MAX = 1000
@@ -288,6 +289,15 @@ def test_send_takes_lines(run: Run, brokers: FakeBrokers, tmp_path: Path) -> Non
 
     assert shown.stdout.startswith("sent 3 messages to orders")
     assert brokers.bodies("orders") == [b"a", b"b", b"\xff", b"c", b"d"]
+
+
+def test_send_takes_the_lines_of_a_named_pipe(run: Run, brokers: FakeBrokers, tmp_path: Path) -> None:
+    """It can be read once only, and nothing of it may be lost by counting."""
+    with named_pipe(tmp_path, b"a\nb\nc\n") as pipe:
+        shown = run("message", "send", "-t", "orders", "--key", "k", "--file", str(pipe))
+
+    assert shown.exit_code == 0
+    assert brokers.bodies("orders") == [b"a", b"b", b"c"]
 
 
 def test_send_has_a_code_for_unknown_outcomes(run: Run, brokers: FakeBrokers) -> None:

@@ -191,3 +191,26 @@ def test_a_member_whose_history_most_others_contradict_serves_and_counts_for_not
     assert "--repair" in told.message
     group.append(5)
     assert [one.fatal for one in group.nodes] == [None] * 3
+
+
+def test_a_fenced_member_serves_nothing_after_a_restart_until_its_log_is_set_aside(group: RunningGroup) -> None:
+    """It says so before it has heard of anybody; ``repair`` keeps its log, and it fetches the group's."""
+    number = follower(group)
+    node = group.nodes[number]
+    node._watch.on_diverged("2 members hold another entry 7")
+    node.stop()
+
+    again = group.make(number)
+    with pytest.raises(FencedError, match="2 members hold another entry 7"):
+        again.read(LogIndex(1), LogIndex(1), 1000)
+    assert [one.kind for one in again.conditions.now()] == [ConditionKind.FENCED]
+    again.stop()
+    repaired = group.nodes[number] = group.make(number, repair=True)
+    assert repaired.log.last.index == -1
+    assert (repaired.log.directory / "damaged-1" / "data").exists()
+    repaired.start()
+
+    wait_until(lambda: repaired.status().voter, "it counts again", 30)
+    assert not repaired.fenced
+    group.append(5)
+    group.wait_converged()

@@ -270,6 +270,13 @@ def test_a_foreign_node_id_names_where_it_was_given() -> None:
     assert "[node_id from flag node_id]" in problem
 
 
+def test_a_member_id_leads_to_no_other_directory() -> None:
+    """It is part of the name of the node's directory, which would lie anywhere."""
+    (problem,) = problems_of(flags={"members": "../../etc-127.0.0.1:20911", "node_id": "../../etc"})
+
+    assert "member id '../../etc' must not contain a slash" in problem
+
+
 def test_a_missing_file_is_a_problem_like_others(tmp_path: Path) -> None:
     """The other sources are still checked."""
     found = problems_of(tmp_path / "no.conf", flags={"client_port": "x"})

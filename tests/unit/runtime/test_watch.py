@@ -17,7 +17,7 @@ from dledger.errors import (
     UnavailableError,
     WrongBytesError,
 )
-from dledger.runtime.watch import COMPARE_INTERVAL_MS, FIRST_COMPARE_MS, LogWatch, Source, WatchSettings
+from dledger.runtime.watch import COMPARE_INTERVAL_MS, FIRST_COMPARE_MS, RETRY_MS_MIN, LogWatch, Source, WatchSettings
 from dledger.types import NO_INDEX, LogIndex, NodeId
 
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -56,6 +56,8 @@ class Log:
     damage: CorruptLogError | None = None
     crcs: dict[LogIndex, int] = field(default_factory=dict)
     committed_index: LogIndex = NO_INDEX
+    unproven: CorruptLogError | None = None
+    """What looking up chain CRCs meets."""
     verified: int = 0
     repaired: int = 0
 
@@ -77,6 +79,8 @@ class Log:
         return int(path.name) if path.name.isdecimal() else None
 
     def chain_crcs(self, indexes: Sequence[LogIndex]) -> Mapping[LogIndex, int]:
+        if self.unproven is not None:
+            raise self.unproven
         return {index: self.crcs[index] for index in indexes if index in self.crcs}
 
 
@@ -248,6 +252,28 @@ def compared(own: dict[LogIndex, int], n1: dict[LogIndex, int], n2: dict[LogInde
     one.clock.now_ms = FIRST_COMPARE_MS
     assert one.watch.step() == FIRST_COMPARE_MS + COMPARE_INTERVAL_MS
     return one
+
+
+def test_damage_met_while_comparing_is_repaired_and_compared_again() -> None:
+    """The thread goes on: without it nothing would be verified, compared or repaired any more."""
+    one = world()
+    one.log.crcs, one.log.committed_index = SAME, LogIndex(40)
+    one.log.unproven = one.log.damage = damaged()
+    one.peers.crcs = {N1: OTHER, N2: OTHER}
+    one.peers.answers = {N1: b"bytes"}
+    one.clock.now_ms = FIRST_COMPARE_MS
+
+    due = one.watch.step()
+    assert due == FIRST_COMPARE_MS + RETRY_MS_MIN
+    assert set(one.held()) == {f"damaged {SEGMENT}"}
+    assert not one.watch.is_whole
+    one.log.unproven, one.clock.now_ms = None, due
+    one.watch.step()
+    assert one.log.repaired == 1
+    one.clock.now_ms = FIRST_COMPARE_MS + COMPARE_INTERVAL_MS
+    one.watch.step()
+
+    assert len(one.diverged) == 1
 
 
 def test_equal_histories_are_no_news() -> None:

@@ -17,6 +17,7 @@ from cluster.console.control import NoControl
 from cluster.console.guard import GUESSES_IN_ALL_MAX, GUESSES_MAX, GUESSES_S, SESSION_S, Guesses, Rules
 from cluster.console.server import ConsoleServer, Place
 from dledger.errors import ConfigError
+from dledger.types import LogIndex
 from tests.support.fake_broker import FakeBrokers
 from tests.support.fake_group import FakeGroup
 from tests.support.waiting import wait_until
@@ -411,6 +412,18 @@ def test_entries_are_found_by_index_and_from_the_end(console: ConsoleServer, log
     assert [one["index"] for one in newest["entries"]] == [25, 26, 27, 28, 29]  # type: ignore[attr-defined]  # JSON
     assert third["body"]["text"] == "entry 3"  # type: ignore[index]  # JSON
     assert request(f"{console.url}api/entry?index=999").status in (404, 502)
+
+
+def test_the_newest_entries_are_read_where_they_are_known(console: ConsoleServer, log_group: FakeGroup) -> None:
+    """A leader that was just elected knows less to be committed than the member that was asked for the end."""
+    for number in range(30):
+        log_group.nodes[0].submit_append([b"entry %d" % number], lambda _: None)
+    log_group.elect(2)
+    log_group.nodes[2].committed = LogIndex(10)
+
+    newest = request(f"{console.url}api/entries?index=-5&count=5").json()
+
+    assert [one["index"] for one in newest["entries"]] == [25, 26, 27, 28, 29]  # type: ignore[attr-defined]  # JSON
 
 
 @pytest.mark.parametrize(

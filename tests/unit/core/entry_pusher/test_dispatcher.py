@@ -71,6 +71,25 @@ def test_a_leader_whose_own_entry_is_damaged_sends_nothing_that_depends_on_it() 
     assert solo.role is Role.LEADER
 
 
+def test_damage_where_a_follower_is_known_to_have_been_does_not_stop_the_leader() -> None:
+    """What the follower lacks is told by the leader's own log; where that is damaged, nothing is told of it."""
+    solo = leading(1, 1)
+    solo.state.remembered[N1] = EntryId(Term(1), LogIndex(1))
+    damage = CorruptLogError(Path("data"), 7, "chainCrc of entry 1 does not continue entry 0", "Repair it", 1)
+    solo.dispatch(N1)
+    solo.log.damage[LogIndex(1)] = damage
+
+    solo.respond(N1, PushKind.COMPARE, ResponseCode.INCONSISTENT_STATE, end=0)
+    solo.take()
+    assert damage in solo.damage
+    assert not solo.leader_role.doubted
+    solo.log.damage.clear()
+    solo.dispatch(N1)
+    solo.respond(N1, PushKind.COMPARE, verified=0)
+
+    assert solo.leader_role.doubted == {N1: 7}
+
+
 def test_a_matching_follower_goes_straight_to_append() -> None:
     """Nothing is truncated where nothing conflicts, and the answer's watermark counts at once."""
     solo = leading(1)

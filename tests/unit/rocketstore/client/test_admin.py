@@ -182,7 +182,7 @@ def test_a_lasting_failure_is_a_typed_error(
     """Raised at once, or at the deadline."""
     fail(brokers, "PutTopic", code, 99, **told)
 
-    with Admin(brokers.addresses, timeout_s=0.3) as admin, pytest.raises(kind):
+    with Admin(brokers.addresses, timeout_s=1.5) as admin, pytest.raises(kind):
         admin.put_topic(TopicInfo("a"))
 
 

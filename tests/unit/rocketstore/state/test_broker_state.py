@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import DiskError, InvalidRequestError, ShutdownError
+from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from dledger.store.fs import RealFileSystem
 from rocketstore.message.message import Message
 from rocketstore.state import publisher
@@ -327,13 +327,16 @@ def test_a_snapshot_waits_until_the_log_is_durable_up_to_it(master: Member, cloc
     assert Tables(found.changes).groups["g"] == {("T", 0): 7}, "what was kept for it, however fast the log grows"
 
 
-def test_a_stop_makes_the_log_durable_before_the_snapshot(master: Member, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("problem", [DiskError("the log is gone"), ShutdownError("the log is gone")])
+def test_a_stop_makes_the_log_durable_before_the_snapshot(
+    master: Member, caplog: pytest.LogCaptureFixture, problem: DLedgerError
+) -> None:
     fill(master, "T", 9)
     master.state.flush()
     before = read_snapshot(master.directory)
     master.log.flushed_offset = 0
     commit(master, 7)
-    master.log.flush_error = DiskError("the log is gone")
+    master.log.flush_error = problem
     master.state.shutdown()
     assert read_snapshot(master.directory) == before
     assert "the log is gone" in caplog.text
