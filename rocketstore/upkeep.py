@@ -26,7 +26,8 @@ _log = logging.getLogger("rocketstore")
 STEP_BYTES: Final = 64 * KIB
 RETRY_MS: Final = 5_000
 TOLD_MS: Final = 60_000
-_UNIT_BYTES: Final = 20
+_MESSAGE_BYTES: Final = KIB
+"""What a message counts for at least: small ones cost as much."""
 
 
 class Upkeep:
@@ -158,4 +159,4 @@ class Upkeep:
             self._in_index = not self._left
         else:
             self._next_offset = at + len(units)
-        return sum(_UNIT_BYTES + max(0, min(unit[1], bytes_max)) for unit in units) + _UNIT_BYTES
+        return sum(max(_MESSAGE_BYTES, min(unit[1], bytes_max)) for unit in units) + _MESSAGE_BYTES
