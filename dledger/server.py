@@ -21,7 +21,7 @@ from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
-from dledger.core.member_state import Leader
+from dledger.core.member_state import Leader, Run
 from dledger.core.messages import (
     CheckedAppend,
     Envelope,
@@ -175,7 +175,7 @@ class DLedgerServer:
             log=self.log,
             hard_state=self.log.hard_state.load(),
             random=random.Random(secrets.randbits(64)),
-            boot_id=secrets.randbits(62),
+            run=Run(boot_id=secrets.randbits(62), countersign=1 + secrets.randbits(62)),
             now_ms=now_ms,
             remembered=read_remembered(self.log.directory),
         )

@@ -3,7 +3,8 @@
 Life: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. Puts are taken in between, by a master.
 
 Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.dispatch``), *flush* (queues and index to the disk,
-then the checkpoint), *clean* (retention), *stats* (a sample a second), and the log's own. None of them ends quietly:
+then the checkpoint), *clean* (retention), *upkeep* (see ``rocketstore.upkeep``), *stats* (a sample a second), and the
+log's own. None of them ends quietly:
 what stops one closes the store to puts and is named in ``failure`` and in the reason that puts are refused with.
 
 **What is durable when.** A put is answered as the log says (after its flush, after a quorum's, or at once); queues and
@@ -23,6 +24,7 @@ from dledger.clock import Clock, SystemClock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.types import ProducerBatch
 from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
@@ -47,6 +49,7 @@ from rocketstore.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.recovery import RecoveryPlan, queue_units, recover
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
+from rocketstore.upkeep import Upkeep
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long ``shutdown`` lets dispatch catch up."""
@@ -90,7 +93,13 @@ class MessageStore:
             config.consume_queue_dir,
             config.consume_queue_file_bytes,
             self._fs,
-            Surroundings(lambda: log.min_offset, self._alarm.repeated, lambda: self._durability.position),
+            Surroundings(
+                lambda: log.min_offset,
+                self._alarm.repeated,
+                lambda: self._durability.position,
+                believe=lambda queue, offset, unit: self._reader.truth.believed_unit(queue, offset, unit),
+                firsts=lambda physical: self._reader.truth.first_messages(physical),
+            ),
         )
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._numbering = Numbering(log, self._queues, deleted=lambda: self._deleted.ends)
@@ -128,6 +137,17 @@ class MessageStore:
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
         self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
         self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
+        self._upkeep = Upkeep(
+            log,
+            self._queues.all,
+            self._index,
+            self._reader.truth,
+            self._conditions,
+            self._clock,
+            config.derived_scrub_bytes_per_s,
+        )
+        self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
+        self._upkeep.wake = self._upkeep_worker.wake
         self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
@@ -199,7 +219,7 @@ class MessageStore:
         """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
         self.log.start()
         self._dispatch.start()
-        for worker in (self._flusher, self._sampler, self._clean_worker):
+        for worker in (self._flusher, self._sampler, self._clean_worker, self._upkeep_worker):
             worker.start()
         self._running = True
         self._gate.open(Obstacle.NOT_RUNNING)
@@ -216,7 +236,8 @@ class MessageStore:
         if directory is None:
             return
         attempts = Attempts()
-        for worker in (self._clean_worker, self._sampler, self._flusher):
+        self._upkeep.stop()
+        for worker in (self._upkeep_worker, self._clean_worker, self._sampler, self._flusher):
             if not worker.stop(STOP_TIMEOUT_S):
                 _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
         if self._loaded:
@@ -494,9 +515,8 @@ class MessageStore:
         self._keepers = (*self._keepers, keeper)
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where a message's record begins in the log; -1 if it is not there. Raises ``DiskError``."""
-        queue = self._queues.find(topic, queue_id)
-        unit = None if queue is None else queue.unit(offset)
+        """Where a message is in the log; -1 if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
+        unit = self._reader.unit(topic, queue_id, offset)
         return -1 if unit is None else unit.offset
 
     def request_clean(self) -> None:
@@ -522,6 +542,7 @@ class MessageStore:
             "earliestMessageTimeStamp": str(self.earliest_message_time()),
             "brokerRole": str(self.role),
             "putRefusedBecause": refusal.reason if (refusal := self._gate.refusal) is not None else "",
+            "indexFilesRebuilt": str(self._upkeep.repaired),
             "queueOffsetsRepeated": str(self._alarm.count),
             "storeFailure": "" if self.failure is None else str(self.failure),
         }

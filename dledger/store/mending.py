@@ -22,21 +22,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from dledger.config import MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
+from dledger.store.aside import make_aside_near
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import Follow, Scan, after, blank_head, header_chain_crc, segment_name
-from dledger.store.fs import TMP_SUFFIX, FileSystem, make_dirs_durably
+from dledger.store.fs import TMP_SUFFIX, FileSystem
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.mmap_file import MappedFile
 from dledger.store.scrub import STEP_BYTES, DamagedError, Place, verify_file, verify_step
 from dledger.types import LogIndex
-
-ASIDE_MAX: Final = 16
-"""Directories of damaged files that are kept; beyond that a damaged file is removed once it is replaced."""
 
 
 class SegmentSource(Protocol):
@@ -267,7 +265,7 @@ class Mender:
         state = self._state
         changed = [file for file in fetched if not self._is_here(file, end)]
         for file in changed:
-            aside = aside or self._make_aside(file.path.parent)
+            aside = aside or make_aside_near(self._fs, self._directory, file.path.parent)
             if file.base + file.size <= end.position:
                 self._exchange(file, aside)
             else:
@@ -289,44 +287,42 @@ class Mender:
         except DiskError:
             return False
 
-    def _exchange(self, file: MappedFile, aside: Path | None) -> None:
+    def _exchange(self, file: MappedFile, aside: Path) -> None:
         fs, data, path = self._fs, self._files.data, file.path.with_name(segment_name(file.base))
         with self._state.shape_lock:
             if not self._is_wanted(file):
                 return
             old = data.find(file.base)
-            kept = aside / path.name if aside is not None else None
-            if old is not None and kept is not None and old.non_zero_end(0):  # else it stands for a missing one
+            kept = aside / path.name
+            if old is not None and old.non_zero_end(0):  # else it stands for a missing one
                 fs.rename(old.path, kept)
             try:
                 fs.rename(file.path, path)
             except OSError:
-                if old is not None and kept is not None and not old.path.exists():
+                if old is not None and not old.path.exists():
                     fs.rename(kept, old.path)
                 raise
             file.path = path
             data.replace(file)
-        if aside is not None:
-            fs.sync_dir(aside)
+        fs.sync_dir(aside)
         fs.sync_dir(path.parent)
 
-    def _write_again(self, file: MappedFile, aside: Path | None, end: Mark) -> None:
+    def _write_again(self, file: MappedFile, aside: Path, end: Mark) -> None:
         """Only bytes of committed entries change, and to what they were: readers and the one writer may go on."""
         fs, old = self._fs, self._files.data.find(file.base)
         if old is None:
             raise DiskError(f"{segment_name(file.base)}, which is being written, is missing")
         stop = end.position - old.base
         pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
-        if aside is not None:
-            fd = fs.create(aside / old.path.name)
-            try:
-                for offset, length in pieces:
-                    with suppress(DiskError):  # what cannot be read cannot be kept
-                        fs.write(fd, old.read_cold(offset, length), offset)
-                fs.sync(fd)
-            finally:
-                fs.close(fd)
-            fs.sync_dir(aside)
+        fd = fs.create(aside / old.path.name)
+        try:
+            for offset, length in pieces:
+                with suppress(DiskError):  # what cannot be read cannot be kept
+                    fs.write(fd, old.read_cold(offset, length), offset)
+            fs.sync(fd)
+        finally:
+            fs.close(fd)
+        fs.sync_dir(aside)
         for offset, length in pieces:
             data = file.read_cold(offset, length)
             with self._state.shape_lock:
@@ -339,17 +335,6 @@ class Mender:
         """Whether its place is still part of the log: retention and INSTALL go on meanwhile. Under ``shape_lock``."""
         self._state.check_usable()
         return self._state.begin.position < file.base + file.size
-
-    def _make_aside(self, data: Path) -> Path | None:
-        """A directory for damaged files, in the node's own or, if that is on another disk, beside the segments."""
-        parent = self._directory if data.stat().st_dev == self._directory.stat().st_dev else data
-        taken = {path.name for path in parent.iterdir()}
-        free = next((f"damaged-{n}" for n in range(1, ASIDE_MAX + 1) if f"damaged-{n}" not in taken), None)
-        if free is None:
-            return None
-        path = parent / free / "data"
-        make_dirs_durably(self._fs, path)
-        return path
 
     def _write_units(self, fetched: list[MappedFile], end: Mark) -> None:
         """Let the index say what the new bytes do."""

@@ -246,8 +246,9 @@ class ConsumeQueueTable:
 
     def correct_min_offsets(self, physical: int) -> None:
         """Let every queue begin with its first message at or after ``physical``. Raises ``DiskError``."""
+        firsts = self._surroundings.firsts(physical)
         for queue in self.all():
-            queue.correct_min_offset(physical)
+            queue.correct_min_offset(physical, firsts.get((queue.topic, queue.queue_id)))
 
     def delete_expired(self, physical: int, /) -> int:
         """Let every queue begin as ``correct_min_offsets`` does, and remove files; how many. Raises ``DiskError``."""

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, WrongBytesError
+from dledger.store import aside
+from dledger.store.aside import ASIDE_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHANNEL_OFFSET
-from dledger.store.mending import ASIDE_MAX, Repaired
+from dledger.store.mending import Repaired
 from dledger.store.scrub import Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.store.support import SEGMENT_BYTES, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
@@ -390,14 +392,33 @@ def test_nothing_is_done_to_a_sound_segment(store: FileStore, peer: FileStore) -
     assert source.asked == []
 
 
-def test_what_is_kept_of_damage_is_bounded(store: FileStore, peer: FileStore) -> None:
-    """A disk that damages again and again does not fill itself with copies."""
+def test_what_is_kept_of_damage_is_bounded(store: FileStore, peer: FileStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that damages again and again does not fill itself with copies: the oldest go, and a line says so."""
     for _ in range(ASIDE_MAX + 3):
         flip(store, 1, 60)
         repair(store, peer, 1)
 
-    assert len(list(store.directory.glob("damaged-*"))) == ASIDE_MAX
+    kept = sorted(int(path.name.removeprefix("damaged-")) for path in store.directory.glob("damaged-*"))
+    assert kept == list(range(4, ASIDE_MAX + 4))
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        f"removed {store.directory / f'damaged-{number}'}" for number in (1, 2, 3)
+    ]
     assert found(store) == []
+
+
+def test_large_evidence_makes_room_earlier_but_never_the_newest_nor_a_whole_log(
+    store: FileStore, peer: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that a person set aside may hold what nobody else has any more."""
+    monkeypatch.setattr(aside, "ASIDE_BYTES_MAX", 1)
+    whole = store.directory / "damaged-1"
+    for name in ("data", "index"):
+        (whole / name).mkdir(parents=True)
+    for _ in range(4):
+        flip(store, 1, 60)
+        repair(store, peer, 1)
+
+    assert sorted(path.name for path in store.directory.glob("damaged-*")) == ["damaged-1", "damaged-4", "damaged-5"]
 
 
 def test_a_log_that_begins_inside_a_segment_is_repaired_from_its_begin_on(tmp_path: Path) -> None:
