@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from dledger.store.format import HEADER, Follow, Header, header_chain_crc, header_problem
@@ -28,6 +30,8 @@ from dledger.store.format import HEADER, Follow, Header, header_chain_crc, heade
 SECTOR_BYTES: Final = 512
 """What a disk writes all of, or nothing."""
 _POLYNOMIAL: Final = 0x82F63B78
+_AT_ONCE: Final = 1 << 18
+_Words = npt.NDArray[np.uint32]
 _I64: Final = Struct(">q")
 _INDEX_AT: Final = 8
 _POSITION_AT: Final = 24
@@ -75,24 +79,41 @@ def _known_bytes(offset: int, position: int, index: int) -> Iterator[tuple[int, 
 def _is_one_bit(difference: int, length: int) -> bool:
     """Whether the difference of two CRC32C, of ``length`` bytes each, is that of one turned bit.
 
-    Takes the bytes behind the bit back, one after the other.
+    It is if it becomes that of a bit in the last byte once the bytes behind the bit are taken back.
     """
-    for _ in range(length):
-        if difference in _ONE_BIT:
+    taken_back, step = np.array([difference], np.uint32), _BACK
+    while len(taken_back) < min(length, _AT_ONCE):
+        taken_back = np.concatenate((taken_back, _apply(step, taken_back)))
+        step = _apply(step, step)
+    for done in range(0, length, len(taken_back)):
+        if np.isin(taken_back[: length - done], _ONE_BIT).any():
             return True
-        low = _LOW[difference >> 24]
-        difference = ((difference ^ _TABLE[low]) << 8 & 0xFFFFFFFF) | low
+        taken_back = _apply(step, taken_back)
     return False
 
 
+def _apply(linear: _Words, words: _Words) -> _Words:
+    """What a linear map, given by what it makes of each value of each byte, makes of ``words``."""
+    low: _Words = linear[0][words & 255] ^ linear[1][words >> 8 & 255]
+    high: _Words = linear[2][words >> 16 & 255] ^ linear[3][words >> 24]
+    return np.bitwise_xor(low, high)
+
+
 def _table_entry(low: int) -> int:
+    """What eight zero bits make of a CRC with this lowest byte."""
     for _ in range(8):
         low = low >> 1 ^ (_POLYNOMIAL if low & 1 else 0)
     return low
 
 
+def _back(word: int) -> int:
+    """The CRC before a zero byte; of a table's entries no two have the same highest byte."""
+    low = _LOW[word >> 24]
+    return (word ^ _TABLE[low]) << 8 & 0xFFFFFFFF | low
+
+
 _TABLE: Final = tuple(_table_entry(low) for low in range(256))
 _LOW: Final = {entry >> 24: low for low, entry in enumerate(_TABLE)}
-"""By the highest byte of a table's entry, which no other one has: whose entry it is."""
-_ONE_BIT: Final = frozenset(_TABLE[1 << bit] for bit in range(8))
+_BACK: Final = np.array([[_back(byte << shift) for byte in range(256)] for shift in (0, 8, 16, 24)], np.uint32)
+_ONE_BIT: Final = np.array([_TABLE[1 << bit] for bit in range(8)], np.uint32)
 """The difference that a turned bit in the last byte makes."""

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from crc32c import crc32c
 
 from dledger.store.format import HEADER, Follow, ScanWindow, StopKind, encode_record, scan_records
-from dledger.store.torn import SECTOR_BYTES, is_torn
+from dledger.store.torn import SECTOR_BYTES, _is_one_bit, is_torn
 
 BASE = 1 << 20
 SEGMENT_BYTES = 64 * SECTOR_BYTES
@@ -152,3 +153,19 @@ def test_a_hole_with_whole_records_behind_it_is_what_a_power_cut_may_leave() -> 
 
     assert stop_of(segment)[:2] == (StopKind.BAD, log.starts[1])
     assert is_explained(segment)
+
+
+@pytest.mark.parametrize("length", [1, 2, 255, 70_000, 600_001])
+def test_one_turned_bit_is_known_by_the_checksums_wherever_it_is(length: int) -> None:
+    """And nothing else is taken for it: two of them, or none."""
+    dice = random.Random(length)
+    body = bytearray(dice.randbytes(length))
+    sound = crc32c(body)
+    for at in (0, length // 2, length - 1):
+        body[at] ^= 1 << dice.randrange(8)
+        assert _is_one_bit(crc32c(body) ^ sound, length)
+        body[at] ^= 0xFF
+        assert not _is_one_bit(crc32c(body) ^ sound, length)
+        body[at] = random.Random(length).randbytes(length)[at]
+
+    assert not _is_one_bit(0, length)
