@@ -17,6 +17,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DirectoryLockedError, DiskError, DLedgerError, ShutdownError
 from dledger.store.fs import DiskUsage
+from rocketstore.checkpoint import decode_checkpoint
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_PREPARED, HostAddress, Message
@@ -32,7 +33,7 @@ from rocketstore.types import (
     PutResult,
     RecordHead,
 )
-from tests.store.crash_fs import FailingFs
+from tests.store.crash_fs import FailingFs, OpeningFs
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import (
     FOREVER_MS,
@@ -125,6 +126,28 @@ def test_a_put_lock_held_for_long_means_busy(config: MessageStoreConfig) -> None
     assert store.put(Message("T", b"x")).status is PutMessageStatus.PUT_OK
     assert store.stats.failed_puts == 1
     store.shutdown()
+
+
+def test_puts_wait_for_queues_and_index_that_are_far_behind(config: MessageStoreConfig) -> None:
+    """Else consumers and queries fall behind without a bound, with messages that cost more to index than to store."""
+    go_on = threading.Event()
+    with running(replace(config, dispatch_behind_bytes_max=2000)) as store:
+        store.add_arrival_listener(lambda _heads: assert_set(go_on))
+        fill(store, 1)
+        results = [store.put(Message("T", b"x" * 500)) for _ in range(10)]
+        taken = [one for one in results if one.ok]
+        refused = results[-1]
+        assert 3 <= len(taken) <= 5
+        assert (refused.status, refused.outcome) == (PutMessageStatus.OS_PAGECACHE_BUSY, "not_applied")
+        assert "behind the log" in refused.reason
+        assert "dispatch_behind_bytes_max" in refused.reason
+
+        go_on.set()
+        wait_until(lambda: store.put(Message("T", b"x" * 500)).ok, "puts are taken again", WAIT_S)
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(WAIT_S)
 
 
 def test_one_illegal_message_refuses_all(config: MessageStoreConfig) -> None:
@@ -321,6 +344,30 @@ def test_a_clean_stop_needs_no_recovery(config: MessageStoreConfig) -> None:
     assert bodies(store) == [*EVENS, 100]
     store.shutdown()
     store.shutdown()
+
+
+@pytest.mark.parametrize("changed", ["", "checkpoint", "ends", "abort"])
+def test_consume_queues_are_not_read_after_a_clean_stop_that_nothing_has_touched(
+    config: MessageStoreConfig, changed: str
+) -> None:
+    """Where they ended then counts for that stop alone: with another checkpoint, or after a crash, they are read."""
+    with running(config) as store:
+        fill(store, 100)
+    root = config.store_path_root_dir
+    if changed == "checkpoint":
+        checkpoint = decode_checkpoint((root / "checkpoint").read_bytes())
+        (root / "checkpoint").write_bytes(replace(checkpoint, queue_units=checkpoint.queue_units - 1).encode())
+    elif changed == "ends":
+        ends = root / "config" / "queueEnds.json"
+        ends.write_bytes(ends.read_bytes().replace(b'"T"', b'"U"'))
+    elif changed == "abort":
+        (root / "abort").touch()
+
+    fs = OpeningFs()
+    with running(config, fs=fs) as store:
+        opened = [path for call, path in fs.calls if call == "open" and "consumequeue" in path]
+        assert bool(opened) is bool(changed)
+        assert (bodies(store), bodies(store, 1)) == (EVENS, ODDS)
 
 
 def test_a_killed_store_loses_nothing(config: MessageStoreConfig, tmp_path: Path) -> None:
