@@ -210,6 +210,18 @@ def test_what_no_member_holds_any_more_keeps_nobody_from_being_whole() -> None:
     assert "n1: it does not hold it" in one.held()[f"damaged {SEGMENT}"]
 
 
+def test_a_member_that_may_hold_it_keeps_this_one_from_being_whole() -> None:
+    """Its answer was no good this time, but it did not say that it lacks it."""
+    one = world()
+    one.log.damage = damaged()
+    one.peers.answers = {N1: None, N2: WrongBytesError("what came is wrong")}
+    one.watch.note_damage(damaged())
+
+    one.watch.step()
+
+    assert not one.watch.is_whole
+
+
 def test_damage_that_has_gone_by_itself_is_forgotten() -> None:
     """Retention removed it here, or a report came late."""
     one = world()
