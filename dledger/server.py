@@ -21,7 +21,7 @@ from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
-from dledger.core.member_state import Leader
+from dledger.core.member_state import Leader, Run
 from dledger.core.messages import (
     CheckedAppend,
     Envelope,
@@ -107,6 +107,8 @@ class DLedgerServer:
         self.keep_from: Callable[[], int | None] = lambda: None
         """From which position on the application needs the log; None: it does not. Asked by retention, to be set before
         ``start``; it may wait for the disk."""
+        self.held_back: Callable[[int], None] = lambda _end: None
+        """Told up to where more would be removed, but for ``keep_from``; to be set before ``start``; must be fast."""
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or SystemClock()
         self.conditions = Conditions(config.node_id, self._clock)
@@ -173,7 +175,7 @@ class DLedgerServer:
             log=self.log,
             hard_state=self.log.hard_state.load(),
             random=random.Random(secrets.randbits(64)),
-            boot_id=secrets.randbits(62),
+            run=Run(boot_id=secrets.randbits(62), countersign=1 + secrets.randbits(62)),
             now_ms=now_ms,
             remembered=read_remembered(self.log.directory),
         )
@@ -389,8 +391,11 @@ class DLedgerServer:
 
     def _clean(self) -> int:
         room, keep_from = self.log.measure_room(), self.keep_from()
-        if self._driver.call(lambda now_ms: self._retire(now_ms, room, keep_from)):
+        kept: list[int] = []
+        if self._driver.call(lambda now_ms: self._retire(now_ms, room, keep_from, kept.append)):
             self.log.remove_retired()
+        if kept:
+            self.held_back(kept[-1])
         self._look_after_conditions(room)
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
@@ -427,7 +432,9 @@ class DLedgerServer:
             why = "it led, a quorum answered, and nothing that waited was committed: it leaves it to the others to lead"
             self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
 
-    def _retire(self, now_ms: int, room: Room, keep_from: int | None) -> tuple[Path, ...]:
+    def _retire(
+        self, now_ms: int, room: Room, keep_from: int | None, held_back: Callable[[int], None]
+    ) -> tuple[Path, ...]:
         """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
         node, log = self._node, self.log
         blocked = False
@@ -442,7 +449,7 @@ class DLedgerServer:
             return last_index if needed is None else LogIndex(min(last_index, needed - 1))
 
         try:
-            retired = log.retire(_protected_index(node, now_ms), room, may_go, keep_from)
+            retired = log.retire(_protected_index(node, now_ms), room, may_go, keep_from, held_back)
         except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
             node.state.outbox.damage.append(damage)
             return ()

@@ -237,8 +237,11 @@ def _store_problems(store: MessageStoreConfig) -> list[str]:
         for name in _RATIOS
         if not 1 <= getattr(store, name) <= 100
     ]
-    if store.file_reserved_time < 0:
-        found.append(f"file_reserved_time={store.file_reserved_time} must not be negative")
+    found += [
+        f"{name}={getattr(store, name)} must not be negative"
+        for name in ("file_reserved_time", "derived_scrub_bytes_per_s")
+        if getattr(store, name) < 0
+    ]
     found += [
         f"message_delay_level: {level!r} is no time: write 30s, 5m, 2h or 1d"
         for level in store.message_delay_level.split()

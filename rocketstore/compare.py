@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from dledger.store.format import parse_segment_name
 from rocketstore.consume_queue.units import FILLER, UNIT, UNIT_BYTES
-from rocketstore.index.chains import ENTRIES, HEADER, KEY, chained, seconds_since
-from rocketstore.index.file import HEADER_BYTES, IndexHeader, IndexShape
+from rocketstore.index.chains import ENTRIES, HEADER, KEY, IndexHeader, chained, seconds_since
+from rocketstore.index.file import HEADER_BYTES, IndexShape
 
 Mask = NDArray[np.bool_]
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}")

@@ -102,6 +102,8 @@ class DispatchService:
         self.last_store_ms = 0
         """Store timestamp of the last dispatched message."""
         self.failure: BaseException | None = None
+        self.damage: CorruptLogError | None = None
+        """What it waits for the group to repair."""
 
     def add_listener(self, listener: ArrivalListener) -> None:
         """Call ``listener`` with each batch of records from now on, on this thread; an exception ends dispatch."""
@@ -212,7 +214,9 @@ class DispatchService:
     def _step_patiently(self) -> float:
         """Step; gives how long to nap before the next one, 0 to sleep until woken."""
         try:
-            if not self._step(notify=True):
+            moved = self._step(notify=True)
+            self.damage = None
+            if not moved:
                 return 0.0
         except DiskFullError as error:
             _log.warning("dispatch waits: %s", error)
@@ -220,7 +224,9 @@ class DispatchService:
         except CorruptLogError as error:
             if error.index is None:  # only entries are repaired by a group
                 raise
-            _log.error("dispatch waits until the log is repaired: %s", error)
+            if self.damage is None:
+                _log.error("dispatch waits until the log is repaired: %s", error)
+            self.damage = error
             return FULL_RETRY_S
         return next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), NAPS_S[-1][1])
 

@@ -3,7 +3,8 @@
 Life: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. Puts are taken in between, by a master.
 
 Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.dispatch``), *flush* (queues and index to the disk,
-then the checkpoint), *clean* (retention), *stats* (a sample a second), and the log's own. None of them ends quietly:
+then the checkpoint), *clean* (retention), *upkeep* (see ``rocketstore.upkeep``), *stats* (a sample a second), and the
+log's own. None of them ends quietly:
 what stops one closes the store to puts and is named in ``failure`` and in the reason that puts are refused with.
 
 **What is durable when.** A put is answered as the log says (after its flush, after a quorum's, or at once); queues and
@@ -21,14 +22,16 @@ from typing import Final
 
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.errors import DiskError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.types import ProducerBatch
 from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
 from rocketstore.cleaning import Cleaner
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
 from rocketstore.consume_queue.queue import Surroundings
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.deleted import DELETED_FILE, DeletedQueues
@@ -43,9 +46,10 @@ from rocketstore.numbering import Numbering, NumberWriter, RepeatAlarm
 from rocketstore.periodic import Periodic
 from rocketstore.put_waiter import PutWaiter
 from rocketstore.reads import RecordFilter, StoreReader, TagFilter
-from rocketstore.recovery import RecoveryPlan, recover
+from rocketstore.recovery import RecoveryPlan, queue_units, recover
 from rocketstore.stats import StoreStats
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
+from rocketstore.upkeep import Upkeep
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long ``shutdown`` lets dispatch catch up."""
@@ -88,12 +92,18 @@ class MessageStore:
             config.consume_queue_dir,
             config.consume_queue_file_bytes,
             self._fs,
-            Surroundings(lambda: log.min_offset, self._alarm.repeated, lambda: self._durability.position),
+            Surroundings(
+                lambda: log.min_offset,
+                self._alarm.repeated,
+                lambda: self._durability.position,
+                believe=lambda queue, offset, unit: self._reader.truth.believed_unit(queue, offset, unit),
+                firsts=lambda physical: self._reader.truth.first_messages(physical),
+            ),
         )
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._numbering = Numbering(log, self._queues, deleted=lambda: self._deleted.ends)
         self._keepers: tuple[LogKeeper, ...] = ()
-        log.keep_from(self._keep_from)
+        log.keep_from(self._keep_from, self._held_back)
         self._index = (
             IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
             if config.message_index_enable
@@ -126,9 +136,22 @@ class MessageStore:
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
         self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
         self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
+        self._upkeep = Upkeep(
+            log,
+            self._queues.all,
+            self._index,
+            self._reader.truth,
+            self._conditions,
+            self._clock,
+            config.derived_scrub_bytes_per_s,
+        )
+        self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
+        self._upkeep.wake = self._upkeep_worker.wake
         self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
+        self._checkpoint_wanted = False
+        self._ends_path = config.config_dir / QUEUE_ENDS_FILE
         self._directory: StoreDirectory | None = None
         self._loaded = False
         self._running = False
@@ -150,7 +173,8 @@ class MessageStore:
         checkpoint = self._checkpoint.read()
         self._durability.position = max(0, checkpoint.replay_from)
         self._deleted.load()
-        self._queues.load()
+        place = (checkpoint.replay_from, checkpoint.queue_units)
+        self._queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
         known = checkpoint.replay_from != UNKNOWN
         self.log.load(
             clean_stop=clean_stop,
@@ -168,9 +192,9 @@ class MessageStore:
         self._dispatch.begin_at(decided.replay_from)
         self._dispatch.last_store_ms = checkpoint.logics_ms
         self._numbering.begin(continuous=decided.queues_are_whole)
-        self._dispatch.catch_up()
+        self._or_later(self._dispatch.catch_up)
         self._cleaner.follow()
-        self._numbering.restore()
+        self._or_later(self._numbering.restore)
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
         self._loaded = True
@@ -178,11 +202,23 @@ class MessageStore:
         self._durability.flush_if_room()
         return decided
 
+    def _or_later(self, step: Callable[[], object]) -> None:
+        """Do it now, or, where the log is damaged, once the running node has repaired it.
+
+        Until then dispatch stands there, so nothing behind it is served, and this member does not become master.
+        """
+        try:
+            step()
+        except CorruptLogError as damage:
+            if damage.index is None or not self.log.is_repaired:  # only entries are repaired
+                raise
+            _log.error("queues and index are built on once the log is repaired: %s", damage)
+
     def start(self) -> None:
         """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
         self.log.start()
         self._dispatch.start()
-        for worker in (self._flusher, self._sampler, self._clean_worker):
+        for worker in (self._flusher, self._sampler, self._clean_worker, self._upkeep_worker):
             worker.start()
         self._running = True
         self._gate.open(Obstacle.NOT_RUNNING)
@@ -199,7 +235,8 @@ class MessageStore:
         if directory is None:
             return
         attempts = Attempts()
-        for worker in (self._clean_worker, self._sampler, self._flusher):
+        self._upkeep.stop()
+        for worker in (self._upkeep_worker, self._clean_worker, self._sampler, self._flusher):
             if not worker.stop(STOP_TIMEOUT_S):
                 _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
         if self._loaded:
@@ -209,14 +246,19 @@ class MessageStore:
         if self._loaded:
             self._durability.flush_all(attempts)
         attempts.run(self.log.shutdown)
-        attempts.run(self._queues.close)
         attempts.run(lambda: self._settle(directory, drained=drained, failed=attempts.first is not None))
+        attempts.run(self._queues.close)
         directory.release()
         attempts.conclude()
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
         complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
         if complete and not failed and self.failure is None:
+            try:
+                place = (self._durability.position, queue_units(self._queues))
+                write_ends(self._fs, self._ends_path, place, self._queues.at_rest())
+            except (OSError, DiskError) as error:
+                _log.warning("the next start reads all consume queues: %s", error)
             directory.mark_clean()
         else:
             _log.warning("the store did not stop cleanly; the next start builds queues and index from the checkpoint")
@@ -436,6 +478,11 @@ class MessageStore:
         return self._dispatch.behind_bytes()
 
     @property
+    def dispatch_damage(self) -> CorruptLogError | None:
+        """What has to be repaired before more of the log reaches queues and index."""
+        return self._dispatch.damage
+
+    @property
     def dispatch_position(self) -> int:
         """Up to where the log is in queues and index."""
         return self._dispatch.position
@@ -460,9 +507,8 @@ class MessageStore:
         self._keepers = (*self._keepers, keeper)
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where a message's record begins in the log; -1 if it is not there. Raises ``DiskError``."""
-        queue = self._queues.find(topic, queue_id)
-        unit = None if queue is None else queue.unit(offset)
+        """Where a message is in the log; -1 if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
+        unit = self._reader.unit(topic, queue_id, offset)
         return -1 if unit is None else unit.offset
 
     def request_clean(self) -> None:
@@ -488,6 +534,7 @@ class MessageStore:
             "earliestMessageTimeStamp": str(self.earliest_message_time()),
             "brokerRole": str(self.role),
             "putRefusedBecause": refusal.reason if (refusal := self._gate.refusal) is not None else "",
+            "indexFilesRebuilt": str(self._upkeep.repaired),
             "queueOffsetsRepeated": str(self._alarm.count),
             "storeFailure": "" if self.failure is None else str(self.failure),
         }
@@ -495,9 +542,14 @@ class MessageStore:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _flush_round(self) -> None:
-        """Some pages now and then, everything once a minute. A failed flush is final: the store takes no more puts."""
+        """Some pages now and then, everything once a minute or when retention waits for that.
+
+        A failed flush is final: the store takes no more puts.
+        """
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._last_thorough_ms >= self.config.flush_consume_queue_thorough_interval:
+        due_ms = self._last_thorough_ms + self.config.flush_consume_queue_thorough_interval
+        if self._checkpoint_wanted or now_ms >= due_ms:
+            self._checkpoint_wanted = False
             self._last_thorough_ms = now_ms
             self._durability.flush_if_room()
         else:
@@ -521,7 +573,14 @@ class MessageStore:
         numbered = self._numbering.keep_from(disk_full=self._gate.has(Obstacle.DISK_FULL))
         return min(wanted if numbered is None else [*wanted, numbered])
 
+    def _held_back(self, end: int) -> None:
+        """A replicated log would remove more. On its own thread, which must not wait for thousands of queues."""
+        if self._durability.position < min(end, self._dispatch.position):
+            self._checkpoint_wanted = True
+            self._flusher.request()
+
     def _let_go(self) -> None:
+        """A plain log would remove more."""
         self._numbers.write_and_wait()
         self._durability.flush_if_room()
 

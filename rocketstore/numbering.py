@@ -201,6 +201,7 @@ class Numbering:
         After what the log holds was dispatched: a queue that is raised takes no message from before the set any more.
         Raises ``CorruptLogError``, ``DiskError``.
         """
+        self._unread = True
         queue = self._queues.find(QUEUE_NUMBERS_TOPIC, 0)
         parts: list[NumberingPart] = []
         sizes = 0
@@ -214,7 +215,6 @@ class Numbering:
                 break
             record = self._log.read_record(unit.offset)
             if record is None:
-                self._unread = True
                 return False
             found = self._part_of(record, unit.offset)
             if found is None:

@@ -13,17 +13,20 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from struct import Struct
 from threading import Lock
 from typing import Final, Protocol
 from zlib import crc32
 
-from rocketstore.consume_queue.units import FILLER
+from dledger.errors import CorruptLogError
+from rocketstore.consume_queue.queue import First
+from rocketstore.consume_queue.units import BROKEN, FILLER
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import CRC_MASK, HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, body_at
 from rocketstore.message.scan import scan_records
-from rocketstore.types import QueueUnit, ScannedRecords
+from rocketstore.types import QueueKey, QueueUnit, RecordHead, ScannedRecords
 
 _log = logging.getLogger(__name__)
 BLOCK_UNITS: Final = 500
@@ -49,6 +52,10 @@ class ScannedLog(Protocol):
     @property
     def max_offset(self) -> int:
         """Where what may be read ends."""
+
+    @property
+    def end_offset(self) -> int:
+        """Where everything ends."""
 
     def read(self, offset: int, size: int) -> bytes | None:
         """A record."""
@@ -140,6 +147,8 @@ class QueueTruth:
 
     def record_at(self, queue: MendableQueue, number: int, unit: QueueUnit) -> bytes | None:
         """The record that a unit leads to, if it is the message of that place."""
+        if unit.offset < 0 or unit.size < OVERHEAD:
+            return None
         record = self._log.read(unit.offset, unit.size)
         if record is None:
             return None
@@ -156,32 +165,75 @@ class QueueTruth:
             if record is not None and is_message(record, unit, queue, number, check_body=check_body)
         }
 
+    def unit_at(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
+        """What the log makes of the ``unit`` at ``number``; None if there is no message. A wrong one is written again.
+
+        A record that may not be read yet says nothing: then the unit is taken as it is. Raises ``CorruptLogError``,
+        ``DiskError``.
+        """
+        if self.record_at(queue, number, unit) is not None:
+            return unit
+        if 0 <= unit.offset < self._log.min_offset and number < queue.min_offset:
+            return unit
+        if unit.offset >= 0 and self._log.max_offset < unit.offset + unit.size <= self._log.end_offset:
+            return unit
+        return self.restore(queue, number)
+
+    def believed_unit(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
+        """As ``unit_at``, but where the log is damaged the unit is taken as it is. Raises ``DiskError``."""
+        try:
+            return self.unit_at(queue, number, unit)
+        except CorruptLogError:  # it is told by whoever needs what is there
+            return unit if unit != BROKEN else None
+
+    def first_messages(self, physical: int) -> dict[QueueKey, First]:
+        """The first messages of the queues that have one soon behind ``physical``."""
+        found: dict[QueueKey, First] = {}
+        if self._log.min_offset <= physical < self._log.max_offset:
+            heads: Sequence[RecordHead] = ()
+            with suppress(CorruptLogError):
+                heads = self._log.scan(physical, _SCAN_BYTES).heads
+            for head in heads:
+                if head.queue_offset >= 0:
+                    found.setdefault((head.topic, head.queue_id), First(head.queue_offset, head.offset))
+        return found
+
     def restore(self, queue: MendableQueue, number: int) -> QueueUnit | None:
         """Write the units around ``number`` again where they are wrong; the unit there, None if no message is.
 
         Raises ``CorruptLogError``, ``DiskError``.
         """
+        first, end = queue.min_offset, queue.max_offset
         low, high = number, number + 1
         start, stop = self._log.min_offset, self._log.max_offset
-        while low > queue.min_offset:
-            believed = self._believed(queue, low - 1)
+        enclosed, step = False, 1  # strides get longer: there may be very many that lead nowhere
+        while low > first:
+            low = max(first, low - step)
+            step *= 2
+            believed = self._believed(queue, low)
             if believed is not None:
-                start = believed.offset
+                start, enclosed, low = believed.offset, True, low + 1
                 break
-            low -= 1
-        while high < queue.max_offset:
+        step = 1
+        while high < end:
             believed = self._believed(queue, high)
             if believed is not None:
                 stop = believed.offset
                 break
-            high += 1
+            high = min(end, high + step)
+            step *= 2
         found = self._found(queue, range(low, high), start, stop)
+        if enclosed and high < end and self._log.is_replicated:  # what is not found is not there
+            found = dict.fromkeys(range(low, high), FILLER) | found
         for at, unit in sorted(found.items()):
             if list(queue.units(at, 1)) != [unit]:
                 queue.rewrite(at, unit)
-                _log.warning("queue %d of topic %s: unit %d was wrong; it is written again from the log",
-                             queue.queue_id, queue.topic, at)  # fmt: skip
-        return found.get(number)
+                _log.warning(
+                    "queue %d of topic %s: unit %d was wrong; it is written again from the log",
+                    queue.queue_id, queue.topic, at, extra={"event": "repair"},
+                )  # fmt: skip
+        unit = found.get(number, FILLER)
+        return None if unit == FILLER else unit
 
     def _believed(self, queue: MendableQueue, number: int) -> QueueUnit | None:
         unit = next(iter(queue.units(number, 1)), FILLER)

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple, Protocol
 
 from dledger.errors import CorruptLogError
 from rocketstore.config import MIB, MessageStoreConfig
-from rocketstore.consume_queue.units import FILLER
+from rocketstore.consume_queue.units import BROKEN, FILLER
+from rocketstore.index.keys import key_hash
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
@@ -83,6 +84,9 @@ class KeyIndex(Protocol):
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> KeyHits:
         """Where messages with this key may be."""
 
+    def contradicted(self, offset: int, /) -> None:
+        """The record at ``offset`` is not what an answer said; raises if the index is wrong."""
+
 
 class GetLimits(NamedTuple):
     """How much one get may give, whether its messages are probably in memory or not."""
@@ -107,7 +111,7 @@ class StoreReader:
         self._find_queue = find_queue
         self._index = index
         self._config = config
-        self._truth = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
+        self.truth: Final = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
         self._units_per_file = config.consume_queue_file_bytes // _UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
         self._memory_bytes_max = memory * config.access_message_in_memory_max_ratio // 100
@@ -188,6 +192,8 @@ class StoreReader:
             for offset in fresh:
                 record = self.read_record(offset)
                 if record is None:
+                    if self._log.min_offset <= offset < self._log.max_offset:
+                        self._index.contradicted(offset)
                     continue
                 message = decode_record(record, check_crc=False)
                 oldest_ms = min(oldest_ms, message.store_timestamp)
@@ -198,6 +204,8 @@ class StoreReader:
                     found[offset] = record
                 else:
                     passed_bytes += len(record)
+                    if not _has_hash(message, topic, key):
+                        self._index.contradicted(offset)
             if passed_bytes > PASSED_BYTES_MAX:
                 break
             if len(found) >= wanted or len(hits.offsets) < self._config.max_msgs_num_batch or not fresh:
@@ -211,10 +219,17 @@ class StoreReader:
         return queue.offset_by_time(timestamp_ms, self.record_time) if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at a queue offset was stored; -1 if it is not there."""
+        """When the message at a queue offset was stored; -1 if it is not there. Raises ``CorruptLogError``."""
+        unit = self.unit(topic, queue_id, offset)
+        return -1 if unit is None else self.record_time(unit.offset, unit.size)
+
+    def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+        """Where the log has the message at a queue offset; None if it is not there. Raises ``CorruptLogError``."""
         queue = self._find_queue(topic, queue_id)
-        unit = queue.unit(offset) if queue is not None else None
-        return -1 if unit is None or unit.size == _FILLER_SIZE else self.record_time(unit.offset, unit.size)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return None
+        unit = next(iter(queue.units(offset, 1)), BROKEN)
+        return None if unit == FILLER else self.truth.unit_at(queue, offset, unit)
 
     def record_time(self, offset: int, size: int) -> int:
         """Store timestamp of a record; -1 if it is gone."""
@@ -233,11 +248,13 @@ class StoreReader:
         Raises ``CorruptLogError``.
         """
         if unit.offset + unit.size <= log_end:
-            record = self._truth.record_at(queue, number, unit)
+            record = self.truth.record_at(queue, number, unit)
             if record is not None:
                 return record
-        true = self._truth.restore(queue, number)
+        true = self.truth.restore(queue, number)
         if true is None:
+            if next(iter(queue.units(number, 1)), None) == FILLER:  # the log has no message for this place
+                return GetMessageStatus.NO_MATCHED_MESSAGE
             if unit.offset + unit.size > log_end:
                 return GetMessageStatus.OFFSET_OVERFLOW_ONE
             if unit.offset < self._log.min_offset:
@@ -245,7 +262,7 @@ class StoreReader:
         elif true.offset + true.size > log_end:  # it became readable meanwhile
             return GetMessageStatus.OFFSET_OVERFLOW_ONE
         elif true != unit:
-            record = self._truth.record_at(queue, number, true)
+            record = self.truth.record_at(queue, number, true)
             if record is not None:
                 return record
             unit = true
@@ -253,7 +270,7 @@ class StoreReader:
 
     def records_of(self, queue: ReadableQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
         """Messages by their queue offsets, read together; those that are missing are for ``record_of``."""
-        return self._truth.records_at(queue, numbers, units)
+        return self.truth.records_at(queue, numbers, units)
 
     def _damage(self, unit: QueueUnit, *, in_log: bool) -> CorruptLogError:
         if not in_log:
@@ -272,10 +289,10 @@ class StoreReader:
     ) -> Sequence[QueueUnit]:
         """Units from ``number`` on; ``tagged``: their tags codes are their records'."""
         if tagged:
-            units = self._truth.tagged_units(queue, number, log_end, PASSED_BYTES_MAX)[:count]
+            units = self.truth.tagged_units(queue, number, log_end, PASSED_BYTES_MAX)[:count]
         else:
             units = queue.units(number, count)
-        if not units and self._truth.restore(queue, number) is not None:  # it was as if never written
+        if not units and self.truth.restore(queue, number) is not None:  # it was as if never written
             units = queue.units(number, 1)
         return units
 
@@ -382,6 +399,8 @@ class _Get:
             else:
                 self._passed_bytes += unit.size
             return True
+        if record is GetMessageStatus.NO_MATCHED_MESSAGE:
+            return True
         self._outcome = record
         if record is GetMessageStatus.MESSAGE_WAS_REMOVING:
             self._skip_below = self._reader.next_file_offset(unit.offset)
@@ -431,6 +450,12 @@ def store_timestamp(record: bytes) -> int:
 
 def _has_key(message: Message, topic: str, key: str, *, unique: bool) -> bool:
     return message.topic == topic and (message.unique_key == key or (not unique and key in message.keys))
+
+
+def _has_hash(message: Message, topic: str, key: str) -> bool:
+    """Whether the index has the message rightly under what it has ``key`` under."""
+    hash_ = key_hash(topic, key)
+    return any(key_hash(message.topic, one) == hash_ for one in (message.unique_key, *message.keys) if one)
 
 
 def _physical_memory() -> int:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from dledger.errors import invariant
+from dledger.errors import CorruptLogError, invariant
 from rocketstore.checkpoint import UNKNOWN, Checkpoint
 from rocketstore.config import KIB
 from rocketstore.types import RecordHead, ScannedRecords
@@ -191,7 +191,10 @@ def file_by_time(log: RecoverableLog, before_ms: int) -> int:
     """The start of the newest file whose first message was stored by ``before_ms``; the log's begin if none was."""
     found = at = log.min_offset
     while at < log.max_offset:
-        heads: Sequence[RecordHead] = log.scan(at, _PROBE_BYTES).heads
+        try:
+            heads: Sequence[RecordHead] = log.scan(at, _PROBE_BYTES).heads
+        except CorruptLogError:  # dispatch will tell; to begin before it is never wrong
+            break
         if heads and heads[0].store_timestamp > before_ms:
             break
         if heads:

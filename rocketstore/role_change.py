@@ -106,6 +106,10 @@ class RoleStore(Protocol):
     def rebuild_queue_offsets(self) -> None:
         """Count the next queue offsets from the consume queues."""
 
+    @property
+    def dispatch_damage(self) -> CorruptLogError | None:
+        """What dispatch waits for the group to repair."""
+
     def wait_dispatched(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for everything committed to be dispatched; whether it is."""
 
@@ -322,6 +326,9 @@ class BrokerRoleChange:
         while not self._store.wait_dispatched(DISPATCH_WAIT_S):
             if target.cancelled.wait(DISPATCH_PAUSE_S):
                 return
+            damage = self._store.dispatch_damage
+            if damage is not None:  # others may be sound
+                raise damage
 
     def _take_puts(self, target: _Target, term: Term) -> None:
         with self._changed:  # so that a change of role comes wholly before this or wholly after it

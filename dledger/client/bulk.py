@@ -2,6 +2,9 @@
 
 What is lost on the way is asked for again, where it broke off, at the same or another member: committed entries are the
 same everywhere. So an iterator gives every entry once and in order, whatever happens to single nodes, or raises.
+
+Entries that one member has damaged or no longer keeps are asked for at all others before anybody is told so: "no longer
+kept" makes readers go on behind them. Only a member named by its address speaks for itself.
 """
 
 from __future__ import annotations
@@ -25,17 +28,28 @@ from dledger.client.shared import (
     is_retried_read,
     rpc_failure,
 )
-from dledger.errors import DLedgerError, IndexOutOfRangeError, UnavailableError
+from dledger.errors import (
+    CorruptLogError,
+    DiskError,
+    DLedgerError,
+    FencedError,
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    UnavailableError,
+)
 from dledger.rpc import bulk_codec as codec
 from dledger.rpc import options
 from dledger.rpc.ports import NodeStatus
-from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role
+from dledger.types import NO_INDEX, BlockDigest, LogChunk, LogIndex, Position, Role
 
 if TYPE_CHECKING:  # a name that is not generic at run time
     _Stream = grpc.UnaryStreamMultiCallable[bytes, bytes]
 
 STREAM_TIMEOUT_S: Final = 600.0
 """After which a stream that is still open is opened anew."""
+
+_ONE_MEMBERS: Final = (CorruptLogError, DiskError, FencedError, IndexBeforeBeginError)
+"""What is the matter with one member's log: another one may hold what was asked for, whole."""
 
 _T = TypeVar("_T")
 
@@ -101,7 +115,7 @@ class BulkReads:
                 raise UnavailableError(f"{node} does not know entries {next_index} to {end - 1} to be committed yet")
             except DLedgerError as error:
                 self._note_failure(node, error, patience)
-                patience.wait_after(error, retried=_is_retried(error))
+                patience.wait_after(error, retried=_is_retried(error) or patience.refused_by(node, error, target))
 
     def digests(self, request: codec.BlockDigests, target: Target) -> Iterator[BlockDigest]:
         """See ``DLedgerClient.block_digests``."""
@@ -139,13 +153,13 @@ class BulkReads:
                 return codec.decode_located(data)
             except DLedgerError as error:
                 self._note_failure(node, error, patience)
-                patience.wait_after(error, retried=_is_retried(error))
+                patience.wait_after(error, retried=_is_retried(error) or patience.refused_by(node, error, target))
 
     def _choose(self, target: Target, patience: _Patience) -> str:
         """The address of a member to ask now. Raises ``UnavailableError`` and whatever makes asking hopeless."""
         while True:
             try:
-                return self._find(target, patience.deadline)
+                return self._find_other(target, patience) if patience.refused else self._find(target, patience.deadline)
             except DLedgerError as error:  # what a node said before tells more than that no time was left to find one
                 patience.wait_after(patience.failure or error, retried=is_retried_read(error))
 
@@ -154,14 +168,37 @@ class BulkReads:
             return target.address
         if target.read_from is ReadFrom.LEADER:
             return self._ways.leader(deadline)
+        return self._pick(target, self._present(deadline))
+
+    def _find_other(self, target: Target, patience: _Patience) -> str:
+        """A member that has not refused yet, and has all that those who have knew to be committed.
+
+        Raises what was refused, damage rather than "no longer kept", once nobody is left who could be asked.
+        """
+        found = self._present(patience.deadline)
+        if patience.floor is None:
+            patience.floor = max((one.committed_index for at, one in found if at in patience.refused), default=NO_INDEX)
+        others = [(address, one) for address, one in found if address not in patience.refused]
+        if not others:
+            patience.failure = patience.refusal
+            raise patience.refusal
+        caught_up = [(address, one) for address, one in others if one.committed_index >= patience.floor]
+        if not caught_up:
+            raise UnavailableError(f"no other member knows entry {patience.floor} to be committed yet")
+        return self._pick(target, caught_up)
+
+    def _pick(self, target: Target, members: Sequence[tuple[str, NodeStatus]]) -> str:
+        wanted = {ReadFrom.LEADER: {Role.LEADER}, ReadFrom.FOLLOWER: set(Role) - {Role.LEADER}, ReadFrom.ANY: set(Role)}
+        fitting = [address for address, one in members if one.role in wanted[target.read_from]]
+        return self._random.choice(fitting or [address for address, _ in members])
+
+    def _present(self, deadline: Deadline) -> list[tuple[str, NodeStatus]]:
+        """The members that answer, at least one."""
         answers = self._survey(Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s)))
         found = [(address, one) for address, one in answers if isinstance(one, NodeStatus)]
         if not found:
             raise next(one for _, one in answers if isinstance(one, DLedgerError))
-        followers = [address for address, one in found if one.role is not Role.LEADER]
-        if target.read_from is ReadFrom.FOLLOWER and followers:
-            return self._random.choice(followers)
-        return self._random.choice([address for address, _ in found])
+        return found
 
     def _survey(self, deadline: Deadline) -> list[tuple[str, NodeStatus | DLedgerError]]:
         """What every member says of itself, those included that others tell of."""
@@ -205,8 +242,24 @@ class _Patience:
         self.deadline = Deadline(timeout_s)
         self.failure: DLedgerError | None = None
         """Of the node that was asked last."""
+        self.refused: dict[str, DLedgerError] = {}
+        """Members whose own logs do not give what comes next, and why."""
+        self.floor: LogIndex | None = None
+        """What the first of them knew to be committed: who is behind that may answer less than there is."""
         self._closing = closing
         self._backoff_s = RETRY_WAIT_S_MIN
+
+    @property
+    def refusal(self) -> DLedgerError:
+        """What to raise when all have refused: what is damaged somewhere may be kept there."""
+        return min(self.refused.values(), key=lambda error: isinstance(error, IndexBeforeBeginError))
+
+    def refused_by(self, node: str, error: DLedgerError, target: Target) -> bool:
+        """Note that a member's own log is why it failed; whether others are to be asked."""
+        if target.address is not None or not isinstance(error, _ONE_MEMBERS):
+            return False
+        self.refused[node] = error
+        return True
 
     def wait_after(self, error: DLedgerError, *, retried: bool) -> None:
         """Pause before the next attempt; raises ``error`` if there is to be none."""

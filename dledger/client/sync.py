@@ -280,11 +280,11 @@ class DLedgerClient:
         """Committed entries as they are stored, from ``first_index`` to before ``end_index`` (None: all there are now).
 
         In order, each once, in chunks of about ``chunk_bytes`` (0: 1 MiB; one entry may be larger); with ``max_bytes``
-        it ends with the chunk that brings more than that. Goes on at another member when one is lost or behind, and
-        raises when nothing new comes for ``timeout_s``. ``address`` picks one node and no other.
+        it ends with the chunk that brings more than that. Goes on at another member when one is lost, behind, damaged
+        or keeps less, and raises when nothing new comes for ``timeout_s``. ``address`` picks one node and no other.
 
-        Raises ``IndexBeforeBeginError`` (retention has removed some of it), ``IndexOutOfRangeError`` (it begins beyond
-        the committed end, also after a while), ``CorruptLogError`` and ``DiskError`` (naming file and offset),
+        Raises ``IndexBeforeBeginError`` (no member keeps all of it any more), ``IndexOutOfRangeError`` (it begins
+        beyond the committed end, also after a while), ``CorruptLogError`` and ``DiskError`` (naming file and offset),
         ``PendingFullError`` (too many readers).
         """
         end = LogIndex(0 if end_index is None else end_index)

@@ -84,6 +84,9 @@ class LeaderElector:
         self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
         """Of members that did not take leadership unasked: how often in a row, and until when they are left alone."""
         self._readmissions = Readmissions()
+        self._older_blanks: set[NodeId] = set()
+        """Members with a new disk, of a version that knows no standing: they vote once all say that they are as new,
+        which this version does not say."""
         self.vote_problem = ""
         """Why nobody is elected although whoever answers would elect this member, for people."""
         self.client_address = ""
@@ -165,9 +168,8 @@ class LeaderElector:
         for peer in state.peers:
             readmission = self._readmissions.due(peer, state.commit_index)
             doubted = leader.doubted.get(peer, 0)
-            own = (
-                replace(common, readmission=readmission, doubted_boot_id=doubted) if readmission or doubted else common
-            )
+            countersign = leader.countersigns.get(peer, 0)
+            own = replace(common, readmission=readmission, doubted_boot_id=doubted, countersign=countersign)
             state.outbox.messages.append((peer, own))
 
     def _append_for_waiting(self, leader: Leader) -> None:
@@ -217,11 +219,19 @@ class LeaderElector:
         self.pre_votes += 1
         role = state.role
         if isinstance(role, Candidate) and role.pre_vote:
-            self.vote_problem = what_keeps_from_electing(role.ballots, len(state.peers) + 1, state.node_id)
-            if state.contradicted_by and not self.vote_problem:
-                self.vote_problem = f"{', '.join(sorted(state.contradicted_by))} committed other entries"
+            self.vote_problem = self._what_keeps_from_electing(role)
         state.become_candidate(now_ms, pre_vote=True)
         self._ask_for_votes(Term(state.term + 1), pre_vote=True)
+
+    def _what_keeps_from_electing(self, candidate: Candidate) -> str:
+        state = self._state
+        problem = what_keeps_from_electing(candidate.ballots, len(state.peers) + 1, state.node_id)
+        if self._older_blanks and (problem or not state.has_standing):
+            older = ", ".join(sorted(self._older_blanks))
+            return f"no vote from {older}: a new disk and a version that cannot begin a group with this one; upgrade it"
+        if state.contradicted_by and not problem:
+            return f"{', '.join(sorted(state.contradicted_by))} committed other entries"
+        return problem
 
     def _campaign(self, now_ms: int, reason: RoleReason) -> None:
         state = self._state
@@ -235,7 +245,8 @@ class LeaderElector:
         committed = histories.stated(state)
         for peer in state.peers:
             remembered = histories.memory_of(state, peer)
-            request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered, committed)
+            countersign = state.countersign if pre_vote else 0
+            request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered, committed, countersign)
             state.outbox.messages.append((peer, request))
 
     def _lead_if_elected(self, now_ms: int) -> None:
@@ -298,6 +309,7 @@ class LeaderElector:
         state = self._state
         agree = histories.agree(state, request.committed)
         histories.note(state, sender, agree)
+        self._note_countersign(sender, request, now_ms)
         if request.pre_vote:
             result = self._judge_pre_vote(sender, request, now_ms)
         else:
@@ -321,7 +333,18 @@ class LeaderElector:
             remembered=histories.memory_of(state, sender),
             committed=histories.stated(state),
             other_history=agree is False,
+            countersigns=isinstance(state.role, Leader) and request.countersign != 0,
         )
+
+    def _note_countersign(self, sender: NodeId, request: VoteRequest, now_ms: int) -> None:
+        """Repeat it in heartbeats, the first of a term at once: the peer believes no other ones."""
+        leader = self._state.role
+        if not isinstance(leader, Leader) or not request.countersign:
+            return
+        if sender not in leader.countersigns:
+            self._heartbeat_due_ms = now_ms
+            self._state.outbox.wake |= Wake.ELECTOR
+        leader.countersigns[sender] = request.countersign
 
     def _standing_towards(self, request: VoteRequest) -> Standing:
         """What this vote is worth to one that remembers this member to have held more than it does.
@@ -375,6 +398,10 @@ class LeaderElector:
         histories.on_answer(state, sender, response, now_ms)
         if sender not in state.contradicted_by:
             state.heed(response.remembered, sender, now_ms)
+        if response.result is VoteResult.REJECT_NOT_VOTER:
+            self._older_blanks.add(sender)
+        else:
+            self._older_blanks.discard(sender)
         role = state.role
         if response.pre_vote and response.granted:
             expected = Term(state.term + 1)
@@ -577,11 +604,11 @@ class LeaderElector:
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        able = (
-            state.has_standing and not state.log.disk_full and self.unreadable_producers is None and not self._damaged
-        )
+        able = state.has_standing and not state.log.disk_full and self.unreadable_producers is None
         able = able and now_ms >= self._progress.declines_until_ms
         if message.term == state.term and follows and able:
+            if self._damaged and self._rebuilt(now_ms) is None:  # it may have been repaired since
+                return
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
 
     def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:

@@ -18,6 +18,7 @@ from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
 from dledger.errors import CorruptLogError, invariant
+from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
 
@@ -63,6 +64,8 @@ class Leader:
     """The process that ``match`` is of."""
     doubted: dict[NodeId, int] = field(default_factory=dict)
     """Processes that hold less than an earlier one of the same peer did, and do not know it."""
+    countersigns: dict[NodeId, int] = field(default_factory=dict)
+    """What peers asked for in this term, to know heartbeats by."""
     stand: set[NodeId] = field(default_factory=set)
     """Peers that have said in this term that they have standing."""
     transfer_target: str = ""
@@ -78,6 +81,14 @@ _BOOT_ID_STEP: Final = 0x2545F4914F6CDD1D
 """Odd, so that no two of a process's ids are the same, and no neighbour of another process's."""
 
 
+@record(frozen=True, slots=True)
+class Run:
+    """One run of a member: ``boot_id`` differs between any two; ``countersign`` is random, a secret, and not 0."""
+
+    boot_id: int
+    countersign: int
+
+
 class MemberState:
     """The shared record of one member. All access under the node's lock."""
 
@@ -88,7 +99,7 @@ class MemberState:
         log: Log,
         hard_state: HardState,
         random: Random,
-        boot_id: int,
+        run: Run,
         now_ms: int,
     ) -> None:
         self.node_id = config.node_id
@@ -98,7 +109,9 @@ class MemberState:
         self.election = config.election
         self._replication = config.replication
         self.flush_mode = config.store.flush_mode
-        self.boot_id = boot_id
+        self.boot_id = run.boot_id
+        self.countersign = run.countersign
+        """What only members know that this one has asked at their own addresses; see ``entry_pusher.belief``."""
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
         """What members are known to have held durably."""

@@ -22,7 +22,7 @@ class VoteResult(IntEnum):
     REJECT_ALREADY_VOTED = 2
     REJECT_ALREADY_HAS_LEADER = 3
     REJECT_SMALL_LEDGER_END = 4
-    REJECT_NOT_VOTER = 5
+    REJECT_NOT_VOTER = 5  # of versions that knew no standing: its disk is new
     REJECT_UNKNOWN_MEMBER = 6
 
 
@@ -40,7 +40,7 @@ class VoteRequest:
 
     ``transfer`` marks a campaign started by the leader's own hand-over, which a live leader does not block (§4.2.3).
     ``remembered`` is what the sender knows the addressee to have held durably (``NO_ENTRY``: nothing). ``committed``:
-    see ``dledger.core.histories``.
+    see ``dledger.core.histories``. ``countersign``: see ``dledger.core.entry_pusher.belief``.
     """
 
     term: Term
@@ -49,6 +49,7 @@ class VoteRequest:
     transfer: bool = False
     remembered: EntryId = NO_ENTRY
     committed: tuple[CommittedEntry, ...] = ()
+    countersign: int = 0
 
 
 @record(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class VoteResponse:
     """Some of what the voter has committed."""
     other_history: bool = False
     """The voter has committed other entries than the candidate states."""
+    countersigns: bool = False
+    """The voter leads, and repeats the asked countersign from now on."""
 
 
 @record(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class HeartbeatRequest:
 
     ``transfer_target``: whom it hands over to. ``founded``: all members have had standing. ``watermarks``: what it
     knows members to have held durably, itself and the addressee among them. ``doubted_boot_id``: the process with this
-    id holds less than an earlier one did.
+    id holds less than an earlier one did. ``countersign``: what the addressee asked for, which proves all of this.
     """
 
     term: Term
@@ -106,6 +109,7 @@ class HeartbeatRequest:
     founded: bool = False
     watermarks: tuple[tuple[NodeId, EntryId], ...] = ()
     doubted_boot_id: int = 0
+    countersign: int = 0
 
 
 @record(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final, assert_never
 from dledger.config import ServerConfig
 from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
 from dledger.core.leader_elector import LeaderElector, TransferDone
-from dledger.core.member_state import Leader, MemberState
+from dledger.core.member_state import Leader, MemberState, Run
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -44,7 +44,7 @@ TERM_STEP_MAX = 10**6
 
 
 class Node:
-    """The protocol of one member. ``boot_id`` must differ between any two runs of it.
+    """The protocol of one member.
 
     ``remembered`` is what an earlier run knew members to have held, or some of it.
     """
@@ -56,12 +56,12 @@ class Node:
         log: Log,
         hard_state: HardState,
         random: Random,
-        boot_id: int,
+        run: Run,
         now_ms: int,
         remembered: Mapping[NodeId, EntryId] = NOTHING_REMEMBERED,
     ) -> None:
         replication = config.replication
-        self.state = MemberState(config, log=log, hard_state=hard_state, random=random, boot_id=boot_id, now_ms=now_ms)
+        self.state = MemberState(config, log=log, hard_state=hard_state, random=random, run=run, now_ms=now_ms)
         self.state.remember(remembered.items())
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
@@ -131,8 +131,9 @@ class Node:
                 answer = self.elector.on_vote_request(sender, request, now_ms)
                 return self._tell_who_leads(answer) if answer.pre_vote else answer
             case HeartbeatRequest():
-                beat = self.elector.on_heartbeat_request(sender, request, now_ms)
-                self.handler.belief.on_heartbeat(sender, request.term)
+                belief = self.handler.belief
+                beat = self.elector.on_heartbeat_request(sender, belief.leaders_word(sender, request), now_ms)
+                belief.on_heartbeat(sender, request, now_ms)
                 return beat
             case _:
                 assert_never(request)

@@ -66,7 +66,7 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
         if not ballot.standing.counts
     )
     if len(ballots) < members:
-        return f"no majority remembers what it said: {lost}; to elect a leader, all {members} members must be up"
+        return f"no majority remembers what it said: {lost}; to be elected, it needs the votes of all {members}"
     return (
         f"a majority of the disks is new: {lost}; entries that only the lost disks held are gone. If you accept that, "
         f"stop the members that make a majority with the one that holds most, and run `dledger restore-vote` on each"

@@ -27,7 +27,7 @@ class EntryId(_message.Message):
     def __init__(self, term: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh", "remembered", "committed")
+    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh", "remembered", "committed", "countersign")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class VoteRequest(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    COUNTERSIGN_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     last: EntryId
@@ -44,10 +45,11 @@ class VoteRequest(_message.Message):
     fresh: bool
     remembered: EntryId
     committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ...) -> None: ...
+    countersign: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., countersign: _Optional[int] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history")
+    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history", "countersigns")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +65,7 @@ class VoteResponse(_message.Message):
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OTHER_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    COUNTERSIGNS_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     granted: bool
@@ -78,7 +81,8 @@ class VoteResponse(_message.Message):
     begin: Install
     committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
     other_history: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[int] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ...) -> None: ...
+    countersigns: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[int] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ..., countersigns: _Optional[bool] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("node_id", "last")
@@ -89,7 +93,7 @@ class Watermark(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("header", "term", "read_sequence", "client_address", "transfer_target", "readmit_boot_id", "readmit_index", "founded", "watermarks", "doubted_boot_id")
+    __slots__ = ("header", "term", "read_sequence", "client_address", "transfer_target", "readmit_boot_id", "readmit_index", "founded", "watermarks", "doubted_boot_id", "countersign")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +104,7 @@ class HeartbeatRequest(_message.Message):
     FOUNDED_FIELD_NUMBER: _ClassVar[int]
     WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     DOUBTED_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTERSIGN_FIELD_NUMBER: _ClassVar[int]
     header: Header
     term: int
     read_sequence: int
@@ -110,7 +115,8 @@ class HeartbeatRequest(_message.Message):
     founded: bool
     watermarks: _containers.RepeatedCompositeFieldContainer[Watermark]
     doubted_boot_id: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ..., transfer_target: _Optional[str] = ..., readmit_boot_id: _Optional[int] = ..., readmit_index: _Optional[int] = ..., founded: _Optional[bool] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., doubted_boot_id: _Optional[int] = ...) -> None: ...
+    countersign: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ..., transfer_target: _Optional[str] = ..., readmit_boot_id: _Optional[int] = ..., readmit_index: _Optional[int] = ..., founded: _Optional[bool] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., doubted_boot_id: _Optional[int] = ..., countersign: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("header", "term", "read_sequence", "disk_full", "client_address", "standing", "boot_id")

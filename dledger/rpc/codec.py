@@ -144,6 +144,7 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
                 transfer=message.transfer,
                 remembered=_memory_to_proto(message.remembered),
                 committed=_committed_to_proto(message.committed),
+                countersign=message.countersign,
             )
         case VoteResponse():
             return pb.VoteResponse(
@@ -161,6 +162,7 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
                 begin=_begin_to_proto(message.begin),
                 committed=_committed_to_proto(message.committed),
                 other_history=message.other_history,
+                countersigns=message.countersigns,
             )
         case HeartbeatRequest():
             return _heartbeat_to_proto(header, message)
@@ -193,6 +195,7 @@ def _heartbeat_to_proto(header: pb.Header, message: HeartbeatRequest) -> pb.Hear
         founded=message.founded,
         watermarks=[pb.Watermark(node_id=one, last=_entry_id_to_proto(last)) for one, last in message.watermarks],
         doubted_boot_id=message.doubted_boot_id,
+        countersign=message.countersign,
     )
 
 
@@ -322,6 +325,7 @@ def decode_vote_request(data: bytes) -> Envelope:
         transfer=wire.transfer,
         remembered=_memory(wire.remembered, wire.HasField("remembered")),
         committed=_committed(wire.committed),
+        countersign=wire.countersign,
     )
     return _envelope(wire.header, message)
 
@@ -347,6 +351,7 @@ def decode_vote_response(data: bytes) -> Envelope:
         begin=_begin(wire.begin) if wire.HasField("begin") else None,
         committed=_committed(wire.committed),
         other_history=wire.other_history,
+        countersigns=wire.countersigns,
     )
     return _envelope(wire.header, message)
 
@@ -385,6 +390,7 @@ def decode_heartbeat_request(data: bytes) -> Envelope:
             for one in wire.watermarks
         ),
         doubted_boot_id=wire.doubted_boot_id,
+        countersign=wire.countersign,
     )
     return _envelope(wire.header, message)
 

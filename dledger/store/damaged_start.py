@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dledger.errors import CorruptLogError
+from dledger.store.aside import make_aside_near
 from dledger.store.checkpoint import REPAIR_ADVICE
-from dledger.store.fs import FileSystem, create_durably, make_dirs_durably
+from dledger.store.fs import FileSystem, create_durably
 from dledger.store.hard_state import FileHardState
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
@@ -128,10 +129,5 @@ class DamagedStart:
     def _target(self, path: Path) -> Path:
         """Where a file is kept: ``damaged-<n>`` in the node's directory, or beside the segments on another disk."""
         if self._aside is None:
-            near = path.parent.stat().st_dev == self._directory.stat().st_dev
-            parent = self._directory if near else path.parent
-            taken = {one.name for one in parent.iterdir()}
-            number = next(n for n in range(1, len(taken) + 2) if f"damaged-{n}" not in taken)
-            self._aside = parent / f"damaged-{number}" / "data"
-            make_dirs_durably(self._fs, self._aside)
+            self._aside = make_aside_near(self._fs, self._directory, path.parent)
         return self._aside / path.name

@@ -480,13 +480,14 @@ class FileStore:
         room: cleaner.Room,
         may_go: Callable[[LogIndex], LogIndex] = lambda last_index: last_index,
         keep_from: int | None = None,
+        held_back: Callable[[int], None] = lambda _end: None,
     ) -> tuple[Path, ...]:
         """Apply retention in memory and note whether the disk is full; returns what ``remove_retired`` will remove.
 
         Under the node's lock: the log's begin must not move between two looks that the core takes at it.
         ``protected_index``: what all live followers have (``cleaner.protected``). ``may_go`` is asked only if something
         is to be removed: given the last entry that would go, it says which is the last that may. Nothing goes from
-        position ``keep_from`` on. Raises ``DiskError``.
+        position ``keep_from`` on; if something would, ``held_back`` is told up to where. Raises ``DiskError``.
         """
         with self._state.shape_lock:
             self._state.check_usable()
@@ -497,6 +498,8 @@ class FileStore:
             self._ran_out_of_space = self._ran_out_of_space and decision.disk_full
             self._disk_full = decision.disk_full
             expired = [one for one in decision.remove if keep_from is None or one.end <= keep_from]
+            if len(expired) < len(decision.remove):
+                held_back(decision.remove[-1].end)
             if not expired:
                 return ()
             last_index = may_go(LogIndex(expired[-1].last_index))

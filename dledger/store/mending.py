@@ -22,21 +22,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from dledger.config import MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
+from dledger.store.aside import make_aside_near
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import Follow, Scan, after, blank_head, header_chain_crc, segment_name
-from dledger.store.fs import TMP_SUFFIX, FileSystem, make_dirs_durably
+from dledger.store.fs import TMP_SUFFIX, FileSystem
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.mmap_file import MappedFile
 from dledger.store.scrub import STEP_BYTES, DamagedError, Place, verify_file, verify_step
 from dledger.types import LogIndex
-
-ASIDE_MAX: Final = 16
-"""Directories of damaged files that are kept; beyond that a damaged file is removed once it is replaced."""
 
 
 class SegmentSource(Protocol):
@@ -128,7 +126,28 @@ class Mender:
         return flushed if flushed.index <= committed else self._mark_at(LogIndex(max(committed, state.begin.index)))
 
     def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[Place, CorruptLogError | None]:
-        """Verify a segment up to ``end``: where that came to, and the damage."""
+        """Verify a segment up to ``end``, and that it continues the one before: where that came to, and the damage.
+
+        Where two sound segments do not fit together either may be wrong, so both count as damaged.
+        """
+        place, damage = self._verify_alone(base, end, pause)
+        begin, following = self._state.begin, base + self._files.segment_bytes
+        if damage is not None or place.follow is None or base >= end.position or begin.position >= following:
+            return place, damage
+        reason = ""
+        if base > begin.position:
+            before, its_damage = self._verify_alone(base - self._files.segment_bytes, end, pause)
+            if its_damage is None and before.follow is not None and not self._goes_on(base, before.follow):
+                reason = "it does not continue the segment before"
+        leads_on = following > end.position or self._goes_on(place.position, place.follow)
+        if not leads_on and self._verify_head(following, end):
+            reason = "the next segment does not continue it"
+        if not reason or self._state.begin.position >= following:  # retention has removed it just now
+            return place, None
+        return place, CorruptLogError(self._path(base), 0, reason, REPAIR_ADVICE)
+
+    def _verify_alone(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[Place, CorruptLogError | None]:
+        """The same of its own records only, of which the first one's header is taken as it is."""
         begin, files = self._state.begin, self._files
         place = Place(base, None) if base > begin.position else Place(begin.position, after(begin))
         if place.position >= min(base + files.segment_bytes, end.position):
@@ -138,19 +157,20 @@ class Mender:
             self._end()  # whether the store is open
             if self._state.begin.position >= base + files.segment_bytes:  # retention has removed it just now
                 return place, None
-            path = files.data.placement.directory_for(base // files.segment_bytes) / segment_name(base)
-            return place, CorruptLogError(path, 0, "the segment is missing", REPAIR_ADVICE)
+            return place, CorruptLogError(self._path(base), 0, "the segment is missing", REPAIR_ADVICE)
         try:
             verify_file(file, place, end.position, unchecked=self._unchecked, pause=pause)
         except DamagedError as damage:
             return place, CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
         except DiskError as error:  # an unreadable sector is damage, too
             return place, CorruptLogError(file.path, max(0, place.position - base), str(error), REPAIR_ADVICE)
-        if base + files.segment_bytes <= end.position and not self._goes_on(place.position, place.follow):
-            following = self._verify_head(base + files.segment_bytes, end)
-            if following:
-                return place, CorruptLogError(file.path, 0, "the next segment does not continue it", REPAIR_ADVICE)
         return place, None
+
+    def _path(self, base: int) -> Path:
+        """Where a segment is, or would be."""
+        data = self._files.data
+        file = data.find(base)
+        return file.path if file else data.placement.directory_for(base // data.segment_bytes) / segment_name(base)
 
     def _verify_head(self, base: int, end: Mark) -> bool:
         """Whether the first records of a segment are sound among themselves."""
@@ -213,10 +233,22 @@ class Mender:
         return MappedFile(fs, path, base, size, writable=True)
 
     def _prove(self, file: MappedFile, place: Place, end: Mark) -> None:
+        """Verify what came. Of what fills a segment up behind its last record nothing is proven: that is zeroed."""
+        ends = [place.position]
         try:
-            verify_file(file, place, end.position, unchecked=self._unchecked)
+            verify_file(
+                file,
+                place,
+                end.position,
+                unchecked=self._unchecked,
+                on_scan=lambda _first, scan: ends.append(place.position + scan.end_offset),
+            )
         except DamagedError as damage:
             raise WrongBytesError(f"what came is wrong at offset {damage.offset}: {damage.reason}") from damage
+        filler = ends[-1] + MIN_BLANK_BYTES - file.base
+        if place.position == file.base + file.size and (stray := file.non_zero_end(filler)) > filler:
+            file.zero(filler, stray)
+            file.sync()
 
     def _prove_end(self, place: Place, end: Mark) -> None:
         """The last segment's part must end with the entry that is known to be the last committed one."""
@@ -231,8 +263,9 @@ class Mender:
         """Let them take their places; the node's lock is waited for behind ``shape_lock``, so that is held briefly."""
         aside: Path | None = None
         state = self._state
-        for file in fetched:
-            aside = aside or self._make_aside(file.path.parent)
+        changed = [file for file in fetched if not self._is_here(file, end)]
+        for file in changed:
+            aside = aside or make_aside_near(self._fs, self._directory, file.path.parent)
             if file.base + file.size <= end.position:
                 self._exchange(file, aside)
             else:
@@ -240,46 +273,56 @@ class Mender:
             with state.lock:
                 state.generation += 1  # who read meanwhile reads again
         self._write_units(fetched, end)
-        return Repaired(tuple(file.base for file in fetched), aside)
+        return Repaired(tuple(file.base for file in changed), aside)
 
-    def _exchange(self, file: MappedFile, aside: Path | None) -> None:
+    def _is_here(self, file: MappedFile, end: Mark) -> bool:
+        """Whether what came is what is here: only its neighbour was damaged."""
+        old = self._files.data.find(file.base)
+        if old is None:
+            return False
+        stop = min(file.size, end.position - file.base)
+        pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
+        try:
+            return all(old.read_cold(*piece) == file.read_cold(*piece) for piece in pieces)
+        except DiskError:
+            return False
+
+    def _exchange(self, file: MappedFile, aside: Path) -> None:
         fs, data, path = self._fs, self._files.data, file.path.with_name(segment_name(file.base))
         with self._state.shape_lock:
             if not self._is_wanted(file):
                 return
             old = data.find(file.base)
-            kept = aside / path.name if aside is not None else None
-            if old is not None and kept is not None and old.non_zero_end(0):  # else it stands for a missing one
+            kept = aside / path.name
+            if old is not None and old.non_zero_end(0):  # else it stands for a missing one
                 fs.rename(old.path, kept)
             try:
                 fs.rename(file.path, path)
             except OSError:
-                if old is not None and kept is not None and not old.path.exists():
+                if old is not None and not old.path.exists():
                     fs.rename(kept, old.path)
                 raise
             file.path = path
             data.replace(file)
-        if aside is not None:
-            fs.sync_dir(aside)
+        fs.sync_dir(aside)
         fs.sync_dir(path.parent)
 
-    def _write_again(self, file: MappedFile, aside: Path | None, end: Mark) -> None:
+    def _write_again(self, file: MappedFile, aside: Path, end: Mark) -> None:
         """Only bytes of committed entries change, and to what they were: readers and the one writer may go on."""
         fs, old = self._fs, self._files.data.find(file.base)
         if old is None:
             raise DiskError(f"{segment_name(file.base)}, which is being written, is missing")
         stop = end.position - old.base
         pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
-        if aside is not None:
-            fd = fs.create(aside / old.path.name)
-            try:
-                for offset, length in pieces:
-                    with suppress(DiskError):  # what cannot be read cannot be kept
-                        fs.write(fd, old.read_cold(offset, length), offset)
-                fs.sync(fd)
-            finally:
-                fs.close(fd)
-            fs.sync_dir(aside)
+        fd = fs.create(aside / old.path.name)
+        try:
+            for offset, length in pieces:
+                with suppress(DiskError):  # what cannot be read cannot be kept
+                    fs.write(fd, old.read_cold(offset, length), offset)
+            fs.sync(fd)
+        finally:
+            fs.close(fd)
+        fs.sync_dir(aside)
         for offset, length in pieces:
             data = file.read_cold(offset, length)
             with self._state.shape_lock:
@@ -292,17 +335,6 @@ class Mender:
         """Whether its place is still part of the log: retention and INSTALL go on meanwhile. Under ``shape_lock``."""
         self._state.check_usable()
         return self._state.begin.position < file.base + file.size
-
-    def _make_aside(self, data: Path) -> Path | None:
-        """A directory for damaged files, in the node's own or, if that is on another disk, beside the segments."""
-        parent = self._directory if data.stat().st_dev == self._directory.stat().st_dev else data
-        taken = {path.name for path in parent.iterdir()}
-        free = next((f"damaged-{n}" for n in range(1, ASIDE_MAX + 1) if f"damaged-{n}" not in taken), None)
-        if free is None:
-            return None
-        path = parent / free / "data"
-        make_dirs_durably(self._fs, path)
-        return path
 
     def _write_units(self, fetched: list[MappedFile], end: Mark) -> None:
         """Let the index say what the new bytes do."""

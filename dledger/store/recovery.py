@@ -27,10 +27,10 @@ doubt (``doubt``): it takes part, and counts for nothing until it has caught up.
     | clean stop                                                       | no                                |
     | not flushed before it was acknowledged, and the machine booted   | yes: nobody knows what was lost   |
     | not flushed before it was acknowledged, and something was cut    | yes                               |
-    | a bad record cut that no write reaching the disk in part explains| yes: a turned bit looks like that |
+    | something cut that no write reaching the disk in part explains   | yes: a turned bit looks like that |
     | anything else                                                    | no                                |
 
-A write that reached the disk in part leaves whole sectors of zeros, for nothing else is ever behind the end.
+What a write that reached the disk in part leaves tells ``dledger.store.torn``.
 
 A gap above the mark is no damage: removals of a truncation may reach the disk in any order. A file of a wrong length
 is, because files appear under their name only when complete; the last one alone is taken for a remnant.
@@ -72,7 +72,7 @@ class ScanFacts:
     mark_agrees: bool
     """Whether the entry at the flushed mark has the recorded end and chain CRC."""
     torn: bool = True
-    """Whether a sector of the bad record is all zero, as a write that reached the disk in part leaves it."""
+    """Whether sectors that did not reach the disk explain that no record begins at the stop (``torn``)."""
     bad_files: tuple[Damage, ...] = ()
     """Segments missing, of a wrong length, or whose first record is bad, oldest first."""
     misshapen_middle: Damage | None = None
@@ -129,7 +129,7 @@ def doubt(facts: ScanFacts, decision: Keep | Cut, life: LastLife) -> str:
         return "it acknowledged before it flushed (flush_mode=async), and the machine was started anew since"
     if life.flushed_late and cut:
         return f"it acknowledged before it flushed (flush_mode=async), and the end of its log was cut: {cut}"
-    if cut and facts.stopped_at_bad and not facts.torn:
+    if cut and not facts.torn:
         return f"the end of its log was cut, which no write that a power cut interrupted explains: {cut}"
     return ""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError
+from dledger.store.aside import check_room_for_log, next_aside
 from dledger.store.checkpoint import Checkpoint, create_checkpoint
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
@@ -24,17 +25,19 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
     The vote goes first, so that a crash in between leaves a node that may not vote; the fence of one whose history is
     not the group's goes last, so that it serves none of it. If term and vote themselves are
     unreadable, they start over, which is safe only because the node may not vote. Data directories given by
-    ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running.
+    ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running, and
+    ``ConfigError`` if too many logs were set aside before.
     """
     fs = fs or RealFileSystem()
     layout = layout_of(config, node_id)
     lock = DirectoryLock(layout.directory)
     try:
+        check_room_for_log(layout.directory)
         try:
             state = read_hard_state(layout.directory)
         except CorruptLogError:
             state = HardState()
-        aside = _free_name(layout.directory)
+        aside = next_aside(layout.directory)
         fs.make_dir(aside)
         fs.sync_dir(layout.directory)
         old_hard_state = layout.directory / HARD_STATE_FILE
@@ -45,7 +48,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
             create_hard_state(fs, layout.directory, blank)
         for data in layout.data:
             if data.exists() and data not in layout.read_only:
-                _move_aside(fs, data, aside / "data" if data.parent == layout.directory else _free_name(data.parent))
+                _move_aside(fs, data, aside / "data" if data.parent == layout.directory else next_aside(data.parent))
         if layout.index.exists():
             _move_aside(fs, layout.index, aside / "index")
         checkpoint = layout.directory / CHECKPOINT_FILE
@@ -65,9 +68,3 @@ def _move_aside(fs: FileSystem, directory: Path, target: Path) -> None:
     fs.rename(directory, target)
     fs.make_dir(directory)
     fs.sync_dir(directory.parent)
-
-
-def _free_name(parent: Path) -> Path:
-    taken = {path.name for path in parent.iterdir()}
-    number = next(n for n in range(1, len(taken) + 2) if f"damaged-{n}" not in taken)
-    return parent / f"damaged-{number}"

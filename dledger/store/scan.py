@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
@@ -35,11 +34,10 @@ from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import FoundFile
 from dledger.store.recovery import Damage, ScanFacts
+from dledger.store.torn import is_torn
 from dledger.types import Boundary
 
 _CHUNK_ENTRIES = 16 * 1024
-SECTOR_BYTES: Final = 512
-"""What a disk writes all of, or nothing."""
 
 
 @dataclass(slots=True)
@@ -239,18 +237,11 @@ def _in_use_from(files: LogFiles, position: int) -> bool:
 
 
 def _is_torn(files: LogFiles, state: Walk) -> bool:
-    """Whether a sector that the record at the stop lies in is all zero: behind the end of what was written all is."""
     file = files.data.find(state.stop_position)
     if file is None:
         return True
-    offset = state.stop_position - file.base
-    header = files.header_at(state.stop_position)
-    size = HEADER.size
-    if header is not None and not header_problem(header, state.stop_position, state.follow):
-        size = header.size
-    end = min(file.size, offset + size)
-    sectors = range(offset - offset % SECTOR_BYTES, end, SECTOR_BYTES)
-    return any(not any(file.read(sector, SECTOR_BYTES)) for sector in sectors)
+    with memoryview(file.map) as segment:
+        return is_torn(segment, file.base, state.stop_position - file.base, state.follow)
 
 
 def _stop(files: LogFiles, state: Walk, settings: ScanSettings) -> Damage:

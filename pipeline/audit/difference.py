@@ -46,6 +46,7 @@ class Kind(StrEnum):
     SEGMENT = "segment missing"
     UNREADABLE = "file unreadable"
     CHECKPOINT = "checkpoint unreadable"
+    GONE = "differed, no longer does"
 
 
 class Copy(NamedTuple):

@@ -16,6 +16,10 @@ from pipeline.audit.replica import Replica, seek
 
 EXAMINED_MAX: Final = 32
 """Blocks that are read again, at most: one is enough for each damaged replica."""
+_GONE: Final = (
+    "it no longer does. A running node repairs damage by itself, says so in its log, and keeps what was damaged in "
+    "damaged-N. Repeat the audit"
+)
 _HEAD_BYTES: Final = 64 * 1024
 _ZEROS_AT_ONCE: Final = 1024 * 1024
 
@@ -44,6 +48,8 @@ class Finding:
         who = ", ".join(self.replicas) if self.replicas else "one of the replicas"
         if self.kind in (Kind.SEGMENT, Kind.UNREADABLE, Kind.CHECKPOINT):
             return f"{who}: {self.detail}"
+        if self.kind is Kind.GONE:
+            return f"{who} differed in the block at {self.block} when it was digested; {self.detail}"
         shown = ", ".join(f"{name} has {value}" for name, value in self.values.items())
         place = f"entry {self.index} of term {self.term}" if self.index >= 0 else "an entry that cannot be named"
         if self.kind is Kind.BLANK:
@@ -180,10 +186,12 @@ def _by_index(replica: Replica, position: int) -> Header | None:
 def examine(blocks: Iterable[tuple[int, int, Sequence[BlockDigest]]], reader: BlockReader) -> list[Finding]:
     """Findings for blocks that differ (position, end, digests), which come in order of position.
 
-    What cannot be read is told once per replica and segment, a difference once per damaged replica.
+    What cannot be read is told once per replica and segment, a difference once per damaged replica, and so is one that
+    is no longer there.
     """
     findings: list[Finding] = []
     told: set[tuple[str, str]] = set()
+    mended: set[tuple[str, ...]] = set()
     suspects: set[str] = set()
     examined = 0
     for position, end, digests in blocks:
@@ -198,6 +206,10 @@ def examine(blocks: Iterable[tuple[int, int, Sequence[BlockDigest]]], reader: Bl
         examined += 1
         divergence = reader.divergence(position, end, [one.replica for one in readable])
         if divergence is None:
+            changed = outvoted(readable)
+            if changed not in mended:
+                mended.add(changed)
+                findings.append(Finding(Kind.GONE, changed, segment, position, -1, -1, -1, "", {}, _GONE))
             continue
         suspects.update(divergence.damaged or (one.replica for one in readable))
         findings.append(_found(divergence, reader.segment_of(divergence.position), position))

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dledger.client.sync import DLedgerClient
+from dledger.conditions import ConditionKind
 from dledger.config import MIB
 from dledger.errors import CorruptLogError, DLedgerError
-from dledger.store.format import HEADER, Header, segment_name
+from dledger.store.format import HEADER, Header, parse_segment_name, segment_name
+from dledger.types import NodeId
 from pipeline.audit.blocks import BlockDigest, Coverage, Stretch, block_bounds, coverage, split
 from pipeline.audit.difference import Divergence, Kind, diverge
 from pipeline.errors import PipelineError
@@ -28,6 +30,9 @@ SPLIT_BYTES: Final = 1024 * MIB
 """What one task asks one node for."""
 _NO_SEGMENTS: Final = 1 << 60
 """Larger than any log: blanks, which depend on the segments' size, are not sent."""
+_OF_LOGS: Final = frozenset(
+    {ConditionKind.DAMAGED, ConditionKind.REPAIRING, ConditionKind.DIVERGED, ConditionKind.FENCED}
+)
 _ENTRIES_BEFORE: Final = 2
 """How many entries before a block are fetched, too: the one that reaches into it, and the one that seeds its chain."""
 
@@ -42,6 +47,8 @@ class Node:
     begin_position: int
     committed_index: int
     committed_position: int
+    matters: tuple[str, ...] = ()
+    """What the node itself says is the matter with its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,29 @@ def look(client: DLedgerClient) -> Group:
                 int(status.begin_position),
                 int(status.committed_index),
                 int(status.committed_position),
+                _matters(status),
             )
         )
     if len(nodes) < 2:
         raise PipelineError(f"an audit compares nodes, and only {len(nodes)} answered: " + "; ".join(silent))
     return Group(tuple(nodes), tuple(silent))
+
+
+def said(client: DLedgerClient, group: Group) -> tuple[str, ...]:
+    """What the nodes say is the matter with their own logs, when they were looked at or now: no digest tells that."""
+    now = client.members_status()
+    matters = {
+        f"{node.name} says of itself: {matter}": None
+        for node in group.nodes
+        for matter in (*node.matters, *_matters(now.get(NodeId(node.name))))
+    }
+    return tuple(matters)
+
+
+def _matters(status: NodeStatus | DLedgerError | None) -> tuple[str, ...]:
+    if status is None or isinstance(status, DLedgerError):
+        return ()
+    return tuple(f"{one.kind}: {one.message}" for one in status.conditions if one.kind in _OF_LOGS)
 
 
 def _addresses(statuses: Sequence[NodeStatus]) -> dict[str, str]:
@@ -148,11 +173,12 @@ def live_chain_crc(client: DLedgerClient, nodes: Sequence[Node], index: int) -> 
 
 
 class RunningNodes:
-    """Reads entries of nodes that run; implements ``BlockReader``."""
+    """Reads entries of nodes that run, and mend themselves meanwhile; implements ``BlockReader``."""
 
-    def __init__(self, client: DLedgerClient, nodes: Sequence[Node]) -> None:
+    def __init__(self, client: DLedgerClient, nodes: Sequence[Node], block_bytes: int) -> None:
         self._client = client
         self._nodes = {one.name: one for one in nodes}
+        self._block_bytes = block_bytes
         self._segments: dict[int, str] = {}
 
     def segment_of(self, position: int) -> str:
@@ -160,24 +186,60 @@ class RunningNodes:
         return self._segments.get(position, "")
 
     def divergence(self, block: int, end: int, names: Sequence[str]) -> Divergence | None:
-        """See ``BlockReader``. Where all entries are alike but the block is not, a blank differs."""
+        """See ``BlockReader``. Where all entries are alike but the block still is not, a blank differs."""
         chunks: dict[str, list[LogChunk]] = {}
-        broken: dict[str, str] = {}
+        broken: dict[str, CorruptLogError] = {}
         first, following = self._entries(block, end, names)
         for name in names:
             try:
                 chunks[name] = list(self._client.fetch_log(first, following, address=self._nodes[name].address))
             except CorruptLogError as error:
-                broken[name] = str(error)
+                broken[name] = error
         if broken:
-            evidence = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
-            values = dict.fromkeys(broken, "damaged")
-            return Divergence(Kind.ENTRY, block, block, -1, -1, "", values, tuple(broken), evidence)
+            return self._broken(broken, list(chunks))
         found_one = self._compare(chunks)
-        if found_one is not None:
+        if found_one is not None or not self._still_differs(block, end, names):
             return found_one
         detail = "the entries of the block are alike, so a blank differs: audit the directories to learn whose"
         return Divergence(Kind.BLANK, block, block, following - 1, -1, "blank", {}, (), detail)
+
+    def _still_differs(self, block: int, end: int, names: Sequence[str]) -> bool:
+        """Whether the nodes digest the block differently once more: one may have mended it before it was read."""
+        client, nodes, block_bytes = self._client, self._nodes, self._block_bytes
+        digests = {
+            tuple(
+                (one.position, one.size, one.crc32c)
+                for one in client.block_digests(block, end, block_bytes=block_bytes, address=nodes[name].address)
+            )
+            for name in names
+        }
+        return len(digests) > 1
+
+    def _broken(self, broken: Mapping[str, CorruptLogError], sound: Sequence[str]) -> Divergence:
+        """Nodes send nothing that is damaged, but name its place: the first one, which a sound node names the entry of.
+
+        The others are told with it.
+        """
+        places = {name: error.offset + (parse_segment_name(error.path.name) or 0) for name, error in broken.items()}
+        position = min(places.values())
+        first = next(name for name, place in places.items() if place == position)
+        self._segments[position] = broken[first].path.name
+        index, term = self._entry_at(position, sound)
+        evidence = "; ".join(f"{name}: {error}" for name, error in broken.items())
+        values = dict.fromkeys(broken, "damaged")
+        return Divergence(Kind.ENTRY, position, position, index, term, "", values, tuple(broken), evidence)
+
+    def _entry_at(self, position: int, names: Sequence[str]) -> tuple[int, int]:
+        """Index and term of the entry that begins there, by the first node that can tell; -1 if none can."""
+        for name in names:
+            address = self._nodes[name].address
+            with suppress(DLedgerError):
+                (place,) = self._client.locate(positions=(position,), address=address).places
+                for chunk in self._client.fetch_log(place.index, place.index + 1, address=address):
+                    header = Header(*HEADER.unpack_from(chunk.data))
+                    if header.position == position:
+                        return header.index, header.term
+        return -1, -1
 
     def _entries(self, block: int, end: int, names: Sequence[str]) -> tuple[int, int]:
         """The entries that lie in a block wholly or in part, by the first node that can tell; and some before."""

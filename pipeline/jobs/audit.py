@@ -124,7 +124,7 @@ def _audit_directories(spark: SparkSession, options: AuditOptions) -> Report:
 
 def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
     """Of running nodes: they digest, Spark compares, and only blocks that differ are fetched."""
-    from pipeline.audit.live import RunningNodes, connected, live_chain_crc, live_coverage, live_plan, look
+    from pipeline.audit.live import RunningNodes, connected, live_chain_crc, live_coverage, live_plan, look, said
     from pipeline.options import ReadOptions
 
     with connected(ReadOptions.parse(options.connection)) as client:
@@ -137,11 +137,13 @@ def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
         began_s = time.monotonic()
         found = differences(_digests(spark, stretches, options), _pieces(covered, options))
         took_s = time.monotonic() - began_s
-        findings = examine(_with_ends(found, covered, options.block_bytes), RunningNodes(client, group.nodes))
+        reader = RunningNodes(client, group.nodes, options.block_bytes)
+        findings = examine(_with_ends(found, covered, options.block_bytes), reader)
         chain_crc = live_chain_crc(client, group.nodes, lowest.committed_index)
+        told = said(client, group)
     end = CommonEnd(lowest.committed_index, lowest.committed_position, chain_crc, lowest.name)
     members = [Member(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
-    return _report(members, end, covered, found, findings, took_s, group.silent)
+    return _report(members, end, covered, found, findings, took_s, (*group.silent, *told))
 
 
 def _split_bytes(spark: SparkSession, covered: Coverage) -> int:
@@ -227,12 +229,10 @@ def _report(  # what was found, from every side
     found: Differences,
     findings: Sequence[Finding],
     took_s: float,
-    silent: Sequence[str] = (),
+    said: Sequence[str] = (),
 ) -> Report:
     equal = not findings and not found.count
-    problems = (*silent, *(one.sentence() for one in findings))
-    if found.count and not findings:
-        problems = (*problems, "blocks differed when they were digested and no longer do: repeat the audit")
+    problems = (*said, *(one.sentence() for one in findings))
     facts = (
         Fact("verdict", "equal" if equal else "different"),
         Fact("replicas", len(members), Unit.COUNT),

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketstore.index.chains import ENTRIES, HEADER, chained, seconds_since
-from rocketstore.index.file import IndexHeader, IndexShape
+from rocketstore.index.chains import ENTRIES, HEADER, IndexHeader, chained, seconds_since
+from rocketstore.index.file import IndexShape
 
 
 class IndexWriter:

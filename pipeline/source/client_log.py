@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from dledger.client import DLedgerClient, ReadFrom, ReadMode
-from dledger.client.shared import is_retried_read
+from dledger.client.shared import DISCOVERY_TIMEOUT_S, is_retried_read
 from dledger.errors import DLedgerError, IdentityError, IndexBeforeBeginError
 from dledger.rpc.bulk_codec import Located
 from dledger.rpc.ports import NodeStatus
@@ -94,12 +94,14 @@ class ClientLog:
     options: ReadOptions
 
     def committed(self) -> CommittedRange:
-        """What is committed now."""
+        """What is committed now. Where any member may be asked it begins where the one that keeps most does."""
         status = self._status()
         found = self._locate().range
-        return CommittedRange(
-            status.cluster_id, status.group, found.begin.index, found.end.index, holds_messages=status.is_broker
-        )
+        begin = found.begin.index
+        if self.options.read_from == "any" and begin:
+            members = self._client.members_status(timeout_s=min(DISCOVERY_TIMEOUT_S, self._timeout_s)).values()
+            begin = min((begin, *(one.begin_index for one in members if not isinstance(one, DLedgerError))))
+        return CommittedRange(status.cluster_id, status.group, begin, found.end.index, holds_messages=status.is_broker)
 
     def confirmed_end(self) -> int | None:
         """See ``GroupLog``: a read that the leader confirms, between two looks at the same leader."""
@@ -135,8 +137,8 @@ class ClientLog:
                 ):
                     yield chunk
                     first, failures = chunk.end_index, 0
-            except IndexBeforeBeginError:
-                raise TrimmedError(self.committed().begin_index) from None
+            except IndexBeforeBeginError as error:
+                raise self._trimmed(error, first) from None
             except DLedgerError as error:
                 failures += 1
                 if failures > self.options.fetch_retries or not is_retried_read(error):
@@ -182,5 +184,12 @@ class ClientLog:
                 read_from=read_from,
                 timeout_s=self._timeout_s,
             )
-        except IndexBeforeBeginError:
-            raise TrimmedError(self.committed().begin_index) from None
+        except IndexBeforeBeginError as error:
+            if not indexes:
+                raise
+            raise self._trimmed(error, min(indexes)) from None
+
+    def _trimmed(self, error: IndexBeforeBeginError, first: int) -> TrimmedError | IndexBeforeBeginError:
+        """What to raise: readers go on behind what is trimmed, so that is held against where the log begins."""
+        begin = self.committed().begin_index
+        return TrimmedError(begin) if begin > first else error

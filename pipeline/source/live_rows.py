@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from dledger.errors import invariant
 from dledger.types import LogChunk
 from pipeline.decode import DecodeContext, walk
 from pipeline.decode.batches import decode_stretch
@@ -50,7 +51,8 @@ class RowReader:
                     context = yield from self._rows(chunk, context)
                     first = chunk.first_index + chunk.count
             except TrimmedError as trimmed:
-                lost_end = min(max(trimmed.begin_index, first + 1), wanted.end)
+                lost_end = min(trimmed.begin_index, wanted.end)
+                invariant(lost_end > first, "trimmed entries lie before the log's begin", first=first, end=lost_end)
                 if self.fail_on_data_loss:
                     raise data_lost(self.group, first, lost_end) from None
                 _log.warning("entries %d to %d of %s are no longer kept", first, lost_end - 1, self.group)

@@ -14,6 +14,7 @@ from dledger.access.guard import Guard
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, told
 from dledger.rpc import access_gate
 from rocketstore.broker.long_polling import TooManyPullsError
+from rocketstore.index.service import IndexDamagedError
 from rocketstore.types import PutMessageStatus, PutResult
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -63,6 +64,7 @@ _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (TooManyPullsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (CallTooLongError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (CorruptLogError, grpc.StatusCode.DATA_LOSS),
+    (IndexDamagedError, grpc.StatusCode.UNAVAILABLE),
 )
 _STORED_CODES: Final = {
     PutMessageStatus.SERVICE_NOT_AVAILABLE: grpc.StatusCode.UNAVAILABLE,

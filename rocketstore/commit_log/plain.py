@@ -57,6 +57,7 @@ class PlainCommitLog:
     """Implements ``rocketstore.commit_log.port.CommitLog``, whose docstrings say what each method promises."""
 
     is_replicated = False
+    is_repaired = False
 
     def __init__(
         self,
@@ -307,7 +308,7 @@ class PlainCommitLog:
     def flush(self) -> int:
         return self._flusher.flush()
 
-    def keep_from(self, wanted: Callable[[], int | None]) -> None:
+    def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:  # noqa: ARG002  # as the port has it
         self._keep_from = wanted
 
     def delete_expired(self, *, now_ms: int, immediately: bool) -> int:

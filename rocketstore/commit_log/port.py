@@ -98,8 +98,12 @@ class CommitLog(Protocol):
         they are refused in another term than that in which it was read.
         """
 
-    def keep_from(self, wanted: Callable[[], int | None]) -> None:
-        """Remove nothing from the offset on that ``wanted`` gives (None: no limit); before ``start``."""
+    def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:
+        """Remove nothing from the offset on that ``wanted`` gives (None: no limit); before ``start``.
+
+        A log that removes files by itself, as a replicated one does, tells ``held_back`` up to where it would have
+        removed more; it must be fast. The others are asked (``is_held_back``).
+        """
 
     def read(self, offset: int, size: int) -> bytes | None:
         """The record at ``offset``; None if it is gone or not wholly readable."""
@@ -140,6 +144,10 @@ class CommitLog(Protocol):
     @property
     def is_replicated(self) -> bool:
         """Whether a quorum decides what is stored."""
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether damage is mended while the log runs, with what other members have."""
 
     @property
     def put_lock_ms(self) -> int:

@@ -191,6 +191,11 @@ class ReplicatedCommitLog:
         return True
 
     @property
+    def is_repaired(self) -> bool:
+        """See ``CommitLog.is_repaired``."""
+        return bool(self._server.config.peers) and self._server.config.store.auto_repair
+
+    @property
     def min_offset(self) -> int:
         """The position of the first kept entry; ``max_offset`` if there is none."""
         return int(self._log.begin.position)
@@ -305,9 +310,9 @@ class ReplicatedCommitLog:
         put = _Put(self, messages, [encode_record_buffer(message) for message in messages], done, only_in=term)
         self._server.submit_prepared(put, put.finish, None)
 
-    def keep_from(self, wanted: Callable[[], int | None]) -> None:
+    def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:
         """See ``CommitLog.keep_from``."""
-        self._server.keep_from = wanted
+        self._server.keep_from, self._server.held_back = wanted, held_back
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         """See ``CommitLog.submit_producer``."""

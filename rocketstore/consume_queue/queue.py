@@ -15,21 +15,25 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
+from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Placement
 from rocketstore.consume_queue.directories import QueueDirectories
+from rocketstore.consume_queue.ends import QueueEnd
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
 from rocketstore.consume_queue.units import (
+    BROKEN,
     FILLER,
     FILLER_BYTES,
     UNIT_BYTES,
@@ -42,7 +46,7 @@ from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptor
 from rocketstore.mapped.file import StoreFile
 from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.message.columns import Ints, UnitColumns
-from rocketstore.types import QueueUnit, RecordHead
+from rocketstore.types import QueueKey, QueueUnit, RecordHead
 
 _log = logging.getLogger(__name__)
 _SCANNED_FILES: Final = 3
@@ -53,6 +57,8 @@ _GAP_FILES_MAX: Final = 16
 """A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
 _FILLERS_AT_ONCE: Final = 1 << 16
 _STEP_UNITS: Final = 1024
+_UNKNOWN: Final = (1, 0)
+"""Between these lies nothing."""
 _queue_offset: Final = operator.itemgetter(6)
 
 
@@ -83,6 +89,13 @@ class Repeated:
         )
 
 
+class First(NamedTuple):
+    """A message that the log has, by its offsets."""
+
+    offset: int
+    physical: int
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What queues need of their store."""
@@ -95,6 +108,12 @@ class Surroundings:
     """Units of records that end by there in the log are durable."""
     descriptors: DescriptorCache | None = None
     """Opens the files of all queues; None: each has its own."""
+    believe: Callable[[ConsumeQueue, int, QueueUnit], QueueUnit | None] = lambda _queue, _offset, unit: (
+        unit if unit != BROKEN else None
+    )
+    """What the log makes of the unit of an offset, None if there is no message; what is wrong is written again."""
+    firsts: Callable[[int], Mapping[QueueKey, First]] = lambda _physical: {}
+    """The first messages of queues, as far as the log has them soon behind a place."""
 
 
 class ConsumeQueue:
@@ -125,12 +144,16 @@ class ConsumeQueue:
         self._lock = threading.Lock()
         self._begin = 0
         """Units before this one are fillers, or their records are gone."""
+        self._begin_for = _UNKNOWN
+        """With the log's begin between these two, it is where the queue begins."""
         self._max_physical_offset = -1
         self._floor = 0
         """Offsets below this one were given out, as the log says, whatever units are here; see ``raise_to``."""
         self._destroyed = False
         self._removed: list[str] = []
         self._unsynced_parents = False
+        self.is_adopted = False
+        """Whether it was opened without reading its files."""
 
     # Where it begins and ends
 
@@ -178,15 +201,56 @@ class ConsumeQueue:
             raise DiskError(f"opening {self.directory} failed: {error}") from error
         self._files.load()
 
+    def adopt(self, end: QueueEnd) -> bool:
+        """Instead of ``load``: take over where a clean stop left the queue; False if its files are not those any more.
+
+        What is in them is not read: whoever reads a unit holds it against its record. Raises ``DiskError``.
+        """
+        expected = {segment_name(base): (self._files.file_bytes, changed_ns) for base, changed_ns in end.files}
+        if self._stat_files() != expected:
+            return False
+        self._files.adopt([base for base, _ in end.files], end.end)
+        self._begin, self._begin_for, self._max_physical_offset = end.begin, end.begin_for, end.max_physical
+        self.is_adopted = True
+        return True
+
+    def at_rest(self) -> QueueEnd | None:
+        """What ``adopt`` takes at the next start, of a queue that is flushed and written to no more; None: nothing.
+
+        Raises ``DiskError``.
+        """
+        found, files = self._stat_files(), self._files.files()
+        names = [segment_name(file.base) for file in files]
+        if not names or sorted(found) != names:
+            return None
+        places = [[file.base, found[name][1]] for file, name in zip(files, names, strict=True)]
+        begin = min(self._begin, self.stored_end)
+        return QueueEnd(places, self._files.max_offset, begin, self._begin_for, self._max_physical_offset)
+
+    def _stat_files(self) -> dict[str, tuple[int, int]]:
+        """Size and time of last change (ns) of what lies in the directory."""
+        try:
+            with os.scandir(self.directory) as entries:
+                return {one.name: (status.st_size, status.st_mtime_ns) for one in entries if (status := one.stat())}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise DiskError(f"listing {self.directory} failed: {error}") from error
+
     def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
         """Find the end, and cut what is not good or belongs to records that end after physical ``limit``.
 
         ``whole``: all that was ever appended is there, as after a clean stop; else only what belongs to records that
         end by ``limit`` is. A power cut leaves of the rest any part: zeros, pages out of the middle, units torn between
         two sectors. None of it counts, nor is anything looked for in it by halving. What is cut is cut durably with the
-        next flush: until a checkpoint vouches for more, the next start cuts at the same place. Once, after ``load``.
-        Raises ``DiskError``.
+        next flush: until a checkpoint vouches for more, the next start cuts at the same place. Once, after ``load``, or
+        after ``adopt``, when there is nothing to be done unless the limit says so. Raises ``DiskError``.
         """
+        if self.is_adopted:
+            if whole and self._max_physical_offset <= limit:
+                return QueueRecovery(self._max_physical_offset, None, ())
+            self.is_adopted = False
+            self.load()
         files = self._files.files()
         first = max(0, min(self._newest_sure(files, limit), len(files) - _SCANNED_FILES))
         end, physical, bad = self._scan(files[first:], limit)
@@ -201,9 +265,28 @@ class ConsumeQueue:
         self._files.truncate(end, durable=False)
         if end and not self._files.files():
             self._files.last_file(end)  # a begun queue keeps one, so that offsets are not given out again
-        self._max_physical_offset = physical
+        self._max_physical_offset = self._end_of_last(physical, limit)
         self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if self._files.files() else 0)
+        self._begin_for = _UNKNOWN
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
+
+    def _end_of_last(self, physical: int, limit: int) -> int:
+        """The end of the last unit's record, as the log has it: units of records before it are not appended any more.
+
+        A unit that the log knows nothing of is passed over, but stays: its offset was given out.
+        """
+        low, high, begin = self._files.min_offset // UNIT_BYTES, self.stored_end, self._surroundings.log_begin()
+        while physical >= 0 and (at := self._last_real(low, high)) >= 0:
+            unit = next(iter(self._read(at, 1)), BROKEN)
+            if 0 <= unit.offset < begin:
+                return unit.offset + unit.size
+            true = self._surroundings.believe(self, at, unit)
+            if true is not None and true.offset + true.size <= limit:
+                return true.offset + true.size
+            if true is not None:
+                self._files.truncate(at * UNIT_BYTES, durable=False)
+            high = at
+        return min(physical, begin)
 
     def _newest_sure(self, files: Sequence[StoreFile], limit: int) -> int:
         """The number of the newest file known to be good up to its beginning: its first unit belongs to a record that
@@ -254,7 +337,7 @@ class ConsumeQueue:
             if not self._destroyed and offset > self.max_offset:
                 if self._is_expired():
                     self._forget_units()
-                    self._begin = offset
+                    self._begin, self._begin_for = offset, _UNKNOWN
                 else:
                     _log.warning("%s: offsets %d to %d have no record", self.directory, self.max_offset, offset - 1)
                 self._floor = offset
@@ -286,7 +369,8 @@ class ConsumeQueue:
             reason = f"after queue offset {expected - 1} comes {first}, of the record at {at}"
             raise CorruptLogError(self.directory, expected, reason, "Remove this directory; the queue is built again.")
         if fresh or self._begin >= expected:  # it holds no message
-            self._begin = first
+            physical = parse_units(units[:UNIT_BYTES])[0].offset
+            self._begin, self._begin_for = first, (0 if fresh else physical, physical)
         if fresh:
             self._make_directory()
         elif first > expected:
@@ -371,12 +455,12 @@ class ConsumeQueue:
         which RocketMQ begins with, says little after a copy or a repair. Raises ``DiskError``.
         """
         begin, end = self.min_offset, self.max_offset
-        right = self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))
-        after = self._stored_at(right, store_time_of) if right < end else -1
+        right, unit = self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))
+        after = store_time_of(unit.offset, unit.size) if right < end else -1
         if after == time_ms:
             return right
-        left = self._last_real(begin, right)
-        before = self._stored_at(left, store_time_of) if left >= 0 else -1
+        left, unit = self._last_believed(begin, right)
+        before = store_time_of(unit.offset, unit.size) if left >= 0 else -1
         if before < 0:
             return right if after >= 0 else 0
         return left if after < 0 or time_ms - before <= after - time_ms else right
@@ -386,11 +470,7 @@ class ConsumeQueue:
 
         Raises ``DiskError``.
         """
-        return self._search(self.min_offset, self.max_offset, lambda unit: unit.offset >= physical)
-
-    def _stored_at(self, offset: int, store_time_of: Callable[[int, int], int]) -> int:
-        unit = self.unit(offset)
-        return -1 if unit is None else store_time_of(unit.offset, unit.size)
+        return self._search(self.min_offset, self.max_offset, lambda unit: unit.offset >= physical)[0]
 
     def rewrite(self, offset: int, unit: QueueUnit) -> None:
         """Write a unit again that the log says is wrong, durably. Raises ``DiskError``."""
@@ -398,6 +478,7 @@ class ConsumeQueue:
             file = self._files.find(offset * UNIT_BYTES)
             if file is None or self._destroyed or offset >= self.stored_end:
                 return
+            self._begin_for = _UNKNOWN
             try:
                 file.rewrite(offset * UNIT_BYTES - file.base, pack_unit(unit))
             except OSError as error:
@@ -405,15 +486,62 @@ class ConsumeQueue:
 
     # Removing
 
-    def correct_min_offset(self, physical: int) -> int:
+    def correct_min_offset(self, physical: int, first: First | None = None) -> int:
         """Begin with the first message whose record is at or after ``physical``; returns ``min_offset``.
 
-        Raises ``DiskError``.
+        ``first`` is that message, if the log was asked. Else units are believed that say that their records are gone:
+        nothing else can be held against them but the units beside them. Raises ``DiskError``.
         """
-        end = self.max_offset
-        begin = self._search(max(self._files.min_offset // UNIT_BYTES, 0), end, lambda unit: unit.offset >= physical)
-        self._begin = begin
+        if not self._begin_for[0] <= physical <= self._begin_for[1]:
+            self._begin = self._beginning(physical, first)
+            unit = next(iter(self._read(self._begin, 1)), FILLER)
+            self._begin_for = _UNKNOWN if unit == FILLER else (physical, unit.offset)
         return self.min_offset
+
+    def _beginning(self, physical: int, first: First | None) -> int:
+        low, end = max(self._files.min_offset // UNIT_BYTES, 0), self.max_offset
+        if first is not None and low <= first.offset < end and self._leads_to(first):
+            return first.offset
+        begin = self._expired_end(low, end, physical, believe=False)
+        if (begin < end and not self._leads_behind(begin, physical)) or self._misled(low, begin, physical) is not None:
+            begin = self._expired_end(low, end, physical, believe=True)
+            while (earlier := self._misled(low, begin, physical)) is not None:
+                begin = self._expired_end(low, earlier, physical, believe=True)
+        return begin
+
+    def _leads_to(self, first: First) -> bool:
+        unit = next(iter(self._read(first.offset, 1)), BROKEN)
+        return unit.offset == first.physical or self._leads_behind(first.offset, first.physical)
+
+    def _leads_behind(self, offset: int, physical: int) -> bool:
+        unit = next(iter(self._read(offset, 1)), BROKEN)
+        true = None if unit == FILLER else self._surroundings.believe(self, offset, unit)
+        return true is not None and true.offset >= physical
+
+    def _expired_end(self, low: int, high: int, physical: int, *, believe: bool) -> int:
+        """The first unit in ``[low, high)`` whose record is not before ``physical``; ``believe``: by the log, too."""
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            at, unit = next(self._reals(middle, high), (high, FILLER))
+            is_before = unit.offset < physical
+            if believe and at < high and not 0 <= unit.offset < physical:
+                is_before = not self._leads_behind(at, physical)
+            if at < high and is_before:
+                low = at + 1
+            else:
+                high = middle
+        return next(self._reals(low, end), (end, FILLER))[0]
+
+    def _misled(self, low: int, begin: int, physical: int) -> int | None:
+        """A unit before ``begin`` whose record is not before ``physical``, if one of some is: the search was misled."""
+        step = 2  # the one just before has been asked
+        while begin - step >= low:
+            unit = next(iter(self._read(begin - step, 1)), BROKEN)
+            if unit.offset >= physical and unit != FILLER and self._leads_behind(begin - step, physical):
+                return begin - step
+            step *= 2
+        return None
 
     def delete_expired(self, physical: int) -> int:
         """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
@@ -421,6 +549,9 @@ class ConsumeQueue:
         Nor one after which no unit is known to be durable: a crash could leave nothing that says where the queue was.
         Raises ``DiskError``.
         """
+        in_first_file = self._begin // self.units_per_file * self._files.file_bytes <= self._files.min_offset
+        if in_first_file and self._begin_for[0] <= physical <= self._begin_for[1]:
+            return 0
         count, durable = 0, self._surroundings.durable()
         for file, following in itertools.pairwise(self._files.files()):
             after = self._first_real(following.base // UNIT_BYTES)
@@ -446,25 +577,46 @@ class ConsumeQueue:
 
     # Searching
 
-    def _search(self, low: int, high: int, reached: Callable[[QueueUnit], bool]) -> int:
-        """The first message in ``[low, high)`` for which ``reached``, which never turns false again; else ``high``."""
+    def _search(self, low: int, high: int, reached: Callable[[QueueUnit], bool]) -> tuple[int, QueueUnit]:
+        """The first message in ``[low, high)`` for which ``reached``, which never turns false again; else ``high``.
+
+        What is asked is what the log makes of the units.
+        """
         end = high
         while low < high:
             middle = (low + high) // 2
-            at, unit = next(self._reals(middle, high), (high, FILLER))
+            at, unit = self._first_believed(middle, high)
             if at < high and not reached(unit):
                 low = at + 1
             else:
                 high = middle
-        return min(self._first_real(low), end) if low < end else end
+        return self._first_believed(low, end) if low < end else (end, FILLER)
+
+    def _first_believed(self, low: int, high: int) -> tuple[int, QueueUnit]:
+        for at, unit in self._reals(low, high):
+            true = self._surroundings.believe(self, at, unit)
+            if true is not None:
+                return at, true
+        return high, FILLER
+
+    def _last_believed(self, low: int, high: int) -> tuple[int, QueueUnit]:
+        while (at := self._last_real(low, high)) >= 0:
+            true = self._surroundings.believe(self, at, next(iter(self._read(at, 1)), BROKEN))
+            if true is not None:
+                return at, true
+            high = at
+        return -1, FILLER
 
     def _reals(self, low: int, high: int) -> Iterator[tuple[int, QueueUnit]]:
-        """Messages in ``[low, high)``."""
+        """Messages in ``[low, high)``; ``BROKEN`` where a unit reads as if it had never been written."""
         step = 1
         while low < high:
-            units = self._read(low, min(step, high - low))
-            if not units:
-                return
+            count = min(step, high - low, self.next_file(low) - low)
+            units = self._read(low, count)
+            if len(units) < count:
+                if self._files.find(low * UNIT_BYTES) is None or low + len(units) >= self.stored_end:
+                    return
+                units.append(BROKEN)
             for number, unit in enumerate(units, low):
                 if unit != FILLER:
                     yield number, unit
@@ -480,9 +632,8 @@ class ConsumeQueue:
         step = 1
         while low < high:
             start = max(low, high - step, (high - 1) // self.units_per_file * self.units_per_file)
-            for number, unit in reversed(list(enumerate(self._read(start, high - start), start))):
-                if unit != FILLER:
-                    return number
+            for number, _ in reversed(list(self._reals(start, high))):
+                return number
             high, step = start, _STEP_UNITS
         return -1
 

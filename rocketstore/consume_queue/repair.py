@@ -84,7 +84,8 @@ def _blank_partial_unit(fs: FileSystem, path: Path, size: int) -> None:
 def scan_file(file: StoreFile, max_physical_offset: int, limit: int) -> FileScan:
     """Read units while they are good: written, each record after the one before, none ending after ``limit``.
 
-    Fillers are good, but name no record. Raises ``DiskError``.
+    Of two that are not in order either may be wrong, so neither is good. Fillers are good, but name no record. Raises
+    ``DiskError``.
     """
     start, length = 0, _FIRST_CHUNK_BYTES
     while start < file.size:
@@ -92,9 +93,12 @@ def scan_file(file: StoreFile, max_physical_offset: int, limit: int) -> FileScan
         offsets, sizes, fillers = unit_columns(data)
         ends = np.where(fillers, max_physical_offset, offsets + sizes)
         before = np.maximum.accumulate(np.concatenate(([max_physical_offset], ends)))
-        bad = (sizes <= 0) | (offsets < 0) | (~fillers & (offsets < before[:-1]))
-        ending = np.flatnonzero(bad | (ends > limit))
+        unordered = ~fillers & (offsets >= 0) & (sizes > 0) & (offsets < before[:-1])
+        ending = np.flatnonzero((sizes <= 0) | (offsets < 0) | unordered | (ends > limit))
         count = int(ending[0]) if len(ending) else len(sizes)
+        if count < len(sizes) and unordered[count]:
+            earlier = np.flatnonzero(~fillers[:count])
+            count = int(earlier[-1]) if len(earlier) else count
         max_physical_offset = int(before[count])
         if count < len(sizes):
             return FileScan(start + count * UNIT_BYTES, max_physical_offset)

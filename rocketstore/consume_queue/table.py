@@ -10,9 +10,11 @@ a directory gets no queue.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Final
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
 from rocketstore.consume_queue.directories import QueueDirectories
+from rocketstore.consume_queue.ends import QueueEnd
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Surroundings
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
@@ -32,6 +35,10 @@ from rocketstore.types import QueueKey, RecordHead
 _log = logging.getLogger(__name__)
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
 _REFUSED_MAX: Final = 1000
+_SYNCERS: Final = 8
+"""Threads that make many queues durable together."""
+_FLUSHED_ALONE_MAX: Final = 32
+"""So many are not worth starting threads for."""
 
 
 class ConsumeQueueTable:
@@ -50,6 +57,8 @@ class ConsumeQueueTable:
         self._lock = threading.Lock()
         self._directories = QueueDirectories(self._fs)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._dirty: set[ConsumeQueue] = set()
+        """May hold what is not durable: those written to since a ``flush(0)``."""
         self._refused_topics: set[str] = set()
         self.descriptors: Final = DescriptorCache(self._fs)
         """The open files of all queues."""
@@ -57,8 +66,12 @@ class ConsumeQueueTable:
 
     # Opening
 
-    def load(self) -> None:
-        """Open the queues that are there. What was removed on the way, ``recover`` reports. Raises ``DiskError``."""
+    def load(self, known: Mapping[QueueKey, QueueEnd] | None = None) -> None:
+        """Open the queues that are there. What was removed on the way, ``recover`` reports. Raises ``DiskError``.
+
+        ``known``: where they ended at a clean stop; queues of which that still holds are not read.
+        """
+        known = known or {}
         try:
             make_dirs_durably(self._fs, self.directory)
             found = list(self._list())
@@ -66,23 +79,26 @@ class ConsumeQueueTable:
             raise DiskError(f"listing {self.directory} failed: {error}") from error
         for topic, queue_id in found:
             queue = self._make(topic, queue_id)
-            queue.load()
+            end = known.get((topic, queue_id))
+            if end is None or not queue.adopt(end):
+                queue.load()
             self._queues[topic, queue_id] = queue
 
     def _list(self) -> Iterator[tuple[str, int]]:
-        for topic in sorted(self.directory.iterdir()):
+        for topic in _entries(self.directory):
             if not topic.is_dir() or check_topic(topic.name):
-                _log.warning("%s is no topic's directory; it is ignored", topic)
+                _log.warning("%s is no topic's directory; it is ignored", topic.path)
                 continue
-            for queue in sorted(topic.iterdir()):
+            for queue in _entries(topic.path):
                 if queue.is_dir() and _is_queue_id(queue.name) and int(queue.name) <= _QUEUE_ID_MAX:
                     yield topic.name, int(queue.name)
                 else:
-                    _log.warning("%s is no queue's directory; it is ignored", queue)
+                    _log.warning("%s is no queue's directory; it is ignored", queue.path)
 
     def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
         """Find the end of every queue and cut what is not good; see ``ConsumeQueue.recover``. Raises ``DiskError``."""
         found = [queue.recover(limit, whole=whole) for queue in self.all()]
+        self._written([queue for queue in self.all() if not queue.is_adopted])  # what was cut is not durable yet
         repairs = tuple(repair for one in found for repair in one.repairs)
         for repair in repairs:
             _log.warning("%s", repair)
@@ -139,22 +155,36 @@ class ConsumeQueueTable:
         Raises ``DiskFullError`` and ``DiskError``; then a part may be there, and the same call may be repeated. Raises
         ``CorruptLogError`` if queue offsets jump beyond belief.
         """
-        if isinstance(heads, RecordColumns):
-            for units in heads.by_queue:
-                self._append_to(units.topic, units.queue_id, units)
-            return
-        groups: defaultdict[tuple[str, int], list[RecordHead]] = defaultdict(list)
-        for head in heads:
-            groups[head[:2]].append(head)
-        for key, group in groups.items():
-            self._append_to(*key, group)
+        written: list[ConsumeQueue] = []
+        try:
+            if isinstance(heads, RecordColumns):
+                for units in heads.by_queue:
+                    self._append_to(units.topic, units.queue_id, units, written)
+                return
+            groups: defaultdict[tuple[str, int], list[RecordHead]] = defaultdict(list)
+            for head in heads:
+                groups[head[:2]].append(head)
+            for key, group in groups.items():
+                self._append_to(*key, group, written)
+        finally:
+            self._written(written)
 
-    def _append_to(self, topic: str, queue_id: int, group: list[RecordHead] | UnitColumns) -> None:
+    def _append_to(
+        self, topic: str, queue_id: int, group: list[RecordHead] | UnitColumns, written: list[ConsumeQueue]
+    ) -> None:
         queue = self._queues.get((topic, queue_id)) or self._queue_for(topic, queue_id, group)
-        while queue is not None and not queue.append(group):  # its topic is being deleted
-            with self._lock:  # until it is
+        while queue is not None:
+            written.append(queue)
+            if queue.append(group):
+                return
+            with self._lock:  # until its topic is deleted
                 pass
             queue = self._queue_for(topic, queue_id, group)
+
+    def _written(self, queues: Sequence[ConsumeQueue]) -> None:
+        """After they were: a flush that came before has not seen it all."""
+        with self._lock:
+            self._dirty.update(queues)
 
     def _queue_for(self, topic: str, queue_id: int, group: list[RecordHead] | UnitColumns) -> ConsumeQueue | None:
         """The queue for records of one queue; None if they have no place in one."""
@@ -187,19 +217,38 @@ class ConsumeQueueTable:
         Raises after all others were tried: ``DiskError``, then the queue concerned takes no more units, or
         ``DiskFullError``, if it could not be opened just now.
         """
-        failure: DiskError | DiskFullError | None = None
-        for queue in self.all():
+        with self._lock:
+            dirty = list(self._dirty)
+            if not least_pages:
+                self._dirty = set()
+
+        def failed(queue: ConsumeQueue) -> DiskError | DiskFullError | None:
             try:
                 queue.flush(least_pages)
             except (DiskError, DiskFullError) as error:
-                failure = failure or error
+                self._written((queue,))
+                return error
+            return None
+
+        if len(dirty) <= _FLUSHED_ALONE_MAX:
+            failures = [*map(failed, dirty)]
+        else:  # disks and file systems do many syncs in little more time than one
+            with ThreadPoolExecutor(_SYNCERS, "rocketstore-sync") as syncers:
+                failures = [*syncers.map(failed, dirty)]
+        failure = next((one for one in failures if one is not None), None)
         if failure is not None:
             raise failure
 
+    def at_rest(self) -> dict[QueueKey, QueueEnd]:
+        """Where they end, for ``load``, once all are flushed and nothing is appended any more. Raises ``DiskError``."""
+        found = {(queue.topic, queue.queue_id): queue.at_rest() for queue in self.all()}
+        return {key: end for key, end in found.items() if end is not None}
+
     def correct_min_offsets(self, physical: int) -> None:
         """Let every queue begin with its first message at or after ``physical``. Raises ``DiskError``."""
+        firsts = self._surroundings.firsts(physical)
         for queue in self.all():
-            queue.correct_min_offset(physical)
+            queue.correct_min_offset(physical, firsts.get((queue.topic, queue.queue_id)))
 
     def delete_expired(self, physical: int, /) -> int:
         """Let every queue begin as ``correct_min_offsets`` does, and remove files; how many. Raises ``DiskError``."""
@@ -226,6 +275,7 @@ class ConsumeQueueTable:
                     queue.destroy()
                 finally:
                     self._queues.pop((queue.topic, queue.queue_id), None)
+                    self._dirty.discard(queue)
         for directory in sorted({queue.directory.parent for queue in queues}):
             with self._directories.making, suppress(OSError):  # not empty: a queue was created meanwhile
                 directory.rmdir()
@@ -238,6 +288,11 @@ class ConsumeQueueTable:
         return ConsumeQueue(
             topic, queue_id, directory, self.file_bytes, self._fs, self._directories, self._surroundings
         )
+
+
+def _entries(directory: Path | str) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return sorted(entries, key=lambda one: one.name)
 
 
 def _is_queue_id(name: str) -> bool:

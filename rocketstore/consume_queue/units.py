@@ -17,6 +17,8 @@ from rocketstore.types import QueueUnit, RecordHead
 UNIT_BYTES: Final = 20
 FILLER: Final = QueueUnit(0, 0x7FFF_FFFF, 0)
 """A place without a message."""
+BROKEN: Final = QueueUnit(-1, 0, 0)
+"""Stands for a unit that reads as if it had never been written, among others that were."""
 _UNIT: Final = struct.Struct(">qiq")
 FILLER_BYTES: Final = _UNIT.pack(*FILLER)
 UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,20 @@ HEADER: Final = Struct(">qqqqii")
 KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
 """A key on its way to the index."""
 _SECONDS_MAX: Final = (1 << 31) - 1
+
+
+class IndexHeader(NamedTuple):
+    """First and last record of a file (milliseconds, physical offsets), used slots, number of the next entry.
+
+    A file without entries (``next_entry`` 1) carries the end of the file before it, as RocketMQ does.
+    """
+
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+    used_slots: int
+    next_entry: int
 
 
 def chained(slots: NDArray[np.int32], places: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -8,10 +8,13 @@ Entries and header are written with ``pwrite``, so that a full disk is an error.
 message; they are written through a mapping, whose blocks are allocated beforehand, so that no page of it can be without
 room. A change is written in the order entries, header, slots. So after the end of the process alone a slot is never
 ahead of its entry, and at most the slots of the last batch are behind. After a power cut any page may be older or newer
-than another; ``recover`` goes back to what is known to be durable, and lets the slots say that.
+than another; ``recover`` goes back to what is known to be durable, and makes the slots out of that.
 
-One thread writes; any number may ``select`` meanwhile. Readers see a header as a whole; they take the slot first, so
-that the header, published before the slots, covers every entry a slot names.
+What is read is proven by its block's sum (``rocketstore.index.sums``), or is no answer. A file of which no sums are
+known, RocketMQ's say, gets them when it is first used, after all of it has been found to be of one piece.
+
+One thread writes; any number may ``select`` meanwhile. Readers see header and sums as a whole; they take the slot
+first, so that the header, published before the slots, covers every entry a slot names.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,18 +33,28 @@ from numpy.typing import NDArray
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem, create_durably
+from rocketstore.index.chains import ENTRIES, HEADER, IndexHeader, chained, seconds_since
+from rocketstore.index.sums import (
+    BLOCK_ENTRIES,
+    BLOCK_SLOTS,
+    ENTRY_BYTES,
+    EntrySums,
+    IndexSums,
+    crc_of,
+    move_slots,
+    slot_blocks,
+    sum_of_slots,
+    sums_of_slots,
+)
 
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
-ENTRY_BYTES: Final = 20
-_HEADER: Final = struct.Struct(">qqqqii")
 _ENTRY: Final = struct.Struct(">iqii")
-_ENTRIES: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _STORED: Final = np.dtype(">i4")
-_SECONDS_MAX: Final = (1 << 31) - 1
-_CHECKED_ENTRIES: Final = 1 << 16
-_CUT_AT_ONCE: Final = 1 << 18
+_AT_ONCE: Final = BLOCK_ENTRIES << 8
 _READ_AT_ONCE: Final = 1 << 20
+ADVICE: Final = "It is built again from the log"
+_Entries = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
 class IndexShape(NamedTuple):
@@ -60,18 +74,11 @@ class IndexShape(NamedTuple):
         return self.entries_at + self.entries * ENTRY_BYTES
 
 
-class IndexHeader(NamedTuple):
-    """First and last record of a file (milliseconds, physical offsets), used slots, number of the next entry.
+class _Published(NamedTuple):
+    """What readers go by: the header, and the CRC of the last block of entries as far as the header counts them."""
 
-    A file without entries (``next_entry`` 1) carries the end of the file before it, as RocketMQ does.
-    """
-
-    begin_ms: int
-    end_ms: int
-    begin_offset: int
-    end_offset: int
-    used_slots: int
-    next_entry: int
+    header: IndexHeader
+    tail: int
 
 
 class _Handle:
@@ -85,18 +92,35 @@ class _Handle:
 
 
 class IndexFile:
-    """An open index file. All methods but ``select`` and the properties belong to the one writer."""
+    """An open index file. All methods but ``select``, ``verify`` and the properties belong to the one writer."""
 
-    def __init__(self, fs: FileSystem, path: Path, shape: IndexShape) -> None:
-        """Open an existing file of the right length. Raises ``OSError``, and ``CorruptLogError`` for a bad header."""
+    def __init__(self, fs: FileSystem, path: Path, shape: IndexShape, sums: IndexSums | None = None) -> None:
+        """Open an existing file of the right length, whose ``sums`` these are, if they are known.
+
+        Raises ``OSError``, and ``CorruptLogError`` for a bad header.
+        """
         self.path = path
         self.shape = shape
         self._fs = fs
         self._handle = _Handle(fs, path)
         self._slots: NDArray[np.uint32] | None = None
-        self.header = self._read_header()
+        self._writing = threading.Lock()  # held while slots and their sums change
+        self._slot_sums = np.zeros(slot_blocks(shape.slots), np.uint64)
+        self._entry_sums = EntrySums(shape.entries)
+        self._published = _Published(self._read_header(), 0)
+        self._proven = False
+        """Whether all that is there is covered by sums."""
+        self.differs = sums is not None and sums.header != self.header
+        """Whether it is not what it was when the sums were kept."""
+        if sums is not None and not self.differs:
+            self._slot_sums = sums.slots.copy()
+            self._entry_sums.take(sums.entries, self.header.next_entry)
+            self._publish(self.header)
+            self._proven = True
         self.dirty = False
         """Whether there may be something that ``sync`` has not made durable."""
+        self.sums_kept = self._proven
+        """Whether what is kept beside the index belongs to the file as it was flushed last."""
 
     @classmethod
     def create(cls, fs: FileSystem, path: Path, shape: IndexShape, before: IndexHeader | None = None) -> IndexFile:
@@ -111,10 +135,18 @@ class IndexFile:
         def fill(fd: int) -> None:
             fs.allocate(fd, shape.entries_at)
             fs.write(fd, b"\0", shape.file_bytes - 1)
-            fs.write(fd, _HEADER.pack(*first), 0)
+            fs.write(fd, HEADER.pack(*first), 0)
 
         create_durably(fs, path, fill)
-        return cls(fs, path, shape)
+        file = cls(fs, path, shape)
+        file._publish(first)
+        file._proven = True
+        return file
+
+    @property
+    def header(self) -> IndexHeader:
+        """What it says of itself."""
+        return self._published.header
 
     @property
     def is_empty(self) -> bool:
@@ -126,40 +158,110 @@ class IndexFile:
         """How many more entries fit."""
         return self.shape.entries - self.header.next_entry
 
+    @property
+    def sums(self) -> IndexSums | None:
+        """What to keep of it; None if it has not been proven yet. Of the writer, or while nobody writes."""
+        with self._writing:
+            if not self._proven:
+                return None
+            return IndexSums(self.header, self._slot_sums.copy(), self._entry_sums.all())
+
+    # Writing
+
     def put(self, key: int, offset: int, store_ms: int) -> bool:
-        """Add one entry; False if the file is full. Raises ``OSError``."""
+        """Add one entry; False if the file is full. Raises ``OSError``, ``CorruptLogError``."""
         if self.room < 1:
             return False
         self.put_all(np.array([key], np.int32), np.array([offset], np.int64), np.array([store_ms], np.int64))
         return True
 
     def put_all(self, keys: NDArray[np.int32], offsets: NDArray[np.int64], store_ms: NDArray[np.int64]) -> None:
-        """Add entries, which must fit (``room``), in this order. Raises ``OSError``; then none was added."""
+        """Add entries, which must fit (``room``), in this order. Raises ``OSError``; then none was added.
+
+        Raises ``CorruptLogError`` the first time if what is there is damaged.
+        """
+        slots = self.open_for_writing()
         old = self.header
         first, count = old.next_entry, len(keys)
         if self.is_empty:
             old = old._replace(begin_ms=int(store_ms[0]), begin_offset=int(offsets[0]))
-        slots = self._writable_slots()
         places = keys % np.int32(self.shape.slots)
         numbers = np.arange(first, first + count, dtype=np.int32)
-        previous = slots[places].view(_STORED).astype(np.int32)
+        named = slots[places].view(_STORED).astype(np.int32)
+        previous = named.copy()
         previous[(previous < 0) | (previous >= first)] = 0
-        _chain(places, numbers, previous)
-        block = np.empty(count, _ENTRIES)
+        is_last = _chain(places, numbers, previous)
+        block = np.empty(count, ENTRIES)
         block["hash"], block["offset"], block["previous"] = keys, offsets, previous
-        block["seconds"] = np.clip((store_ms - old.begin_ms) // 1000, 0, _SECONDS_MAX) if old.begin_ms > 0 else 0
+        block["seconds"] = seconds_since(store_ms, old.begin_ms)
         header = old._replace(
             end_ms=int(store_ms[-1]),
             end_offset=int(offsets[-1]),
             used_slots=old.used_slots + int(np.count_nonzero(previous == 0)),
             next_entry=first + count,
         )
+        data = block.tobytes()
         self.dirty = True
-        self._fs.write(self._handle.fd, block.tobytes(), self._entry_at(first))
-        self._fs.write(self._handle.fd, _HEADER.pack(*header), 0)
-        self.header = header
-        slots[places] = numbers.astype(_STORED).view(np.uint32)  # of several numbers for one slot the last stays
+        self._fs.write(self._handle.fd, data, self._entry_at(first))
+        with self._writing:
+            self._fs.write(self._handle.fd, HEADER.pack(*header), 0)
+            self._entry_sums.add(data)
+            self._publish(header)
+            move_slots(self._slot_sums, places[is_last], named[is_last], numbers[is_last])
+            slots[places[is_last]] = numbers[is_last].astype(_STORED).view(np.uint32)
         self.dirty = True  # a sync may have run since it was said above
+
+    def truncate(self, physical: int) -> None:
+        """Take back the entries of records at or after ``physical``. Raises ``OSError``, ``CorruptLogError``."""
+        self._prove()
+        keep = self._first_entry_from(physical)
+        header = self.header
+        if keep == header.next_entry:
+            return
+        if keep > 1:
+            last = self._entries(keep - 1, keep)[0]
+            end_ms = min(header.end_ms, header.begin_ms + int(last["seconds"]) * 1000 + 999)
+            header = header._replace(end_ms=end_ms, end_offset=int(last["offset"]), next_entry=keep)
+        else:
+            header = IndexHeader(0, 0, 0, 0, 0, 1)
+        self._set_end(header)
+        self.sync()
+
+    def _set_end(self, header: IndexHeader) -> None:
+        """Go on behind the entries that ``header`` counts, with slots that are made out of these."""
+        newest, sums = np.zeros(self.shape.slots, np.int32), EntrySums(self.shape.entries)
+        for numbers, entries in self._chunks(header.next_entry):
+            newest[self._places(entries)] = numbers  # of several numbers for one place the last stays
+            sums.add(entries.tobytes())
+        header = header._replace(used_slots=int(np.count_nonzero(newest)))
+        slots = self._map_slots()
+        wrong = slots.view(_STORED).astype(np.int32) != newest
+        self.dirty = True
+        with self._writing:
+            self._fs.write(self._handle.fd, HEADER.pack(*header), 0)
+            slots[wrong] = newest[wrong].astype(_STORED).view(np.uint32)
+            self._slot_sums, self._entry_sums = sums_of_slots(newest), sums
+            self._publish(header)
+            self._proven, self.sums_kept = True, False
+
+    def sync(self) -> None:
+        """Make it durable. Raises ``OSError``."""
+        self.dirty = False
+        self.sums_kept = False
+        try:
+            self._fs.sync(self._handle.fd)
+        except OSError:
+            self.dirty = True
+            raise
+
+    def seal(self) -> None:
+        """Give the mapping back; no more entries will come."""
+        self._slots = None
+
+    def _publish(self, header: IndexHeader) -> None:
+        self._published = _Published(header, self._entry_sums.tail)
+
+    # Reading
 
     def covers(self, begin_ms: int, end_ms: int) -> bool:
         """Whether it may hold records stored in ``[begin_ms, end_ms]``."""
@@ -168,16 +270,20 @@ class IndexFile:
     def select(self, key: int, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Physical offsets of records whose keys have this hash, newest first, stored in ``[begin_ms, end_ms]``.
 
-        Times are kept in whole seconds, so up to a second too much is found, never too little. Raises ``OSError``.
+        Times are kept in whole seconds, so up to a second too much is found, never too little. Raises ``OSError``, and
+        ``CorruptLogError`` if what it leads along is not what was written.
         """
+        self._prove()
         number = self._slot(key % self.shape.slots)
-        header = self.header
+        published = self._published
+        header = published.header
         found: list[int] = []
+        block, held = -1, b""
         while 0 < number < header.next_entry and len(found) < limit:
-            entry = os.pread(self._handle.fd, ENTRY_BYTES, self._entry_at(number))
-            if len(entry) < ENTRY_BYTES:
-                break
-            hash_, offset, seconds, previous = _ENTRY.unpack(entry)
+            if block != number // BLOCK_ENTRIES:
+                block = number // BLOCK_ENTRIES
+                held = self._block(block, published)
+            hash_, offset, seconds, previous = _ENTRY.unpack_from(held, number % BLOCK_ENTRIES * ENTRY_BYTES)
             stored_ms = header.begin_ms + seconds * 1000
             if seconds < 0 or stored_ms + 999 < begin_ms:  # older ones are older still
                 break
@@ -188,41 +294,99 @@ class IndexFile:
             number = previous
         return found
 
-    def truncate(self, physical: int) -> None:
-        """Take back the entries of records at or after ``physical``. Raises ``OSError``."""
-        keep = self._first_entry_from(physical)
-        header = self.header
-        slots = self._writable_slots()
-        for end in range(header.next_entry, keep, -_CUT_AT_ONCE):
-            first = max(keep, end - _CUT_AT_ONCE)
-            block = self._entries(first, end)[::-1]  # newest first: the oldest one's predecessor stays in the slot
-            previous = block["previous"].astype(np.int32)
-            slots[block["hash"].astype(np.int32) % np.int32(self.shape.slots)] = previous.astype(_STORED).view(
-                np.uint32
-            )
-            header = header._replace(used_slots=header.used_slots - int(np.count_nonzero(previous == 0)))
-        if keep == header.next_entry:
-            return
-        if keep > 1:
-            last = self._entries(keep - 1, keep)[0]
-            end_ms = min(header.end_ms, header.begin_ms + int(last["seconds"]) * 1000 + 999)
-            header = header._replace(end_ms=end_ms, end_offset=int(last["offset"]), next_entry=keep)
-        else:
-            header = IndexHeader(0, 0, 0, 0, 0, 1)
-        self.dirty = True
-        self._fs.write(self._handle.fd, _HEADER.pack(*header), 0)
-        self.header = header
-        self.sync()
+    def verify(self, block: int) -> int:
+        """Hold one of its blocks against its sum: the header, then those of slots, then those of entries.
 
-    def recover(self, durable_end: int | None = None, durable_entries: int = -1) -> bool:
-        """After a crash: take back what is newer than the record at ``durable_end``, and put the slots right.
+        Gives the number of bytes; 0: there are no more. Raises ``OSError``, ``CorruptLogError``.
+        """
+        self._prove()
+        published = self._published
+        if block == 0:
+            with self._writing:
+                if self._read_header() != self.header:
+                    raise self._damage(0, "the header's fields")
+            return HEADER_BYTES
+        block -= 1
+        if block < len(self._slot_sums):
+            return len(self._slot_block(block)) * SLOT_BYTES
+        block -= len(self._slot_sums)
+        if block * BLOCK_ENTRIES >= published.header.next_entry:
+            return 0
+        return len(self._block(block, published))
+
+    def _slot(self, place: int) -> int:
+        return int(self._slot_block(place // BLOCK_SLOTS)[place % BLOCK_SLOTS])
+
+    def _slot_block(self, block: int) -> NDArray[np.int32]:
+        values = self._read_slots(block)
+        if sum_of_slots(values) != int(self._slot_sums[block]):
+            with self._writing:  # or they were being changed
+                values = self._read_slots(block)
+                if sum_of_slots(values) != int(self._slot_sums[block]):
+                    raise self._damage(HEADER_BYTES + block * BLOCK_SLOTS * SLOT_BYTES, "the hash slots from there on")
+        return values
+
+    def _read_slots(self, block: int) -> NDArray[np.int32]:
+        slots, first = self._slots, block * BLOCK_SLOTS
+        count = min(BLOCK_SLOTS, self.shape.slots - first)
+        if slots is not None:
+            return slots[first : first + count].view(_STORED).astype(np.int32)
+        stored = os.pread(self._handle.fd, count * SLOT_BYTES, HEADER_BYTES + first * SLOT_BYTES)
+        if len(stored) < count * SLOT_BYTES:
+            raise self._damage(HEADER_BYTES + first * SLOT_BYTES, "the file is too short")
+        return np.frombuffer(stored, _STORED).astype(np.int32)
+
+    def _block(self, block: int, published: _Published) -> bytes:
+        """The entries of a block, as far as they are published."""
+        first = block * BLOCK_ENTRIES
+        count = min(BLOCK_ENTRIES, published.header.next_entry - first)
+        expected = self._entry_sums.of_block(block) if count == BLOCK_ENTRIES else published.tail
+        held = os.pread(self._handle.fd, count * ENTRY_BYTES, self._entry_at(first))
+        if len(held) < count * ENTRY_BYTES or crc_of(held) != expected:
+            raise self._damage(self._entry_at(first), "the entries from there on")
+        return held
+
+    def _damage(self, offset: int, what: str) -> CorruptLogError:
+        return CorruptLogError(self.path, offset, f"{what} are not what was written", ADVICE)
+
+    # Opening
+
+    def _prove(self) -> None:
+        """Give a file sums that has none, if it is of one piece. Raises ``OSError``, ``CorruptLogError``."""
+        if self._proven:
+            return
+        with self._writing:
+            header, entry_sums = self.header, EntrySums(self.shape.entries)
+            slots, end_offset = np.zeros(self.shape.slots, np.int32), header.begin_offset
+            for numbers, entries in self._chunks(header.next_entry):
+                bad = entries["previous"] != chained(slots, self._places(entries), numbers)
+                offsets = np.concatenate(([end_offset], entries["offset"].astype(np.int64)))
+                bad |= (entries["hash"] < 0) | (entries["seconds"] < 0) | (np.diff(offsets) < 0)
+                if bad.any():
+                    at = self._entry_at(int(numbers[np.argmax(bad)]))
+                    raise CorruptLogError(self.path, at, "an entry does not fit those before it", ADVICE)
+                end_offset = int(offsets[-1])
+                entry_sums.add(entries.tobytes())
+            if header.next_entry > 1 and end_offset != header.end_offset:
+                raise CorruptLogError(self.path, 24, "the last entry is of another record", ADVICE)
+            stored = np.concatenate([self._read_slots(block) for block in range(len(self._slot_sums))])
+            wrong = np.flatnonzero(stored != slots)
+            if len(wrong):
+                at = HEADER_BYTES + int(wrong[0]) * SLOT_BYTES
+                raise CorruptLogError(self.path, at, "a hash slot does not name its newest entry", ADVICE)
+            self._slot_sums, self._entry_sums = sums_of_slots(slots), entry_sums
+            self._publish(header)
+            self.dirty, self._proven, self.sums_kept = True, True, False
+
+    def recover(self, durable_end: int | None = None, durable_entries: int = -1, sums: IndexSums | None = None) -> bool:
+        """After a crash: take back what is newer than the record at ``durable_end``, and make the slots anew.
 
         Everything up to that record was durable once, and if that is known, ``durable_entries`` entries. What follows
-        them may be anything, also what an earlier crash left, so it is not even looked at then. A slot that names an
-        entry up to there is right, and one that names a later one, which may be lost, gets the newest that is kept of
-        those that belong there. None: all that the header counts is taken for durable, but a slot may be behind. False
-        if what should be there does not check out: the file must be built again. Changes are durable after the next
-        ``sync``; until a checkpoint relies on them, the next start makes them again. Raises ``OSError``.
+        them may be anything, also what an earlier crash left, so it is not even looked at then. None: all that the
+        header counts is taken for durable, but a slot may be behind. ``sums`` were kept when the file was flushed,
+        perhaps later than what is known. False if what should be there does not check out: the file must be built
+        again. Changes are durable after the next ``sync``; until a checkpoint relies on them, the next start makes them
+        again. Raises ``OSError``.
         """
         header, kept = self.header, self._checked_entries(durable_end, durable_entries)
         if kept.next_entry < header.next_entry and durable_end is None:
@@ -232,12 +396,18 @@ class IndexFile:
             header.end_offset if durable_end is None else durable_end,
         ):
             return False
-        self._mend_slots(kept.next_entry)
-        if kept.next_entry < header.next_entry:
-            self.dirty = True
-            self._fs.write(self._handle.fd, _HEADER.pack(*kept), 0)
-            self.header = kept
+        if sums is not None and not self._holds(sums):
+            return False
+        self._set_end(kept if not self.is_empty else header)
         return True
+
+    def _holds(self, sums: IndexSums) -> bool:
+        """Whether the entries that were there when ``sums`` were kept still are."""
+        found = EntrySums(self.shape.entries)
+        for _, entries in self._chunks(min(sums.header.next_entry, self.shape.entries)):
+            found.add(entries.tobytes())
+        begins = self.is_empty or sums.header.next_entry <= 1 or sums.header.begin_ms == self.header.begin_ms
+        return begins and bool(np.array_equal(found.all(), sums.entries))
 
     def _checked_entries(self, durable_end: int | None, durable_entries: int) -> IndexHeader:
         """The header of a file that ends before the first entry that is not good, or newer than what is durable."""
@@ -258,56 +428,24 @@ class IndexFile:
                     begin_offset=int(offsets[0]) if kept.next_entry == 1 else kept.begin_offset,
                     end_offset=int(offsets[count - 1]),
                     end_ms=min(header.end_ms, end_ms) if kept.next_entry + count < header.next_entry else header.end_ms,
-                    used_slots=kept.used_slots + int(np.count_nonzero(previous[:count] == 0)),
                     next_entry=kept.next_entry + count,
                 )
             if count < len(entries):
                 break
         return kept
 
-    def _mend_slots(self, end: int) -> None:
-        """Let every slot name the newest of its entries before number ``end``."""
-        slots = self._writable_slots()
-        named = slots.view(_STORED).astype(np.int32)
-        wrong = (named < 0) | (named >= end)
-        for numbers, entries in self._chunks(end, max(1, end - _CHECKED_ENTRIES)):
-            places = self._places(entries)
-            wrong[places[named[places] < numbers]] = True
-        if not wrong.any():
-            return
-        newest = np.zeros(self.shape.slots, np.int32)
-        for numbers, entries in self._chunks(end):
-            newest[self._places(entries)] = numbers  # of several numbers for one place the last stays
-        self.dirty = True
-        slots[wrong] = newest[wrong].astype(_STORED).view(np.uint32)
-
-    def _chunks(
-        self, end: int, first: int = 1
-    ) -> Iterator[tuple[NDArray[np.int32], np.ndarray[tuple[int], np.dtype[np.void]]]]:
-        """Entries from ``first`` to before ``end``, some at a time, with their numbers. Raises ``OSError``."""
-        for start in range(first, end, _CHECKED_ENTRIES):
-            entries = self._entries(start, min(start + _CHECKED_ENTRIES, end))
+    def _chunks(self, end: int) -> Iterator[tuple[NDArray[np.int32], _Entries]]:
+        """Entries before ``end``, some at a time, with their numbers. Raises ``OSError``."""
+        for start in range(1, end, _AT_ONCE):
+            entries = self._entries(start, min(start + _AT_ONCE, end))
             yield np.arange(start, start + len(entries), dtype=np.int32), entries
 
-    def _places(self, entries: np.ndarray[tuple[int], np.dtype[np.void]]) -> NDArray[np.int32]:
+    def _places(self, entries: _Entries) -> NDArray[np.int32]:
         return np.maximum(entries["hash"].astype(np.int32), 0) % np.int32(self.shape.slots)
-
-    def sync(self) -> None:
-        """Make it durable. Raises ``OSError``."""
-        self.dirty = False
-        try:
-            self._fs.sync(self._handle.fd)
-        except OSError:
-            self.dirty = True
-            raise
-
-    def seal(self) -> None:
-        """Give the mapping back; no more entries will come."""
-        self._slots = None
 
     def _read_header(self) -> IndexHeader:
         stored = os.pread(self._handle.fd, HEADER_BYTES, 0)
-        header = IndexHeader(*_HEADER.unpack(stored))
+        header = IndexHeader(*HEADER.unpack(stored))
         header = header._replace(next_entry=max(header.next_entry, 1))
         if header.next_entry > self.shape.entries:
             raise CorruptLogError(self.path, 36, f"{header.next_entry} entries", "Remove the file; it is rebuilt.")
@@ -315,7 +453,15 @@ class IndexFile:
             raise CorruptLogError(self.path, 16, "the last record is before the first", "Remove the file.")
         return header
 
-    def _writable_slots(self) -> NDArray[np.uint32]:
+    def open_for_writing(self) -> NDArray[np.uint32]:
+        """The slots, held against their sums when they are mapped. Raises ``OSError``, ``CorruptLogError``."""
+        if self._slots is None:
+            self._prove()
+            for block in range(len(self._slot_sums)):
+                self._slot_block(block)
+        return self._map_slots()
+
+    def _map_slots(self) -> NDArray[np.uint32]:
         """The slots as they are on disk, that is big-endian, in a type that is loaded and stored as a whole."""
         if self._slots is None:
             fd, length = self._handle.fd, self.shape.entries_at
@@ -326,19 +472,12 @@ class IndexFile:
             self._slots = np.frombuffer(mapping, np.uint32, self.shape.slots, HEADER_BYTES)
         return self._slots
 
-    def _slot(self, place: int) -> int:
-        slots = self._slots
-        if slots is not None:
-            return int.from_bytes(slots[place].tobytes(), "big", signed=True)
-        stored = os.pread(self._handle.fd, SLOT_BYTES, HEADER_BYTES + place * SLOT_BYTES)
-        return int.from_bytes(stored, "big", signed=True)
-
     def _entry_at(self, number: int) -> int:
         return self.shape.entries_at + number * ENTRY_BYTES
 
-    def _entries(self, first: int, end: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    def _entries(self, first: int, end: int) -> _Entries:
         stored = os.pread(self._handle.fd, (end - first) * ENTRY_BYTES, self._entry_at(first))
-        return np.frombuffer(stored[: len(stored) // ENTRY_BYTES * ENTRY_BYTES], _ENTRIES)
+        return np.frombuffer(stored[: len(stored) // ENTRY_BYTES * ENTRY_BYTES], ENTRIES)
 
     def _first_entry_from(self, physical: int) -> int:
         """The number of the first entry of a record at or after ``physical``: offsets never decrease."""
@@ -352,9 +491,16 @@ class IndexFile:
         return low
 
 
-def _chain(places: NDArray[np.int32], numbers: NDArray[np.int32], previous: NDArray[np.int32]) -> None:
-    """Let entries of one batch that share a slot follow each other: the later one's predecessor is the earlier one."""
+def _chain(places: NDArray[np.int32], numbers: NDArray[np.int32], previous: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Let entries of one batch that share a slot follow each other: the later one's predecessor is the earlier one.
+
+    Gives which are the last of their slots.
+    """
     order = np.argsort(places, kind="stable")
     sorted_places = places[order]
-    again = np.flatnonzero(sorted_places[1:] == sorted_places[:-1])
+    same = sorted_places[1:] == sorted_places[:-1]
+    again = np.flatnonzero(same)
     previous[order[again + 1]] = numbers[order[again]]
+    is_last = np.ones(len(places), np.bool_)
+    is_last[order[again]] = False
+    return is_last

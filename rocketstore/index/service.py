@@ -4,11 +4,13 @@ Records are indexed in log order, each exactly once: what lies at or before ``in
 may begin anywhere before it. A record's keys never lie in two files (unless they are more than a file takes), so
 that this also holds for the last record of a full file.
 
-The index is derived from the log. What does not check out is removed together with everything after it, and ``load``
-says from where to index again. An ``append`` that failed may be repeated with the same records.
+The index is derived from the log. What does not check out at a start is removed together with everything after it, and
+``load`` says from where to index again. A file that turns out to be damaged later is built again in its place
+(``rocketstore.index.rebuilding``); until that is done, a query that needs it is refused. An ``append`` that failed may
+be repeated with the same records.
 
-Threads: one appends, truncates and loads; one flushes; one deletes; any number query. ``_files`` is replaced as a
-whole, under ``_lock``; a removed file stays readable for those who have it.
+Threads: one appends, truncates and loads; one flushes; one deletes; one rebuilds; any number query. ``_files`` is
+replaced as a whole, under ``_lock``; a removed file stays readable for those who have it.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dledger.clock import Clock, SystemClock
-from dledger.errors import CorruptLogError, DiskError, DiskFullError
-from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem, make_dirs_durably
-from rocketstore.index.file import IndexFile, IndexShape
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
+from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem, make_dirs_durably, replace_durably
+from rocketstore.index.chains import IndexHeader
+from rocketstore.index.file import ADVICE, IndexFile, IndexShape
 from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
+from rocketstore.index.sums import SUMS_SUFFIX, IndexSums, decode_sums
 from rocketstore.mapped.descriptors import is_out_of_descriptors
 from rocketstore.message.columns import RecordColumns
 from rocketstore.types import RecordHead
@@ -62,6 +66,14 @@ class IndexLoad(NamedTuple):
     removed: tuple[Path, ...]
 
 
+class IndexDamagedError(DLedgerError):
+    """Raised when what a query needs of the index is damaged: it is being built again from the log, so ask again."""
+
+
+def _come_again(path: Path) -> IndexDamagedError:
+    return IndexDamagedError(f"{path} is damaged, and is built again from the log: ask again in a while")
+
+
 class IndexService:
     """The index files of one directory."""
 
@@ -76,7 +88,7 @@ class IndexService:
     ) -> None:
         self.directory = directory
         self.shape = IndexShape(slots, entries)
-        self._fs = fs or RealFileSystem()
+        self.fs: Final = fs or RealFileSystem()
         self._clock = clock or SystemClock()
         self._hits_max = hits_max
         self._lock = threading.Lock()
@@ -84,6 +96,12 @@ class IndexService:
         self._indexed_to = -1
         self._topics = TopicHashes()
         self._failure = ""
+        self._sums_dir = directory.with_name(directory.name + SUMS_SUFFIX)
+        self._keeping = threading.Lock()  # held while sums are written or removed; behind _lock
+        self._damaged: dict[Path, CorruptLogError] = {}
+        self._scrubbed = (0, 0)  # the file and the block to be verified next
+        self.on_damage: Callable[[CorruptLogError], None] = lambda error: _log.error("%s", error)
+        """Told, once, of a file that is damaged; from any thread."""
 
     @property
     def indexed_to(self) -> int:
@@ -122,21 +140,26 @@ class IndexService:
         with records newer than ``index_timestamp_ms``. Raises ``DiskError``.
         """
         try:
-            make_dirs_durably(self._fs, self.directory)
+            make_dirs_durably(self.fs, self.directory)
+            make_dirs_durably(self.fs, self._sums_dir)
             paths = self._list()
             if clean_stop:
-                files = self._open(paths, None)
+                files = self._open(paths, None, ours=durable_end is not None)
+                self._check_last(files)
             elif durable_end is None:
-                files = self._open(paths, lambda file: file.header.end_ms > index_timestamp_ms)
+                files = self._open(paths, lambda file: file.header.end_ms > index_timestamp_ms, ours=False)
                 self._recover_last(files, None, -1)
             else:
                 files = self._open(paths, lambda file: file.is_empty or file.header.begin_offset > durable_end)
                 self._recover_last(files, durable_end, durable_entries)
             removed = tuple(paths[len(files) :])
             for path in reversed(removed):
-                self._fs.unlink(path)
+                self._unlink(path)
             if removed:
-                self._fs.sync_dir(self.directory)
+                self.fs.sync_dir(self.directory)
+            for path in self._sums_dir.iterdir():
+                if path.name not in {file.path.name for file in files}:
+                    self.fs.unlink(path)
         except OSError as error:
             raise self._error("opening", error) from error
         self._files = tuple(files)
@@ -157,7 +180,7 @@ class IndexService:
         keys, owners = key_hashes(heads, self._topics)
         if not len(keys):
             return
-        offsets, store_ms = _places(heads)
+        offsets, store_ms = places_of(heads)
         offsets, store_ms = offsets[owners], store_ms[owners]
         with self._lock:  # a truncation or removal of files waits
             try:
@@ -168,7 +191,8 @@ class IndexService:
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> IndexHits:
         """Records that may have this key and were stored in ``[begin_ms, end_ms]``, newest first.
 
-        Different keys may share a hash, and times are exact to a second only: check the records. Raises ``DiskError``.
+        Different keys may share a hash, and times are exact to a second only: check the records. Raises ``DiskError``,
+        and ``IndexDamagedError`` if that cannot be told now.
         """
         limit = min(max_num, self._hits_max)
         hash_ = key_hash(topic, key)
@@ -179,7 +203,12 @@ class IndexService:
                 if len(found) >= limit:
                     break
                 if not file.is_empty and file.covers(begin_ms, end_ms):
+                    if file.path in self._damaged:
+                        raise _come_again(file.path)
                     found += file.select(hash_, limit - len(found), begin_ms, end_ms)
+        except CorruptLogError as error:
+            self._note(error)
+            raise _come_again(error.path) from error
         except OSError as error:
             raise self._error("reading", error) from error
         return IndexHits(found, files[-1].header.end_ms if files else 0, max(self._indexed_to, 0))
@@ -190,9 +219,9 @@ class IndexService:
             try:
                 files = list(self._files)
                 while files and (files[-1].is_empty or files[-1].header.begin_offset >= physical):
-                    self._fs.unlink(files.pop().path)
+                    self._unlink(files.pop().path)
                 self._files = tuple(files)
-                self._fs.sync_dir(self.directory)
+                self.fs.sync_dir(self.directory)
                 if files and files[-1].header.end_offset >= physical:
                     files[-1].truncate(physical)
             except OSError as error:
@@ -208,7 +237,7 @@ class IndexService:
         with self._lock:
             while len(self._files) > 1 and self._files[0].header.end_offset < physical:
                 try:
-                    self._fs.unlink(self._files[0].path)
+                    self._unlink(self._files[0].path)
                 except OSError as error:
                     raise self._error("removing", error) from error
                 self._files = self._files[1:]
@@ -218,21 +247,116 @@ class IndexService:
     def flush(self) -> int:
         """Make durable what is indexed; returns the store time up to which it is (the checkpoint's index time).
 
-        Raises ``DiskError``, then and ever after: a disk that failed once may have dropped what it said it kept.
+        Raises ``DiskError``, then and ever after: a disk that failed once may have dropped what it said it kept. Raises
+        ``DiskFullError`` if there is no room for the sums.
         """
         if self._failure:
             raise DiskError(self._failure)
         files, end_ms = self._files, self.end_timestamp
         for file in files:
+            sums = file.sums if file.dirty or not file.sums_kept else None  # not later: it may grow
             if file.dirty:
                 try:
                     file.sync()
                 except OSError as error:
                     self._failure = f"flushing {file.path} failed: {error}; the index must be built again"
                     raise DiskError(self._failure) from error
+            if sums is not None:
+                self._keep(file, sums)
             if file is not self._files[-1]:
                 file.seal()
         return end_ms
+
+    # Damage
+
+    @property
+    def damaged(self) -> tuple[Path, ...]:
+        """Files that must be built again."""
+        return tuple(self._damaged)
+
+    def verify(self, bytes_max: int) -> tuple[int, bool]:
+        """Hold the next bytes of an endless walk over all files against their sums: how many, whether a round ended.
+
+        Damage is told to ``on_damage``. Raises ``DiskError``.
+        """
+        done = 0
+        number, block = self._scrubbed
+        while done < bytes_max:
+            files = self._files
+            if number >= len(files):
+                self._scrubbed = 0, 0
+                return done, True
+            try:
+                size = 0 if files[number].path in self._damaged else files[number].verify(block)
+            except CorruptLogError as error:
+                self._note(error)
+                size = 0
+            except OSError as error:
+                raise self._error("reading", error) from error
+            done += size
+            number, block = (number, block + 1) if size else (number + 1, 0)
+        self._scrubbed = number, block
+        return done, False
+
+    def contradicted(self, offset: int) -> None:
+        """An entry leads to the record at ``offset``, which is not of its key: the file is not what it should be.
+
+        Raises ``IndexDamagedError``.
+        """
+        for file in self._files:
+            if not file.is_empty and file.header.begin_offset <= offset <= file.header.end_offset:
+                self._note(CorruptLogError(file.path, 0, f"an entry leads to {offset} of the log, wrongly", ADVICE))
+                raise _come_again(file.path)
+
+    def _note(self, error: CorruptLogError) -> None:
+        if self._damaged.setdefault(error.path, error) is error:
+            self.on_damage(error)
+
+    def file_at(self, path: Path) -> IndexFile | None:
+        """The file of that name, if there still is one."""
+        return next((one for one in self._files if one.path == path), None)
+
+    def forget(self, path: Path) -> None:
+        """A damaged file is gone."""
+        self._damaged.pop(path, None)
+
+    def header_before(self, file: IndexFile) -> IndexHeader | None:
+        """Of the newest file before it that has entries."""
+        files = self._files
+        earlier = files[: files.index(file)] if file in files else ()
+        return next((one.header for one in reversed(earlier) if not one.is_empty), None)
+
+    def end_of(self, file: IndexFile) -> int:
+        """Indexed records at or behind this offset belong into later files."""
+        files = self._files
+        later = files[files.index(file) + 1 :] if file in files else ()
+        return next((one.header.begin_offset for one in later if not one.is_empty), self._indexed_to + 1)
+
+    def exchange(self, file: IndexFile, made: IndexFile, complete: Callable[[], None]) -> None:
+        """Let ``made`` take the place of a damaged ``file``, once ``complete`` has added what it still lacks.
+
+        Nothing is indexed meanwhile. Raises ``OSError``, and what ``complete`` raises; then nothing has changed.
+        """
+        path = file.path
+        with self._lock, self._keeping:
+            if file not in self._files:
+                return  # it has expired
+            complete()
+            sums = made.sums
+            made.sync()
+            sums_path = self._sums_dir / path.name
+            if sums_path.exists():
+                self.fs.unlink(sums_path)
+            self.fs.rename(made.path, path)
+            self.fs.sync_dir(self.directory)
+            made.path = path
+            if sums is not None:
+                replace_durably(self.fs, sums_path, sums.encode())
+                made.sums_kept = True
+            self._files = tuple(made if one is file else one for one in self._files)
+            self._damaged.pop(path, None)
+        if made is not self._files[-1]:
+            made.seal()
 
     def destroy(self) -> None:
         """Remove all files. Raises ``DiskError``."""
@@ -241,7 +365,7 @@ class IndexService:
             self._indexed_to = -1
             try:
                 for file in reversed(files):
-                    self._fs.unlink(file.path)
+                    self._unlink(file.path)
             except OSError as error:
                 raise self._error("removing", error) from error
 
@@ -252,20 +376,25 @@ class IndexService:
             if _NAME.fullmatch(path.name) and path.is_file():
                 found.append(path)
             elif path.name.endswith(TMP_SUFFIX):
-                self._fs.unlink(path)
+                self.fs.unlink(path)
             else:
                 _log.warning("%s is no index file; it is ignored", path)
         return found
 
-    def _open(self, paths: list[Path], is_newer: Callable[[IndexFile], bool] | None) -> list[IndexFile]:
-        """The files up to the first that cannot be used, or, after a crash, that is newer than what is durable."""
+    def _open(
+        self, paths: list[Path], is_newer: Callable[[IndexFile], bool] | None, *, ours: bool = True
+    ) -> list[IndexFile]:
+        """The files up to the first that cannot be used, or, after a crash, that is newer than what is durable.
+
+        ``ours``: nobody else wrote to them since their sums were kept. The last one may have got more, before a crash.
+        """
         files: list[IndexFile] = []
         for path in paths:
             if path.stat().st_size != self.shape.file_bytes:
                 _log.warning("%s is not %d bytes long; it is removed", path, self.shape.file_bytes)
                 break
             with suppress(CorruptLogError):
-                file = IndexFile(self._fs, path, self.shape)
+                file = IndexFile(self.fs, path, self.shape, self._kept_sums(path))
                 if is_newer is not None and is_newer(file):
                     _log.info("%s is newer than the checkpoint; it is built again", path)
                     break
@@ -274,6 +403,11 @@ class IndexService:
                     continue
             _log.warning("%s is damaged; it is removed and built again", path)
             break
+        same = files if is_newer is None else files[:-1]
+        for number, file in enumerate(same if ours else ()):
+            if file.differs:
+                _log.warning("%s is not as it was flushed; it is removed and built again", file.path)
+                return files[:number]
         return files
 
     def _recover_last(self, files: list[IndexFile], durable_end: int | None, durable_entries: int) -> None:
@@ -282,8 +416,43 @@ class IndexService:
             return
         if durable_end is not None and files[-1].header.end_offset < durable_end:
             durable_end, durable_entries = None, -1  # files after it are damaged: this one was full, and so is whole
-        if not files[-1].recover(durable_end, durable_entries):
+        if not files[-1].recover(durable_end, durable_entries, self._kept_sums(files[-1].path)):
             _log.warning("%s is damaged at its end; it is removed and built again", files.pop().path)
+
+    def _check_last(self, files: list[IndexFile]) -> None:
+        """The file that will be written to must be sound, or it goes."""
+        if files:
+            try:
+                files[-1].open_for_writing()
+            except CorruptLogError as error:
+                _log.warning("%s; it is removed and built again", error)
+                files.pop()
+
+    # Sums
+
+    def _kept_sums(self, path: Path) -> IndexSums | None:
+        try:
+            return decode_sums((self._sums_dir / path.name).read_bytes(), self.shape.slots)
+        except FileNotFoundError:
+            return None
+
+    def _keep(self, file: IndexFile, sums: IndexSums) -> None:
+        with self._keeping:
+            if file not in self._files:
+                return
+            try:
+                replace_durably(self.fs, self._sums_dir / file.path.name, sums.encode())
+            except OSError as error:
+                raise self._error("keeping sums of", error) from error
+            file.sums_kept = True
+
+    def _unlink(self, path: Path) -> None:
+        """Remove a file and its sums. Raises ``OSError``."""
+        with self._keeping:
+            sums = self._sums_dir / path.name
+            if sums.exists():  # first: they must not be taken for those of another file of this name
+                self.fs.unlink(sums)
+            self.fs.unlink(path)
 
     def _follows(self, file: IndexFile, before: list[IndexFile]) -> bool:
         previous = next((one for one in reversed(before) if not one.is_empty), None)
@@ -316,7 +485,7 @@ class IndexService:
         if last is not None:
             name = max(name, int(last.path.name) + 1)
         path = self.directory / f"{name:017d}"
-        file = IndexFile.create(self._fs, path, self.shape, last.header if last else None)
+        file = IndexFile.create(self.fs, path, self.shape, last.header if last else None)
         self._files = (*self._files, file)
         return file
 
@@ -328,7 +497,7 @@ class IndexService:
         return DiskError(f"{what} the index in {self.directory} failed: {error}")
 
 
-def _places(heads: Sequence[RecordHead]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def places_of(heads: Sequence[RecordHead]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Physical offsets and store times."""
     if isinstance(heads, RecordColumns):
         return heads.offsets, heads.store_timestamps

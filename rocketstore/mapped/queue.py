@@ -165,6 +165,13 @@ class MappedFileQueue:
         self._files = files
         self.flushed_where = self.committed_where = self.max_offset
 
+    def adopt(self, bases: Sequence[int], end: int) -> None:
+        """As ``load`` and ``set_end``, of files that the caller knows to be there and of the right size."""
+        directory = self.placement.writable[0]
+        found = [FoundFile(directory / segment_name(base), base, self.file_bytes) for base in bases]
+        self._files = tuple(self._open(one) for one in found)
+        self.set_end(end)
+
     def _settle_sizes(self, segments: list[FoundFile]) -> list[FoundFile]:
         kept = list(segments)
         while kept and kept[-1].size < self.file_bytes and not kept[-1].path.read_bytes().strip(b"\0"):

@@ -21,7 +21,7 @@ from typing import Final
 
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import Conditions
-from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem, RealFileSystem
@@ -513,5 +513,8 @@ class BrokerState:
         """From where on the log is needed, at most ``durable``: what no snapshot holds must not expire."""
         if self._applier.blocked or self._saved_next >= self._store.max_offset(BROKER_STATE_TOPIC, 0):
             return durable  # a newer program's changes would keep the log until the disk is full
-        position = self._store.position_of(BROKER_STATE_TOPIC, 0, self._saved_next)
+        try:
+            position = self._store.position_of(BROKER_STATE_TOPIC, 0, self._saved_next)
+        except CorruptLogError:
+            return 0  # nobody can tell
         return durable if position < 0 else min(position, durable)

@@ -19,6 +19,7 @@ from dledger.store.identity import Identity
 from dledger.types import HardState, NodeId, Standing, Term
 from rocketstore import checkpoint as store_checkpoint
 from rocketstore.consume_queue import units
+from rocketstore.index import chains
 from rocketstore.index import file as index_file
 from rocketstore.message import record
 from tests.docs.documents import ROOT, lines, table_below
@@ -44,7 +45,7 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Message": ((0, record._LAYOUTS[0].head),),
     "End of a file": ((0, record.BLANK),),
     "Consume queue unit": ((0, units._UNIT),),
-    "Index file header": ((0, index_file._HEADER),),
+    "Index file header": ((0, chains.HEADER),),
     "Index file entry": ((0, index_file._ENTRY),),
     "Checkpoint of the message store": (
         (0, store_checkpoint._TIMES),

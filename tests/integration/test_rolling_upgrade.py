@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from dledger.errors import DLedgerError
-from dledger.types import NodeId
+from dledger.types import NodeId, Role
 from tests.docs.documents import ROOT
 from tests.integration.harness import Group
 
@@ -99,6 +99,33 @@ def test_an_earlier_leader_does_not_count_a_wiped_member_of_the_present_version(
     for node in (third, leader):
         if group.is_running(node):
             group.stop(node)
+        del group.prefixes[node]
+        group.start(node)
+    group.append(100)
+    group.wait_for(lambda all_: all(one.voter for one in all_.values()), "all vote", 60)
+
+
+def test_a_new_group_of_two_versions_says_why_it_cannot_begin_and_begins_with_one(
+    make_group: Callable[..., Group], earlier: Path
+) -> None:
+    """The earlier version waits for all to say that they are new, the present one for all votes; neither gets them."""
+    group = make_group()
+    *old, present = sorted(group.nodes)
+    for node in old:
+        run_earlier(group, node, earlier)
+    for node in (present, *old):
+        group.start(node)
+
+    def told(node: NodeId) -> str:
+        found = group.statuses()
+        return " ".join(one.message for one in found[node].conditions) if node in found else ""
+
+    group.wait_for(lambda _: all(node in told(present) for node in old), "it says whose votes it lacks", 60)
+    assert f"no vote from {', '.join(old)}: a new disk and a version that cannot begin a group" in told(present)
+    assert all(one.role is not Role.LEADER for one in group.statuses().values())
+
+    for node in old:
+        group.stop(node)
         del group.prefixes[node]
         group.start(node)
     group.append(100)

@@ -146,7 +146,8 @@ def check_non_leader_starts_election(role: Role) -> None:
 
     assert isinstance(solo.state.role, Candidate)
     assert solo.state.term == 1  # asking disturbs nobody (pre-vote)
-    assert asked == [(peer, VoteRequest(Term(2), solo.log.last, pre_vote=True)) for peer in (N1, N2)]
+    question = VoteRequest(Term(2), solo.log.last, pre_vote=True, countersign=solo.state.countersign)
+    assert asked == [(peer, question) for peer in (N1, N2)]
     solo.vote(N1, pre_vote=True)
     assert solo.state.term == 2
     assert solo.state.hard_state.vote == N0

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.core.invariants import Seen
+from dledger.core.member_state import Run
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -120,7 +121,7 @@ class SimNode:
             log=self.log,
             hard_state=self.hard,
             random=Random(f"core/{self._simulation.options.seed}/{self.name}/{self.boots}"),
-            boot_id=self.boots,
+            run=Run(self.boots, countersign=7000 + self.boots),
             now_ms=self.now_ms,
             remembered=self.remembered,
         )

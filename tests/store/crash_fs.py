@@ -190,5 +190,13 @@ class FailingFs(RealFileSystem):
         return self.disk
 
 
+class OpeningFs(FailingFs):
+    """Is asked about files that are opened, too."""
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        self._ask("open", str(path))
+        return super().open(path, writable=writable)
+
+
 NO_SPACE = errno.ENOSPC
 IO_ERROR = errno.EIO

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, WrongBytesError
+from dledger.store import aside
+from dledger.store.aside import ASIDE_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHANNEL_OFFSET
-from dledger.store.mending import ASIDE_MAX, Repaired
+from dledger.store.mending import Repaired
 from dledger.store.scrub import Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.store.support import SEGMENT_BYTES, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
@@ -125,6 +127,7 @@ def test_a_damaged_segment_is_found_and_repaired_under_the_readers(
     assert len(kept) > offset
     assert found(store) == []
     assert bodies_of(store) == sound
+    assert path_of(store, number).read_bytes() == path_of(peer, number).read_bytes()
     fill(store, 20)
     assert len(bodies_of(store)) == ENTRIES + 20
 
@@ -164,6 +167,42 @@ def test_the_first_record_of_the_next_segment_may_be_what_is_damaged(store: File
     repair(store, peer, 2)
 
     assert found(store) == []
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_segment_that_contradicts_only_the_one_before_is_repaired(
+    store: FileStore, peer: FileStore, number: int
+) -> None:
+    """Its first header's channel and term are covered by its own chain CRC alone: no record behind it shows them.
+
+    What was damaged is kept, the sound neighbour is not: it stays as it is.
+    """
+    sound = bodies_of(store)
+    flip(store, number, CHANNEL_OFFSET)
+    assert found(store) == [(path_of(store, number).name, 0)]
+    met = store.mender().find(number * SEGMENT_BYTES)
+    assert met is not None
+    assert met.path == path_of(store, number)
+
+    done = repair(store, peer, number)
+
+    assert done.bases == (number * SEGMENT_BYTES,)
+    assert done.aside is not None
+    assert [path.name for path in done.aside.iterdir()] == [path_of(store, number).name]
+    assert found(store) == []
+    assert bodies_of(store) == sound
+    assert path_of(store, number).read_bytes() == path_of(peer, number).read_bytes()
+
+
+def test_what_a_peer_has_behind_its_last_record_is_not_taken_over(store: FileStore, peer: FileStore) -> None:
+    """A blank's filler is under no checksum: a bit that turned in it would go from member to member."""
+    sound = path_of(peer, 1).read_bytes()
+    flip(peer, 1, SEGMENT_BYTES - 3)
+    flip(store, 1, 60)
+
+    repair(store, peer, 1)
+
+    assert path_of(store, 1).read_bytes() == sound
 
 
 def test_a_missing_segment_is_fetched(store: FileStore, peer: FileStore) -> None:
@@ -353,14 +392,33 @@ def test_nothing_is_done_to_a_sound_segment(store: FileStore, peer: FileStore) -
     assert source.asked == []
 
 
-def test_what_is_kept_of_damage_is_bounded(store: FileStore, peer: FileStore) -> None:
-    """A disk that damages again and again does not fill itself with copies."""
+def test_what_is_kept_of_damage_is_bounded(store: FileStore, peer: FileStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that damages again and again does not fill itself with copies: the oldest go, and a line says so."""
     for _ in range(ASIDE_MAX + 3):
         flip(store, 1, 60)
         repair(store, peer, 1)
 
-    assert len(list(store.directory.glob("damaged-*"))) == ASIDE_MAX
+    kept = sorted(int(path.name.removeprefix("damaged-")) for path in store.directory.glob("damaged-*"))
+    assert kept == list(range(4, ASIDE_MAX + 4))
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        f"removed {store.directory / f'damaged-{number}'}" for number in (1, 2, 3)
+    ]
     assert found(store) == []
+
+
+def test_large_evidence_makes_room_earlier_but_never_the_newest_nor_a_whole_log(
+    store: FileStore, peer: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that a person set aside may hold what nobody else has any more."""
+    monkeypatch.setattr(aside, "ASIDE_BYTES_MAX", 1)
+    whole = store.directory / "damaged-1"
+    for name in ("data", "index"):
+        (whole / name).mkdir(parents=True)
+    for _ in range(4):
+        flip(store, 1, 60)
+        repair(store, peer, 1)
+
+    assert sorted(path.name for path in store.directory.glob("damaged-*")) == ["damaged-1", "damaged-4", "damaged-5"]
 
 
 def test_a_log_that_begins_inside_a_segment_is_repaired_from_its_begin_on(tmp_path: Path) -> None:

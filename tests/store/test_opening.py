@@ -11,6 +11,7 @@ from crc32c import crc32c
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, IdentityError
 from dledger.store import format as records
+from dledger.store.aside import ASIDE_LOGS_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import decode_hard_state, encode_hard_state
 from dledger.store.inspect import problems
@@ -369,6 +370,24 @@ def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp
     store.close()
     assert set_aside_damaged(config, "n0").name == "damaged-2"
     leader.close()
+
+
+def test_no_more_logs_are_set_aside_than_people_have_looked_at(config: StoreConfig) -> None:
+    """Each may hold what nobody else has any more: beyond a number none is moved, and none removed."""
+    fill(store := open_store(config), 5)
+    store.close()
+    for number in range(1, ASIDE_LOGS_MAX + 1):
+        assert set_aside_damaged(config, "n0").name == f"damaged-{number}"
+    fill(store := open_store(config), 5)
+    store.close()
+
+    with pytest.raises(ConfigError, match=r"holds 8 logs that were set aside \(damaged-1, damaged-2,"):
+        set_aside_damaged(config, "n0")
+
+    store = open_store(config)
+    assert store.last.index == 4
+    assert len(list(store.directory.glob("damaged-*"))) == ASIDE_LOGS_MAX
+    store.close()
 
 
 @pytest.mark.parametrize("reopen", ["clean", "killed"])

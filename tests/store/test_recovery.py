@@ -92,9 +92,8 @@ _DOUBTS: tuple[tuple[tuple[bool | None, ...], bool], ...] = (
     ((False, False, True, False, _ANY, _ANY, _ANY), True),
     ((False, False, True, True, True, _ANY, _ANY), True),
     ((False, False, True, True, False, _ANY, _ANY), False),
-    ((False, False, False, _ANY, True, True, False), True),
-    ((False, False, False, _ANY, True, True, True), False),
-    ((False, False, False, _ANY, True, False, _ANY), False),
+    ((False, False, False, _ANY, True, _ANY, False), True),
+    ((False, False, False, _ANY, True, _ANY, True), False),
     ((False, False, False, _ANY, False, _ANY, _ANY), False),
 )
 

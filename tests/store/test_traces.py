@@ -19,7 +19,7 @@ from dledger.store.file_store import FileStore
 from dledger.store.fs import RealFileSystem
 from dledger.store.hard_state import FileHardState
 from dledger.store.repair import set_aside_damaged
-from dledger.store.scan import SECTOR_BYTES
+from dledger.store.torn import SECTOR_BYTES
 from dledger.store.traces import TRACES_FILE, Inode, forget_traces, last_life
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import abandon, fill, open_store, small_config
@@ -117,18 +117,25 @@ def test_a_flush_that_a_truncation_overtakes_leaves_no_mark_above_the_log(tmp_pa
     assert _standing(reopened) == (Standing.VOTER, "")
 
 
+@pytest.mark.parametrize("body", [bytes(1200), b"." * 1200], ids=["zeros", "full"])
 @pytest.mark.parametrize("torn", [False, True])
-def test_after_a_power_cut_only_what_a_torn_write_explains_is_cut_without_doubt(tmp_path: Path, *, torn: bool) -> None:
-    """A bit that turned behind an old mark looks like the end of the log; a write in part leaves sectors of zeros."""
+def test_after_a_power_cut_only_what_a_torn_write_explains_is_cut_without_doubt(
+    tmp_path: Path, body: bytes, *, torn: bool
+) -> None:
+    """A bit that turned behind an old mark looks like the end of the log; a write in part leaves sectors of zeros.
+
+    So may a body's own.
+    """
     config = small_config(tmp_path)
     store = _new(config)
     checkpoint = store.directory / "checkpoint"
     old = checkpoint.read_bytes()
     for _ in range(3):
-        fill(store, 1, size=700)
+        store.append_as_leader(Term(1), [b"begin" + body + b"end"])
         store.flush()
     _turn(store, 21, 100)
     if torn:
+        _turn(store, 21, 101)
         position = store.positions(LogIndex(21), LogIndex(21))[0] + SECTOR_BYTES
         path = store.data_directories[0] / f"{position - position % 4096:020d}"
         sector = position % 4096 // SECTOR_BYTES * SECTOR_BYTES

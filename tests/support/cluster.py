@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from dledger.config import MIB, ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.invariants import Seen, check
-from dledger.core.member_state import Follower, Leader
+from dledger.core.member_state import Follower, Leader, Run
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -183,7 +183,7 @@ class Cluster:
             log=host.log,
             hard_state=host.saved,
             random=host.random,
-            boot_id=int(node_id[1:]) * 1000 + host.boots,
+            run=Run(int(node_id[1:]) * 1000 + host.boots, countersign=7000 + host.boots),
             now_ms=self.now_ms,
         )
         host.running, host.up, host.flush_wanted, host.seen, host.checked = node, True, False, None, -1

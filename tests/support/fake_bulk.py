@@ -28,6 +28,8 @@ class FakeBulkLog:
         """How many chunks and digests were read."""
         self.fail_reads: list[DLedgerError | None] = []
         """What the next reads fail with, first one first; None lets one pass."""
+        self.fail_places: DLedgerError | None = None
+        """What every question for a place fails with."""
         self.gate: threading.Event | None = None
         """If set, reads wait for it."""
         self.waiting = 0
@@ -64,11 +66,13 @@ class FakeBulkLog:
         )
 
     def place_of_index(self, index: LogIndex) -> LogPlace:
+        self._check_places()
         if index > self._node.committed + 1:
             raise IndexOutOfRangeError(f"entry {index} is not committed")
         return self._place(index)
 
     def place_at_position(self, position: int) -> LogPlace:
+        self._check_places()
         node = self._node
         found = (one.index for one in node.entries[node.begin_index : node.committed + 1] if one.position >= position)
         return self._place(next(found, LogIndex(node.committed + 1)))
@@ -94,6 +98,10 @@ class FakeBulkLog:
             return LogPlace(LogIndex(index), entries[index].position)
         end = entries[-1].position + ENTRY_HEADER_BYTES + len(entries[-1].body) if entries else 0
         return LogPlace(LogIndex(index), Position(end))
+
+    def _check_places(self) -> None:
+        if self.fail_places is not None:
+            raise self.fail_places
 
     def _note_read(self) -> None:
         if self.gate is not None:

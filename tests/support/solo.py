@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dledger.core.member_state import Leader
+from dledger.core.member_state import Leader, Run
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -54,7 +54,7 @@ class Solo:
             log=self.log,
             hard_state=hard_state or HardState(Term(max(0, self.log.last.term)), standing=Standing.VOTER),
             random=random or FixedTimeouts(0),
-            boot_id=boot_id,
+            run=Run(boot_id, countersign=4711),
             now_ms=0,
         )
         self.state = self.node.state
@@ -129,7 +129,8 @@ class Solo:
 
     def hear(self, sender: NodeId, term: int, read_sequence: int = 0, **more: object) -> HeartbeatResponse:
         """A heartbeat arrives, with ``more`` of its fields; then the handler looks what it means."""
-        request = replace(HeartbeatRequest(Term(term), read_sequence), **more)  # type: ignore[arg-type]  # by name
+        heartbeat = HeartbeatRequest(Term(term), read_sequence, countersign=self.state.countersign)
+        request = replace(heartbeat, **more)  # type: ignore[arg-type]  # by name
         response = self.node.answer(sender, request, self.now_ms)
         self.node.handler.step(self.now_ms)
         assert isinstance(response, HeartbeatResponse)
@@ -212,7 +213,9 @@ class Solo:
     def confirm(self, sender: NodeId, term: int, *, leads: bool = True, begin: Boundary | None = None) -> None:
         """A member answers whether it leads ``term``; without ``begin`` it agrees with whatever it was asked about."""
         result = VoteResult.REJECT_ALREADY_HAS_LEADER
-        answer = VoteResponse(Term(term), granted=False, pre_vote=True, result=result, leads=leads, begin=begin)
+        answer = VoteResponse(
+            Term(term), granted=False, pre_vote=True, result=result, leads=leads, begin=begin, countersigns=leads
+        )
         self.node.handler.on_vote_response(sender, answer)
         while self.node.handler.step(self.now_ms) is not None:
             pass

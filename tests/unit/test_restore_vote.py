@@ -72,6 +72,18 @@ def test_with_consent_the_vote_counts(base_dir: Path) -> None:
     assert "counts already" in again.output
 
 
+def test_a_person_may_lift_a_fence(base_dir: Path) -> None:
+    """Where the others' history is the wrong one, and only a person knows."""
+    store = open_store(base_dir)
+    store.hard_state.save(DOUBTFUL.fence("n1, n2 committed other entries than this member"))
+    store.close()
+
+    given = run(base_dir, answer="y\n")
+
+    assert "doubtful, fenced: n1, n2 committed other entries" in given.output
+    assert saved(base_dir) == HardState(Term(3), NodeId("n1"), Standing.VOTER)
+
+
 def test_the_term_can_be_set_but_not_before_the_log(base_dir: Path) -> None:
     """A group whose terms came apart can be brought together; no entry may be newer than its holder's term."""
     early = run(base_dir, "--yes", "--term", 1)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from dledger.client import DLedgerClient, ReadFrom
 from dledger.errors import (
+    CorruptLogError,
+    DLedgerError,
+    FencedError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     PendingFullError,
@@ -24,6 +28,7 @@ from dledger.types import Entry, LogChunk, LogIndex, Position
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
 
+DAMAGE = CorruptLogError(Path("/data/n0/data/0"), 100, "bodyCrc of entry 1 does not match its body", "keep the file")
 RECORD_BYTES = 100
 ALL = 50
 
@@ -139,12 +144,12 @@ def test_a_range_beyond_what_is_committed_is_an_error_in_the_end(group: FakeGrou
 
 
 def test_what_is_lost_is_said_at_once(group: FakeGroup, client: DLedgerClient) -> None:
-    """Trying again brings nothing back."""
+    """By all who could have it, each asked once: trying again brings nothing back."""
     for node in group.nodes:
         node.begin_index = 5
     with pytest.raises(IndexBeforeBeginError, match="begins at 5"):
         next(client.fetch_log(4))
-    assert sum(reads(group)) == 1
+    assert reads(group) == [1, 1, 1]
 
 
 def test_a_node_with_too_many_readers_is_tried_again(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +234,64 @@ def test_metadata_says_what_a_reader_needs(client: DLedgerClient) -> None:
     status = client.metadata()
 
     assert (status.committed_position, status.is_broker, status.cluster_id) == (ALL * RECORD_BYTES, False, "c")
+
+
+@pytest.mark.parametrize("read_from", list(ReadFrom))
+@pytest.mark.parametrize("error", [DAMAGE, FencedError("fenced"), IndexBeforeBeginError("gone")], ids=type)
+def test_what_one_member_cannot_give_another_one_is_asked_for(
+    group: FakeGroup, client: DLedgerClient, read_from: ReadFrom, error: DLedgerError
+) -> None:
+    """Damage, another history and a shorter log are one member's own: nobody takes entries for lost because of them.
+
+    At the beginning, and in the middle.
+    """
+    failing = group.nodes[0 if read_from is ReadFrom.LEADER else 1].bulk
+    for fine in (0, 1, 3, 4):
+        failing.fail_reads = [*[None] * fine, *[error] * ALL]
+
+        assert indexes(client.fetch_log(0, chunk_bytes=200, read_from=read_from)) == list(range(ALL))
+
+
+@pytest.mark.parametrize("read_from", list(ReadFrom))
+def test_a_place_that_one_member_cannot_tell_another_one_does(
+    group: FakeGroup, client: DLedgerClient, read_from: ReadFrom
+) -> None:
+    """Each of them in turn is the damaged one."""
+    for node in group.nodes:
+        node.bulk.fail_places = DAMAGE
+        for _ in range(5):
+            assert client.locate(indexes=(7,), read_from=read_from).places[0].position == 7 * RECORD_BYTES
+        node.bulk.fail_places = None
+
+
+def test_entries_are_gone_only_where_no_member_has_them(group: FakeGroup, client: DLedgerClient) -> None:
+    """A damaged member may have what the others no longer keep: that is damage, not retention."""
+    for node in group.nodes:
+        node.begin_index = 5
+    with pytest.raises(IndexBeforeBeginError):
+        list(client.fetch_log(0))
+    group.nodes[0].bulk.fail_reads = [DAMAGE] * 2
+    with pytest.raises(CorruptLogError):
+        list(client.fetch_log(0))
+    group.nodes[2].begin_index = 0
+
+    assert indexes(client.fetch_log(0)) == list(range(ALL))
+    assert indexes(client.fetch_log(0, read_from=ReadFrom.FOLLOWER)) == list(range(ALL))
+    with pytest.raises(IndexBeforeBeginError):
+        list(client.fetch_log(0, address=group.addresses[1]))
+
+
+def test_a_member_that_is_behind_does_not_stand_in_for_a_damaged_one(group: FakeGroup, client: DLedgerClient) -> None:
+    """It would say that there is nothing more, or that its end is where an entry begins."""
+    leader, behind, other = group.nodes
+    behind.committed = 19
+    leader.bulk.fail_places = DAMAGE
+    for _ in range(10):
+        assert client.locate(positions=(30 * RECORD_BYTES,)).places[0].index == 30
+    other.committed = 19
+
+    with pytest.raises(CorruptLogError):
+        client.locate(positions=(30 * RECORD_BYTES,), timeout_s=0.3)
+    leader.bulk.fail_reads = [None, DAMAGE]
+    with pytest.raises(CorruptLogError):
+        list(client.fetch_log(0, chunk_bytes=1000, timeout_s=0.3))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dledger.core import producers
+from dledger.core.messages import TakeLeadership
 from dledger.core.outbox import RoleReason, Wake
 from dledger.core.producer_payload import (
     Registration,
@@ -435,6 +436,25 @@ def test_who_cannot_prove_what_its_log_tells_of_producers_does_not_lead() -> Non
     solo.log.damage.clear()
     other.lead()
     assert other.leader_role.producers.next_sequence("p") == 1
+
+
+def test_a_member_that_has_been_repaired_takes_leadership_when_it_is_offered() -> None:
+    """Under a good leader its own election timeout, which looks again, never comes."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER))
+    solo.log.damage[LogIndex(1)] = CorruptLogError(Path("data"), 7, "chainCrc is wrong", "Repair it", 1)
+    other.campaign()
+    other.vote(N1)
+    term = other.state.term
+    other.hear(N1, term)
+
+    other.node.receive(N1, TakeLeadership(term), other.now_ms)
+    assert (other.role, other.state.term) == (Role.FOLLOWER, term)
+    other.hear(N1, term)
+    solo.log.damage.clear()
+    other.node.receive(N1, TakeLeadership(term), other.now_ms)
+    assert (other.role, other.state.term) == (Role.CANDIDATE, term + 1)
 
 
 def test_who_does_not_understand_the_table_does_not_lead() -> None:

@@ -45,6 +45,7 @@ def small_config(root: Path, **changes: Any) -> MessageStoreConfig:  # noqa: ANN
         flush_interval_commit_log=3_600_000,
         flush_interval_consume_queue=3_600_000,
         clean_resource_interval=3_600_000,
+        derived_scrub_bytes_per_s=0,
         disk_space_warning_level_ratio=100,
         disk_max_used_space_ratio=95,
         disk_space_clean_forcibly_ratio=100,

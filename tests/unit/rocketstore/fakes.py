@@ -69,6 +69,10 @@ class RecordLog:
         self.file_bytes = 1 << 20
         self.is_replicated = False
 
+    @property
+    def end_offset(self) -> int:
+        return self.max_offset
+
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
         """All heads from ``offset`` on."""
         assert bytes_max > 0
@@ -143,7 +147,11 @@ class FakeIndex:
     def __init__(self, *rounds: list[int]) -> None:
         self.rounds = list(rounds)
         self.asked: list[tuple[int, int, int]] = []
+        self.contradictions: list[int] = []
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> Hits:
         self.asked.append((max_num, begin_ms, end_ms))
         return Hits(self.rounds.pop(0) if self.rounds else [])
+
+    def contradicted(self, offset: int, /) -> None:
+        self.contradictions.append(offset)

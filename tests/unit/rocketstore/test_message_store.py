@@ -17,6 +17,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DirectoryLockedError, DiskError, DLedgerError, ShutdownError
 from dledger.store.fs import DiskUsage
+from rocketstore.checkpoint import decode_checkpoint
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_PREPARED, HostAddress, Message
@@ -32,7 +33,7 @@ from rocketstore.types import (
     PutResult,
     RecordHead,
 )
-from tests.store.crash_fs import FailingFs
+from tests.store.crash_fs import FailingFs, OpeningFs
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import (
     FOREVER_MS,
@@ -321,6 +322,30 @@ def test_a_clean_stop_needs_no_recovery(config: MessageStoreConfig) -> None:
     assert bodies(store) == [*EVENS, 100]
     store.shutdown()
     store.shutdown()
+
+
+@pytest.mark.parametrize("changed", ["", "checkpoint", "ends", "abort"])
+def test_consume_queues_are_not_read_after_a_clean_stop_that_nothing_has_touched(
+    config: MessageStoreConfig, changed: str
+) -> None:
+    """Where they ended then counts for that stop alone: with another checkpoint, or after a crash, they are read."""
+    with running(config) as store:
+        fill(store, 100)
+    root = config.store_path_root_dir
+    if changed == "checkpoint":
+        checkpoint = decode_checkpoint((root / "checkpoint").read_bytes())
+        (root / "checkpoint").write_bytes(replace(checkpoint, queue_units=checkpoint.queue_units - 1).encode())
+    elif changed == "ends":
+        ends = root / "config" / "queueEnds.json"
+        ends.write_bytes(ends.read_bytes().replace(b'"T"', b'"U"'))
+    elif changed == "abort":
+        (root / "abort").touch()
+
+    fs = OpeningFs()
+    with running(config, fs=fs) as store:
+        opened = [path for call, path in fs.calls if call == "open" and "consumequeue" in path]
+        assert bool(opened) is bool(changed)
+        assert (bodies(store), bodies(store, 1)) == (EVENS, ODDS)
 
 
 def test_a_killed_store_loses_nothing(config: MessageStoreConfig, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.config import Member
+from dledger.config import Member, ServerConfig
 from dledger.server import DLedgerServer
 from dledger.types import Role
 from rocketstore.commit_log.replicated import ReplicatedCommitLog
@@ -32,12 +32,16 @@ def config(tmp_path: Path) -> MessageStoreConfig:
 
 @contextmanager
 def opened(
-    config: MessageStoreConfig, members: tuple[Member, ...], kind: type[ReplicatedCommitLog] = ReplicatedCommitLog
+    config: MessageStoreConfig,
+    members: tuple[Member, ...],
+    kind: type[ReplicatedCommitLog] = ReplicatedCommitLog,
+    *,
+    node: ServerConfig | None = None,
 ) -> Iterator[MessageStore]:
     """A store on the first of ``members``, a slave as it begins."""
     root = config.store_path_root_dir
     root.mkdir(exist_ok=True)
-    server = DLedgerServer(node_config(root, members))
+    server = DLedgerServer(node or node_config(root, members))
     fs = UnsyncedFs()
     store = MessageStore(config, kind(server, config), fs=fs)
     try:
@@ -97,6 +101,28 @@ def test_messages_survive_restarts(config: MessageStoreConfig, tmp_path: Path, s
         assert [with_key(store, number) for number in (0, 39, 40, 99)] == [[0], [39], [40], [99]]
         fill(store, 2, first=100)
         assert bodies(store) == [*EVENS, 100]
+
+
+def test_retention_has_the_checkpoint_written_that_it_waits_for(config: MessageStoreConfig) -> None:
+    """As on a plain broker. Else a full disk waits for the minute in which the next checkpoint is due anyway."""
+    config = replace(config, flush_interval_consume_queue=50, flush_consume_queue_thorough_interval=3_600_000)
+    members = members_of(1)
+    root = config.store_path_root_dir
+    root.mkdir(exist_ok=True)
+    node = node_config(root, members)
+    expiring = replace(
+        node.store,
+        retention_hours=0,
+        delete_hour=tuple(range(24)),
+        clean_interval_ms=50,
+        disk_full_ratio=1.0,
+        disk_check_ratio=0.999,
+        disk_clean_ratio=0.9995,
+    )
+    with opened(config, members, node=replace(node, store=expiring)) as store:
+        promote(store)
+        fill(store, 40, size=2000)
+        wait_until(lambda: store.log.min_offset > 0, "the first file is removed", WAIT_S)
 
 
 class Forgetful(ReplicatedCommitLog):

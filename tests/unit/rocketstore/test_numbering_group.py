@@ -23,7 +23,7 @@ from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.types import Stored
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import UnsyncedFs, bodies, small_config
-from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
+from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES, members_of, node_config
 
 WAIT_S = 60.0
 
@@ -37,15 +37,12 @@ class Broker:
     def __init__(self, group: Group, number: int) -> None:
         root = group.root_of(number)
         root.mkdir(exist_ok=True)
-        config = replace(
-            small_config(root, enable_dledger_commit_log=True),
-            flush_interval_consume_queue=50,
-            flush_consume_queue_thorough_interval=100,
-        )
+        config = small_config(root, enable_dledger_commit_log=True)
         node = node_config(root, group.members, number)
         store = replace(
             node.store,
-            retention_hours=0,
+            retention_hours=0 if group.expires else 1000,
+            recovery_verify_bytes=SEGMENT_BYTES,
             delete_hour=tuple(range(24)),
             clean_interval_ms=50,
             disk_full_ratio=1.0,
@@ -81,8 +78,9 @@ class Broker:
 class Group:
     """The members that run."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, expires: bool = True) -> None:
         self._base = base
+        self.expires = expires
         self.members = members_of(3)
         self.brokers = {number: Broker(self, number) for number in range(3)}
 

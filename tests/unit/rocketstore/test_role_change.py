@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dledger.conditions import ConditionKind, Conditions
 from dledger.core.outbox import RoleChange
-from dledger.errors import DLedgerError, LeaderHint, TransferFailedError
+from dledger.errors import CorruptLogError, DLedgerError, LeaderHint, TransferFailedError
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus
 from dledger.types import LogIndex, NodeId, Role, Term
 from rocketstore import role_change
@@ -37,6 +38,7 @@ class FakeBroker:
         self.dispatched = threading.Event()
         self.dispatched.set()
         self.dispatch_waits = 0
+        self.damage: CorruptLogError | None = None
         self.master = True  # until it is told otherwise
         self.open: int | None = None
         self.listeners: list[Callable[[NodeEvent], None]] = []
@@ -91,6 +93,10 @@ class FakeBroker:
     def rebuild_queue_offsets(self) -> None:
         assert not self.master
         self.note("rebuild")
+
+    @property
+    def dispatch_damage(self) -> CorruptLogError | None:
+        return self.damage
 
     def wait_dispatched(self, timeout: float) -> bool:
         self.dispatch_waits += 1
@@ -289,6 +295,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role_change, "RETRY_PAUSE_S", 0.001)
     monkeypatch.setattr(role_change, "RETRY_PAUSE_MAX_S", 0.001)
     monkeypatch.setattr(role_change, "OFFER_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_leader_whose_dispatch_waits_for_a_repair_offers_leadership(bench: Bench) -> None:
+    """The others have what is damaged here; once it is repaired, it becomes master if it still leads."""
+    broker = bench.broker
+    broker.dispatched.clear()
+    broker.damage = CorruptLogError(Path("data"), 7, "bodyCrc is wrong", "Repair it", 1)
+    bench.lead()
+    wait_until(lambda: len(broker.offers) >= 2, "it offers leadership")
+    assert {one.kind for one in broker.conditions.now()} == {ConditionKind.STUCK_LEADER}
+
+    broker.damage = None
+    broker.dispatched.set()
+    bench.wait_master()
 
 
 @pytest.mark.usefixtures("quick")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.core.member_state import Follower
 from dledger.core.messages import (
+    HeartbeatRequest,
     PushCommit,
     PushCompare,
     PushInstall,
     PushResponse,
     PushTruncate,
+    Readmission,
     VoteRequest,
     VoteResponse,
     VoteResult,
 )
 from dledger.errors import ResponseCode
-from dledger.types import GENESIS, Boundary, EntryId, LogIndex, Position, Term
+from dledger.types import GENESIS, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
 from tests.support.cluster import N0, N1, N2, Cluster
 from tests.support.solo import Solo, Source
 
@@ -85,7 +88,8 @@ def test_a_push_is_held_back_until_its_sender_has_confirmed_that_it_leads() -> N
     solo.node.receive(N1, source.compare(-1), 0)
     solo.node.handler.step(0)
 
-    assert solo.take() == [(N1, VoteRequest(Term(1), solo.log.last, pre_vote=True))]
+    question = VoteRequest(Term(1), solo.log.last, pre_vote=True, countersign=solo.state.countersign)
+    assert solo.take() == [(N1, question)]
     assert solo.state.term == 0
     solo.confirm(N1, 4)
 
@@ -101,7 +105,8 @@ def test_a_question_that_was_lost_is_asked_again_with_the_next_heartbeat() -> No
 
     solo.hear(N1, 4)
 
-    assert solo.sent(VoteRequest) == [VoteRequest(Term(5), solo.log.last, pre_vote=True)]
+    question = VoteRequest(Term(5), solo.log.last, pre_vote=True, countersign=solo.state.countersign)
+    assert solo.sent(VoteRequest) == [question]
     solo.confirm(N1, 4)
     solo.hear(N1, 4)
     assert solo.sent(VoteRequest) == []
@@ -116,6 +121,109 @@ def test_a_leader_of_a_version_that_does_not_tell_is_believed_when_it_knows_a_le
     solo.node.handler.step(0)
 
     assert solo.state.leader_id == N1
+
+
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        (Standing.VOTER, {"watermarks": ((N2, EntryId(Term(1), LogIndex(10**9))),)}),
+        (Standing.VOTER, {"watermarks": ((N0, EntryId(Term(1), LogIndex(10**9))),)}),
+        (Standing.VOTER, {"doubted_boot_id": 1}),
+        (Standing.VOTER, {"transfer_target": N2}),
+        (Standing.FOUNDER, {"founded": True}),
+        (Standing.DOUBTFUL, {"readmission": Readmission(1, LogIndex(-1))}),
+    ],
+    ids=lambda case: "+".join(case) if isinstance(case, dict) else "",
+)
+def test_what_a_heartbeat_says_of_memory_is_believed_of_the_leader_alone(
+    standing: Standing, words: dict[str, object]
+) -> None:
+    """Whoever connects can speak in its name, in its term; the countersign of its question reaches only its address.
+
+    Else one message would have members doubt themselves, or each other for ever, or count although they forgot.
+    """
+
+    def after(countersign: int, **said: object) -> tuple[object, ...]:
+        solo, source = Solo(terms=(1, 1), hard_state=HardState(Term(1), None, standing)), Source(1, 1, 1)
+        solo.push(N1, source.compare(1))
+        solo.hear(N1, 1, countersign=countersign, **said)  # type: ignore[arg-type]  # by name
+        solo.flush()
+        role = solo.state.role
+        assert isinstance(role, Follower)
+        return solo.state.hard_state, solo.state.remembered, role.transfer_target
+
+    known = Solo().state.countersign
+    plain = after(known)
+
+    assert [after(forged, **words) for forged in (0, 1, known + 1)] == [plain] * 3
+    assert after(known, **words) != plain
+
+
+def test_a_heartbeat_without_the_countersign_is_a_reason_to_ask_for_it() -> None:
+    """As a new leader's first one is; forged ones make the member ask only so often."""
+    solo = Solo()
+    question = VoteRequest(Term(2), solo.log.last, pre_vote=True, countersign=solo.state.countersign)
+
+    for _ in range(100):
+        solo.hear(N1, 1, countersign=0)
+
+    assert solo.sent(VoteRequest) == [question]
+    solo.now_ms += solo.config.election.heartbeat_interval_ms
+    solo.hear(N1, 1, countersign=0)
+    assert solo.sent(VoteRequest) == [question]
+    solo.now_ms += solo.config.election.heartbeat_interval_ms
+    solo.hear(N1, 1)
+    assert solo.sent(VoteRequest) == []
+
+
+def test_a_leader_repeats_the_countersign_that_it_was_asked_for_at_once() -> None:
+    """Of this term: what a member asked an earlier leader for, or this one when it did not lead, says nothing."""
+    solo = Solo()
+    request = VoteRequest(Term(2), solo.log.last, pre_vote=True, countersign=99)
+    before = solo.node.answer(N1, request, 0)
+    solo.lead()
+    answer = solo.node.answer(N1, request, solo.now_ms)
+    beats = {target: message.countersign for target, message in solo.tick() if isinstance(message, HeartbeatRequest)}
+
+    assert isinstance(before, VoteResponse)
+    assert isinstance(answer, VoteResponse)
+    assert (before.countersigns, answer.countersigns) == (False, True)
+    assert beats == {N1: 99, N2: 0}
+    solo.node.answer(N1, request, solo.now_ms)
+    assert solo.tick() == []
+
+
+def test_a_leader_of_a_version_without_countersigns_is_believed_in_its_term() -> None:
+    """While a group is upgraded; it says so where it is asked, by not saying that it will repeat one."""
+    solo = Solo(terms=(1, 1))
+    said = ((N2, EntryId(Term(1), LogIndex(1))),)
+    solo.hear(N1, 1, countersign=0, watermarks=said)
+    assert solo.state.remembered == {}
+
+    solo.vote(N1, granted=False, pre_vote=True, term=1, leads=True)
+    solo.hear(N1, 1, countersign=0, watermarks=said)
+
+    assert solo.state.remembered == dict(said)
+    solo.hear(N1, 2, countersign=0, watermarks=((N2, EntryId(Term(2), LogIndex(9))),))
+    assert solo.state.remembered == dict(said)
+
+
+def test_forged_heartbeats_keep_nobody_from_electing_a_leader_later() -> None:
+    """One each, in the leader's name, of entries that nobody has: else nobody would ever be believed to remember."""
+    cluster = Cluster(3)
+    cluster.elect()
+    assert cluster.append(N0, b"a").value
+    cluster.advance(300)
+    huge = tuple((one, EntryId(cluster.term(N0), LogIndex(10**12))) for one in cluster.ids)
+    for one in (N1, N2):
+        cluster[one].node.answer(N0, HeartbeatRequest(cluster.term(N0), watermarks=huge), cluster.now_ms)
+        cluster.act(one)
+    cluster.crash(N0)
+
+    cluster.advance_until(lambda: cluster.leader() is not None, 5000)
+
+    assert cluster.append(cluster.leader() or N1, b"b").value
+    assert [cluster[one].saved.standing for one in (N1, N2)] == [Standing.VOTER] * 2
 
 
 def test_an_install_that_the_leader_does_not_confirm_drops_nothing() -> None:

@@ -48,6 +48,10 @@ class Broker:
         heads = self.replica.heads()
         self.log.set_queue_offsets({(one.topic, one.queue_id): one.queue_offset + 1 for one in heads})
 
+    @property
+    def dispatch_damage(self) -> None:
+        return None
+
     def wait_dispatched(self, timeout: float) -> bool:
         return timeout > 0
 

@@ -26,6 +26,8 @@ class Model:
         self.next_offset = 0
         self.log_begin = 0
         """Records before this physical offset are gone from the log."""
+        self.durable = 0
+        """No crash takes what lies before it: a file went because of a unit after it that is durable."""
 
     def add(self, count: int, gap: int) -> None:
         """Records come; ``gap`` queue offsets before them never do."""
@@ -116,13 +118,14 @@ def test_every_message_is_where_its_offset_says(
         elif step == "replay":
             again = [one for one in model.log[number:] if one[1] >= model.log_begin]
             queue.append([head(offset, at, size=size) for offset, at, size in again])
-        elif step == "truncate" and number >= model.log_begin:
+        elif step == "truncate" and number >= max(model.log_begin, model.durable):
             model.cut(number)
             queue = opened(directory, number)
             queue.correct_min_offset(model.log_begin)
         elif step == "expire":
             model.log_begin = max(model.log_begin, min(number, model.log_end))
-            queue.delete_expired(model.log_begin)
+            if queue.delete_expired(model.log_begin):
+                model.durable = model.log_end
             queue.correct_min_offset(model.log_begin)
         elif step == "time":
             check_times(queue, model, number)

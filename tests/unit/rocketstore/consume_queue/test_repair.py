@@ -102,7 +102,7 @@ def negative(paths: list[Path]) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "kept"),
-    [(shorten, 7), (lengthen, 10), (remove, 10), (misplace, 10), (zero_unit, 11), (turn_back, 12), (negative, 5)],
+    [(shorten, 7), (lengthen, 10), (remove, 10), (misplace, 10), (zero_unit, 11), (turn_back, 11), (negative, 5)],
 )
 def test_damage_is_cut_and_the_log_is_to_be_replayed_from_there(
     tmp_path: Path, damage: Callable[[list[Path]], None], kept: int

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
-from dledger.errors import DiskError, InvalidRequestError
-from rocketstore.consume_queue.queue import FOREVER
+from dledger.errors import DiskError, DiskFullError, InvalidRequestError
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.types import RecordHead
-from tests.store.crash_fs import IO_ERROR, FailingFs
+from tests.store.crash_fs import IO_ERROR, FailingFs, OpeningFs
 from tests.unit.rocketstore.heads import head
 
 FILE_BYTES = 100
@@ -272,3 +275,138 @@ def test_directories_above_many_new_queues_are_synced_once(tmp_path: Path) -> No
     above = [str(path) for path in synced if len(path.parts) < 3]
     assert sorted(above) == ["queues", "queues", "queues/A", "queues/A", "queues/B"]
     assert len(synced) - len(above) == 21
+
+
+def test_only_queues_that_were_written_to_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten thousand queues a few dozen change between two checkpoints."""
+    table = opened(tmp_path)
+    table.append([head(0, number * 100, queue_id=number) for number in range(20)])
+    table.flush()
+    flushed: list[int] = []
+    monkeypatch.setattr(ConsumeQueue, "flush", lambda queue, _pages: flushed.append(queue.queue_id))
+
+    table.append([head(1, 2000, queue_id=7)])
+    table.flush(2)
+    table.flush()
+    table.flush()
+
+    assert flushed == [7, 7]
+
+
+def test_many_queues_are_made_durable_together(tmp_path: Path) -> None:
+    """One after the other ten thousand take a minute, most of which the disk is idle."""
+
+    class TogetherFs(FailingFs):
+        together = threading.Barrier(4)
+        waits = False
+
+        def sync(self, fd: int) -> None:
+            if self.waits:
+                self.together.wait(20)
+            super().sync(fd)
+
+    fs = TogetherFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append([head(0, number * 100, queue_id=number) for number in range(64)])
+    fs.waits = True
+    table.flush()
+    assert not fs.together.broken
+
+
+def test_a_queue_whose_flush_failed_is_flushed_again(tmp_path: Path) -> None:
+    fs = OpeningFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append(log(30))
+    fs.fails = lambda call, path: errno.EMFILE if call == "open" and "/A/" in path else None
+    table.descriptors._shrink(0)
+    with pytest.raises(DiskFullError):
+        table.flush(0)
+    fs.fails = lambda _call, _path: None
+    fs.calls.clear()
+    table.flush(0)
+    assert {path.split("/")[-3] for call, path in fs.calls if call == "sync"} == {"A"}
+
+
+def restarted(table: ConsumeQueueTable, fs: OpeningFs, limit: int = FOREVER) -> ConsumeQueueTable:
+    """After a clean stop."""
+    table.flush()
+    ends = table.at_rest()
+    table.close()
+    again = ConsumeQueueTable(table.directory, FILE_BYTES, fs)
+    fs.calls.clear()
+    again.load(ends)
+    again.recover(limit)
+    return again
+
+
+def reads(fs: OpeningFs) -> list[str]:
+    return [path for call, path in fs.calls if call == "open"]
+
+
+def test_after_a_clean_stop_no_file_of_a_queue_is_read(tmp_path: Path) -> None:
+    """Reading ten thousand is most of what a start takes."""
+    fs, records = OpeningFs(), log(100)
+    table = opened(tmp_path)
+    table.append(records)
+    table.correct_min_offsets(3000)
+
+    again = restarted(table, fs)
+
+    again.correct_min_offsets(3000)
+    assert (reads(fs), again.next_offsets()) == ([], table_ends(records))
+    assert content(again) == {key: [at for at in offsets if at >= 3000] for key, offsets in model(records).items()}
+    assert again.max_physical_offset == 9900
+    again.append(records)
+    again.append([head(again.next_offsets()["A", 0], 10_000, topic="A")])
+    again.flush()
+    found = opened(tmp_path)
+    assert content(found)["A", 0] == [*model(records)["A", 0], 10_000]
+
+
+def table_ends(records: list[RecordHead]) -> dict[tuple[str, int], int]:
+    return {key: len(offsets) for key, offsets in model(records).items()}
+
+
+@pytest.mark.parametrize("change", ["written", "removed", "added", "cut", "all removed"])
+def test_a_queue_whose_files_were_changed_since_is_read(tmp_path: Path, change: str) -> None:
+    fs, records = OpeningFs(), log(100)
+    table = opened(tmp_path)
+    table.append(records)
+    table.flush()
+    files = sorted((tmp_path / "A" / "0").iterdir())
+    ends = table.at_rest()
+    table.close()
+    if change == "written":
+        files[-1].write_bytes(files[-1].read_bytes())
+    elif change == "removed":
+        files[-1].unlink()
+    elif change == "added":
+        (tmp_path / "A" / "0" / f"{1000:020d}").write_bytes(bytes(FILE_BYTES))
+    elif change == "cut":
+        os.truncate(files[-1], 40)
+    else:
+        shutil.rmtree(tmp_path / "A" / "0")
+
+    again = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    again.load(ends)
+    again.recover()
+    again.append(records)
+
+    assert {Path(path).parent for path in reads(fs)} >= {tmp_path / "A" / "0"} or change == "all removed"
+    assert not any("/B/" in path for path in reads(fs))
+    if change != "cut":
+        expected = model(records)
+        if change in ("removed", "all removed"):
+            assert content(again)["A", 1] == expected["A", 1]
+        else:
+            assert content(again) == expected
+
+
+def test_a_log_that_lost_its_end_has_the_queues_read_and_cut(tmp_path: Path) -> None:
+    """What a clean stop left counts only as far as the log goes."""
+    table = opened(tmp_path)
+    table.append(log(100))
+    again = restarted(table, OpeningFs(), limit=5000)
+    assert content(again) == model(log(50))

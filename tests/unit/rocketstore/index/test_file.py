@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import RealFileSystem
-from rocketstore.index.file import IndexFile, IndexHeader, IndexShape
+from rocketstore.index.chains import IndexHeader
+from rocketstore.index.file import IndexFile, IndexShape
 from rocketstore.index.keys import key_hash
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.unit.rocketstore.heads import STORE_MS

@@ -279,9 +279,11 @@ def test_flush_tells_how_far_the_index_is_durable(tmp_path: Path) -> None:
     service.append([record(number) for number in range(3)])
     fs.calls.clear()
     assert service.flush() == STORE_MS + 2000
-    assert [call for call, _ in fs.calls] == ["sync", "sync"]
+    synced = [path for call, path in fs.calls if call == "sync"]
+    assert [path for path in synced if Path(path).parent == tmp_path] == [str(file.path) for file in service.files]
+    count = len(fs.calls)
     assert service.flush() == STORE_MS + 2000
-    assert len(fs.calls) == 2
+    assert len(fs.calls) == count
     assert found(service, "odd") == [100]
 
 

@@ -1,0 +1,83 @@
+"""Where damaged files are kept when sound ones take their places: ``damaged-<n>``, the newest with the highest number.
+
+What a repair of segments leaves is evidence, of what others hold: when there is too much of it, the oldest goes, with a
+line in the log. A whole log that was set aside may hold what nobody else has any more: it is for people to remove, and
+beyond a number no other one is set aside.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Final
+
+from dledger.errors import ConfigError
+from dledger.store.fs import FileSystem, make_dirs_durably
+
+_log = logging.getLogger("dledger")
+
+ASIDE_MAX: Final = 16
+"""How many directories of damaged segments are kept in one place."""
+ASIDE_BYTES_MAX: Final = 16 << 30
+"""What they take on the disk at most, the newest one not counted."""
+ASIDE_LOGS_MAX: Final = 8
+"""How many whole logs are kept in one place."""
+_NAME: Final = re.compile(r"damaged-([1-9][0-9]*)")
+_SEGMENTS: Final = "data"
+
+
+def make_aside_near(fs: FileSystem, node: Path, data: Path) -> Path:
+    """A new directory, durable, for damaged segments of the directory ``data``. Raises ``OSError``.
+
+    In the node's directory or, if that is on another disk, beside the segments.
+    """
+    parent = node if data.stat().st_dev == node.stat().st_dev else data
+    _remove_oldest(fs, parent)
+    path = next_aside(parent) / _SEGMENTS
+    make_dirs_durably(fs, path)
+    return path
+
+
+def next_aside(parent: Path) -> Path:
+    """The name of the next one."""
+    return parent / f"damaged-{max(_numbered(parent), default=0) + 1}"
+
+
+def check_room_for_log(parent: Path) -> None:
+    """Raise ``ConfigError`` if too many whole logs were set aside in ``parent`` and never removed."""
+    logs = [path for path in _numbered(parent).values() if not _holds_segments_alone(path)]
+    if len(logs) >= ASIDE_LOGS_MAX:
+        names = ", ".join(path.name for path in logs)
+        raise ConfigError(
+            [f"{parent} holds {len(logs)} logs that were set aside ({names}): remove those that nobody needs any more"]
+        )
+
+
+def _numbered(parent: Path) -> dict[int, Path]:
+    matches = ((_NAME.fullmatch(path.name), path) for path in parent.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in matches if match and path.is_dir()))
+
+
+def _holds_segments_alone(path: Path) -> bool:
+    return {one.name for one in path.iterdir()} <= {_SEGMENTS}
+
+
+def _remove_oldest(fs: FileSystem, parent: Path) -> None:
+    kept = [path for path in _numbered(parent).values() if _holds_segments_alone(path)]
+    sizes = [_disk_bytes(path) for path in kept]
+    while len(kept) >= ASIDE_MAX or (len(kept) > 1 and sum(sizes) > ASIDE_BYTES_MAX):
+        oldest, size = kept.pop(0), sizes.pop(0)
+        for path in sorted(oldest.rglob("*"), reverse=True):
+            if path.is_dir():
+                path.rmdir()
+            else:
+                fs.unlink(path)
+        oldest.rmdir()
+        fs.sync_dir(parent)
+        text = "removed %s (%d MiB), the oldest of the damaged segments kept there: at most %d directories, %d GiB"
+        _log.warning(text, oldest, size >> 20, ASIDE_MAX, ASIDE_BYTES_MAX >> 30)
+
+
+def _disk_bytes(directory: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*"))

@@ -1,0 +1,75 @@
+"""A member of three whose log is damaged where a start dispatches it again: it starts, has it repaired, and goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dledger.conditions import ConditionKind
+from dledger.errors import CorruptLogError
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.bench import bodies
+from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES
+from tests.unit.rocketstore.test_numbering_group import WAIT_S, Broker, Group
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    group = Group(tmp_path, expires=False)
+    yield group
+    for broker in group.brokers.values():
+        broker.stop()
+
+
+def turn_a_bit(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", ["turned bit", "missing segment"])
+@pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/RMQ_SYS_QUEUE_NUMBERS", "checkpoint"])
+def test_a_member_whose_log_is_damaged_where_it_is_dispatched_again_starts_and_is_repaired(
+    group: Group, damage: str, lost: str
+) -> None:
+    """As at run time dispatch waits; the node, which can fetch what is damaged, must run for that."""
+    for count in range(60):
+        group.put("T", str(count).encode().ljust(1000, b"."))
+    wait_until(
+        lambda: all(one.store.max_offset("T", 0) == 60 for one in group.brokers.values()), "all have all of it", WAIT_S
+    )
+    number = group.stop_a_slave()
+    others = list(group.brokers)
+    while group.brokers:
+        group.brokers.popitem()[1].stop()
+    root = group.root_of(number)
+    segment = next(path for path in root.rglob(f"{2 * SEGMENT_BYTES:020d}") if path.parent.name == "data")
+    turn_a_bit(segment, SEGMENT_BYTES // 2) if damage == "turned bit" else segment.unlink()
+    if lost == "checkpoint":  # and the last stop was not clean
+        (root / lost).unlink()
+        (root / "abort").touch()
+    else:
+        shutil.rmtree(root / lost)
+
+    broker = group.brokers[number] = Broker(group, number)
+
+    assert ConditionKind.DAMAGED in {one.kind for one in broker.server.conditions.now()}
+    assert not broker.store.wait_dispatched(0.1)
+    assert (broker.is_master, broker.store.failure) == (False, None)
+    with suppress(CorruptLogError):
+        assert len(bodies(broker.store, topic="T")) < 60
+
+    for other in others:
+        group.brokers[other] = Broker(group, other)
+    group.put("T", b"60")
+    wait_until(lambda: broker.store.max_offset("T", 0) == 61, "it is repaired, and dispatched", WAIT_S)
+    assert bodies(broker.store, topic="T") == list(range(61))
+    assert broker.store.failure is None
+    kinds = (ConditionKind.DAMAGED, ConditionKind.REPAIRING)
+    wait_until(lambda: not any(one.kind in kinds for one in broker.server.conditions.now()), "it is whole", WAIT_S)
+    group.hand_over(number)
+    assert group.put("T", b"61").queue_offset == 61
