@@ -352,8 +352,11 @@ class ConnectionLimits:
 
     connections_max: int = 1024
     """Connections of clients; of more, those of the address with the most are hung up on, idle ones first."""
-    connection_calls_max: int = 1024
-    """Calls and streams at once on one connection; more wait at the client. A consumer has a stream per queue."""
+    connection_calls_max: int = 128
+    """Calls and streams at once on one connection; more wait at the client. Each may hold an incomplete request in
+    memory, so this, times the largest request, is what one connection may take. Consumers have a stream per queue, and
+    our clients open further connections for more than 64.
+    """
     connection_idle_ms_max: int = 600_000
     """How long a connection without a call is kept."""
     handshake_ms_max: int = 5_000

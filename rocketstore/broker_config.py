@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, is_loopback
-from rocketstore.config import MIB, MessageStoreConfig
+from rocketstore.config import KEYS_INDEXED_MAX, MIB, MessageStoreConfig
 from rocketstore.types import BrokerRole
 
 PERMISSION_READ: Final = 4
@@ -209,6 +209,7 @@ _STORE_POSITIVE: Final = (
     "flush_interval_consume_queue",
     "sync_flush_timeout",
     "slave_timeout",
+    "dispatch_behind_bytes_max",
     "max_message_size",
     "transient_store_pool_size",
     "clean_resource_interval",
@@ -237,6 +238,8 @@ def _store_problems(store: MessageStoreConfig) -> list[str]:
         for name in _RATIOS
         if not 1 <= getattr(store, name) <= 100
     ]
+    if not 1 <= store.message_keys_max <= KEYS_INDEXED_MAX:
+        found.append(f"message_keys_max={store.message_keys_max} must be between 1 and {KEYS_INDEXED_MAX}")
     found += [
         f"{name}={getattr(store, name)} must not be negative"
         for name in ("file_reserved_time", "derived_scrub_bytes_per_s")

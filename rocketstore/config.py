@@ -13,6 +13,8 @@ from rocketstore.types import BrokerRole, FlushDiskType
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
+KEYS_INDEXED_MAX: Final = 1024
+"""Keys of one record that it is found by, the first ones; earlier versions took messages with more."""
 DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
@@ -58,6 +60,10 @@ class MessageStoreConfig:
     """How long a put would wait for a slave (ms)."""
     os_page_cache_busy_timeout_mills: int = 1000
     """A put that finds the one before writing for longer is refused (OS_PAGECACHE_BUSY)."""
+    dispatch_behind_bytes_max: int = 32 * MIB
+    """With so much of the log not yet in consume queues and index, puts are refused (OS_PAGECACHE_BUSY)."""
+    message_keys_max: int = 64
+    """Keys of one message (up to 1024): each costs as much to index as a whole message with one."""
     max_message_size: int = 4 * MIB
     """Largest body of a message or a batch."""
     check_crc_on_recover: bool = True

@@ -87,6 +87,7 @@ class MessageStore:
         self.stats: Final = StoreStats(self._clock)
         self._gate = PutGate(BrokerRole.SLAVE if log.is_replicated else config.broker_role)
         self._busy_ms = config.os_page_cache_busy_timeout_mills
+        self._behind_max = config.dispatch_behind_bytes_max
         self._alarm = RepeatAlarm(self._conditions)
         self._queues = ConsumeQueueTable(
             config.consume_queue_dir,
@@ -313,15 +314,22 @@ class MessageStore:
     ) -> None:
         """Store messages; ``done`` gets one result for each (see ``PutDone``).
 
-        All are refused if the store takes none now or if one of them is not allowed. ``wait``, ``producer``: see the
+        All are refused if the store takes none now, if queues and index are too far behind, or if one of them is not
+        allowed. ``wait``, ``producer``: see the
         port.
         """
         log = self.log
         refusal = self._gate.refusal
         if refusal is None:
             held_ms = log.put_lock_ms
+            behind = log.max_offset - self._dispatch.position
             if self._busy_ms < held_ms < _BUSY_MS_MAX:
-                refusal = _busy(held_ms)
+                refusal = _busy(f"the put before has been writing for {held_ms} ms")
+            elif behind > self._behind_max:
+                refusal = _busy(
+                    f"consume queues and index are {behind} bytes behind the log: slow down (dispatch_behind_bytes_max)"
+                )
+                self._conditions.limit(refusal.reason)
             else:
                 config = self.config
                 for message in messages:
@@ -610,9 +618,5 @@ _DISK_OF_STORE: Final = "store"
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
 
 
-def _busy(held_ms: int) -> PutResult:
-    return PutResult(
-        PutMessageStatus.OS_PAGECACHE_BUSY,
-        outcome="not_applied",
-        reason=f"the put before has been writing for {held_ms} ms",
-    )
+def _busy(reason: str) -> PutResult:
+    return PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied", reason=reason)

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Final
 
 from dledger.access.quota import Quota, TooManyWaitsError
+from dledger.rpc.connections import Connection
 
 SMALL_BYTES: Final = 64 * 1024
 """Answers up to this size are counted as calls only."""
@@ -20,18 +21,26 @@ SMALL_BYTES: Final = 64 * 1024
 class Leases:
     """The room of one call, which has one answer or message of a stream at a time. On the loop; also a context."""
 
-    __slots__ = ("_quota", "_room", "_size")
+    __slots__ = ("_connection", "_quota", "_room", "_size")
 
-    def __init__(self, room: AnswerRoom, quota: Quota) -> None:
+    def __init__(self, room: AnswerRoom, quota: Quota, connection: Connection | None = None) -> None:
         self._room = room
         self._quota = quota
+        self._connection = connection
         self._size = 0
 
     async def take(self, size: int) -> None:
-        """Take room for an answer of about ``size`` bytes, as soon as there is some, instead of what was taken."""
+        """Take room for an answer of about ``size`` bytes, as soon as there is some, instead of what was taken.
+
+        Raises ``TooManyWaitsError`` once the connection was hung up on: the room of each call that ends would go to the
+        next one, and the log be read for nobody.
+        """
         self.end()
         await self._room.wait(self._quota, size)
         self._size = size
+        if self._connection is not None and self._connection.hung_up:
+            self.end()
+            raise TooManyWaitsError(f"{self._quota.name} was hung up on")
 
     def take_now(self, size: int) -> None:
         """The same, if there is some now. Raises ``TooManyWaitsError``."""

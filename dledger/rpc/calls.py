@@ -25,7 +25,7 @@ class Call:
 
     def leases(self) -> Leases:
         """Room for answers, of which there is one at a time."""
-        return Leases(self.room, self.quota)
+        return Leases(self.room, self.quota, self.connection)
 
     def until_done(self, leases: Leases) -> Leases:
         """Keep the room of the only answer until the call has ended for the client."""

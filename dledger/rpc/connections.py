@@ -48,12 +48,14 @@ Place = tuple[str, int]
 class Connection:
     """One client's connection that has, or had, calls. On the loop; the numbers are read on the thread, too."""
 
-    __slots__ = ("calls", "handled", "heard_at", "host", "peer", "place", "taken_at")
+    __slots__ = ("calls", "handled", "heard_at", "host", "hung_up", "peer", "place", "taken_at")
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.host = host_of(peer)
         self.place = place_of(peer)
+        self.hung_up = False
+        """Whether we have ended it: its calls end one by one, and none of them shall begin anything."""
         self.calls = 0
         """Calls that have not ended for gRPC."""
         self.handled = 0
@@ -180,7 +182,7 @@ class Connections:
             if crowded or self._condemned:
                 condemned = {self._condemned.popleft() for _ in range(len(self._condemned))}
                 links = links_to(self._ports)
-                _hang_up([one for one in links if one.place in condemned])
+                self._hang_up([one for one in links if one.place in condemned])
                 if self._make_room([one for one in links if one.place not in condemned]):
                     interval_s = CROWDED_INTERVAL_S
 
@@ -216,8 +218,15 @@ class Connections:
             )
             _LOG.warning("%s", why)
             self._conditions.limit(why)
-        _hang_up(leaving)
+        self._hang_up(leaving)
         return len(links) > total_max // 2
+
+    def _hang_up(self, links: list[_Link]) -> None:
+        places = {one.place for one in links}
+        for known in tuple(self._known.values()):
+            if known.place in places:
+                known.hung_up = True
+        _hang_up(links)
 
     def _quiet_since(self, link: _Link, known: Connection | None, now: float) -> float:
         """Since when it is without a call; ``now`` if it has one."""

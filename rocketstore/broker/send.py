@@ -28,7 +28,7 @@ from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.checks import KEYS_MAX, check_client_topic, check_keys, check_message
+from rocketstore.message.checks import check_client_topic, check_keys, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
@@ -201,17 +201,18 @@ class Sender:
             return dict.fromkeys(range(len(messages)), refusal)
         refused: dict[int, PutResult] = {}
         name, queues = "", 0
+        keys_max = self._config.store.message_keys_max
         for at, message in enumerate(messages):
             if message.topic != name:
                 name = message.topic
                 queues = self._writable_queues(name)
             if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
-                if len(message.property_string) < 2 * KEYS_MAX and not message.properties:
+                if len(message.property_string) < 2 * keys_max and not message.properties:
                     continue  # nearly always: everything below costs ten times as much
                 problem = None
             else:
                 problem = self._place(message)
-            if problem is None and (too_many := check_keys(message)):
+            if problem is None and (too_many := check_keys(message, keys_max)):
                 problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, too_many)
             if problem is not None:
                 refused[at] = problem

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +33,8 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
+CONNECTION_STREAMS_MAX: Final = 64
+"""Streams on one connection, half of what servers take by default: other calls need places, too."""
 _T = TypeVar("_T")
 
 
@@ -171,7 +175,8 @@ class BrokerConnection:
         self.brokers = Brokers(parse_addresses(addresses))
         self._channel_maker = ChannelMaker(security, self.brokers.addresses)
         self._lock = threading.Lock()  # guards the fields below
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[tuple[str, int], grpc.Channel] = {}
+        self._streams: Counter[tuple[str, int]] = Counter()  # that run on them
         self._old_channels: list[grpc.Channel] = []  # made with certificates that were replaced since
         self._tls_version = 0
         self._closing = threading.Event()
@@ -201,8 +206,8 @@ class BrokerConnection:
         """A deadline from now on, by default after the connection's own timeout."""
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)
 
-    def channel(self, address: str) -> grpc.Channel:
-        """The channel to a broker, opened lazily."""
+    def channel(self, address: str, number: int = 0) -> grpc.Channel:
+        """The channel to a broker, or a further one, opened lazily; each has a connection of its own."""
         tls_version = self._channel_maker.version
         with self._lock:
             if self._closing.is_set():
@@ -211,20 +216,34 @@ class BrokerConnection:
                 self._tls_version = tls_version
                 self._old_channels += self._channels.values()
                 self._channels.clear()
-            channel = self._channels.get(address)
+            channel = self._channels.get((address, number))
             if channel is None:
-                channel = self._channels[address] = self._channel_maker.open(address)
+                channel = self._channels[address, number] = self._channel_maker.open(address)
             return channel
 
     def open_stream(self, name: str, address: str, requests: Iterator[bytes]) -> grpc.CallIterator[bytes]:
         """A bidirectional stream to one broker. Raises ``UnavailableError`` if the connection is closed."""
-        stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel(address).stream_stream(
-            options.method(SERVICE, name), request_serializer=None, response_deserializer=None
-        )
+        with self._lock:
+            place = next(
+                one for number in itertools.count() if self._streams[one := (address, number)] < CONNECTION_STREAMS_MAX
+            )
+            self._streams[place] += 1
+        call: grpc.CallIterator[bytes] | None = None
         try:
-            return stream(requests)
+            stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel(*place).stream_stream(
+                options.method(SERVICE, name), request_serializer=None, response_deserializer=None
+            )
+            call = stream(requests)
         except ValueError as error:  # gRPC's word for a channel that was closed meanwhile
             raise UnavailableError(f"the connection to {address} is closed") from error
+        finally:
+            if call is None or not call.add_callback(partial(self._stream_ended, place)):
+                self._stream_ended(place)
+        return call
+
+    def _stream_ended(self, place: tuple[str, int]) -> None:
+        with self._lock:
+            self._streams[place] -= 1
 
     # --- calls ------------------------------------------------------------------------------------------------------
 

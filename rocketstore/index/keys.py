@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketstore.config import KEYS_INDEXED_MAX
 from rocketstore.message.columns import RecordColumns
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
 from rocketstore.message.property_texts import Hashes, Places, PropertyTexts, Values
@@ -24,8 +25,6 @@ _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
 _MASK: Final = 0xFFFF_FFFF
 _MIN: Final = -(1 << 31)
 _CACHED_TOPICS: Final = 100_000
-KEYS_INDEXED_MAX: Final = 1024
-"""Business keys of one record that it is found by, the first ones; a broker takes no message with so many any more."""
 
 
 class TopicHashes(dict[str, int]):

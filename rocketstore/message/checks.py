@@ -47,8 +47,6 @@ _TOPIC: Final = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_BYTES_MAX}}}")
 _NUMBERS: Final = Struct(">iiiqqqiii")
 _CACHED_TOPICS_MAX: Final = 4096
 
-KEYS_MAX: Final = 64
-"""Keys of one message: each costs as much to index as a whole message with one."""
 KEYS_BYTES_MAX: Final = 8 * KIB
 """Of the property that holds them."""
 _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
@@ -83,19 +81,19 @@ def check_client_topic(topic: str) -> str:
     return check_topic(topic)
 
 
-def check_keys(message: Message) -> str:
+def check_keys(message: Message, keys_max: int) -> str:
     """Why a client's message has more keys than it may, or the empty string. What is stored already may have more."""
     text = message.property_string
     if text:
-        if len(text) < 2 * KEYS_MAX:  # the hot path
+        if len(text) < 2 * keys_max:  # the hot path
             return ""
         keys = find_property_bytes(text, _KEYS) or b""
     else:
         keys = message.properties.get(PROPERTY_KEYS, "").encode(errors="replace")
     if len(keys) > KEYS_BYTES_MAX:
         return f"the keys (KEYS) take {len(keys)} bytes; at most {KEYS_BYTES_MAX} are allowed"
-    if keys.count(b" ") >= KEYS_MAX and len(keys.split()) > KEYS_MAX:
-        return f"the message has {len(keys.split())} keys (KEYS); at most {KEYS_MAX} are allowed"
+    if keys.count(b" ") >= keys_max and len(keys.split()) > keys_max:
+        return f"the message has {len(keys.split())} keys (KEYS); at most {keys_max} are allowed (message_keys_max)"
     return ""
 
 

@@ -128,6 +128,28 @@ def test_a_put_lock_held_for_long_means_busy(config: MessageStoreConfig) -> None
     store.shutdown()
 
 
+def test_puts_wait_for_queues_and_index_that_are_far_behind(config: MessageStoreConfig) -> None:
+    """Else consumers and queries fall behind without a bound, with messages that cost more to index than to store."""
+    go_on = threading.Event()
+    with running(replace(config, dispatch_behind_bytes_max=2000)) as store:
+        store.add_arrival_listener(lambda _heads: assert_set(go_on))
+        fill(store, 1)
+        results = [store.put(Message("T", b"x" * 500)) for _ in range(10)]
+        taken = [one for one in results if one.ok]
+        refused = results[-1]
+        assert 3 <= len(taken) <= 5
+        assert (refused.status, refused.outcome) == (PutMessageStatus.OS_PAGECACHE_BUSY, "not_applied")
+        assert "behind the log" in refused.reason
+        assert "dispatch_behind_bytes_max" in refused.reason
+
+        go_on.set()
+        wait_until(lambda: store.put(Message("T", b"x" * 500)).ok, "puts are taken again", WAIT_S)
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(WAIT_S)
+
+
 def test_one_illegal_message_refuses_all(config: MessageStoreConfig) -> None:
     with running(config) as store:
         results = store.put_many([Message("T", b"x"), Message("no/topic", b"x")])

@@ -8,6 +8,7 @@ import pytest
 
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
 from dledger.rpc.answers import AnswerRoom, Leases
+from dledger.rpc.connections import Connection
 
 
 class Clients:
@@ -17,8 +18,8 @@ class Clients:
         self.room = AnswerRoom()
         self._quotas = Quotas(Limits(1, 1, 1, 1, 1000), owner_percent=50)
 
-    def leases(self, name: str) -> Leases:
-        return Leases(self.room, self._quotas.of(name, name, name))
+    def leases(self, name: str, connection: Connection | None = None) -> Leases:
+        return Leases(self.room, self._quotas.of(name, name, name), connection)
 
 
 async def settle() -> None:
@@ -85,5 +86,25 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
 
         assert waiting[2].done()
         assert not waiting[2].cancelled()
+
+    asyncio.run(check())
+
+
+def test_room_that_a_lost_connections_calls_give_back_goes_to_others() -> None:
+    """Its calls end one by one: each would hand its room to the next, and the log be read for nobody."""
+
+    async def check() -> None:
+        clients, connection = Clients(), Connection("ipv4:127.0.0.1:1")
+        lost = [clients.leases("a", connection) for _ in range(4)]
+        await lost[0].take(400)
+        waiting = [asyncio.create_task(one.take(400)) for one in lost[1:]]
+        await settle()
+
+        connection.hung_up = True
+        lost[0].end()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+
+        assert all(isinstance(one, TooManyWaitsError) for one in results)
+        await clients.leases("a").take(500)
 
     asyncio.run(check())

@@ -6,16 +6,25 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from queue import SimpleQueue
 
+import grpc
 import pytest
 
 from dledger.errors import RequestTimeoutError, UnavailableError
-from rocketstore.client.connection import LIST_TOPICS, QUEUE_RANGE, STATUS, BrokerConnection
+from rocketstore.client.connection import (
+    CONNECTION_STREAMS_MAX,
+    LIST_TOPICS,
+    QUEUE_RANGE,
+    STATUS,
+    BrokerConnection,
+)
 from rocketstore.client.errors import BadAnswerError, BrokerBusyError, NotMasterError, hint_of
 from rocketstore.client.pipe import SendPipe
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
 from tests.support.fake_broker import FakeBrokers
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -129,6 +138,36 @@ def test_a_closed_connection_refuses_everything(connection: BrokerConnection, br
     with pytest.raises(UnavailableError, match="closed"):
         connection.open_stream("PullStream", brokers.addresses[0], iter(()))
     connection.look_for_master()
+
+
+def test_many_streams_are_spread_over_connections(
+    connection: BrokerConnection, brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server takes so many calls of a connection (``connection_calls_max``); what is beyond waits without a word."""
+    opened: list[str] = []
+    maker = connection._channel_maker
+    open_ = maker.open
+
+    def counted(address: str) -> grpc.Channel:
+        opened.append(address)
+        return open_(address)
+
+    monkeypatch.setattr(maker, "open", counted)
+    requests: list[SimpleQueue[bytes | None]] = [SimpleQueue() for _ in range(2 * CONNECTION_STREAMS_MAX + 1)]
+    address = brokers.addresses[0]
+
+    def stream(queue: SimpleQueue[bytes | None]) -> grpc.CallIterator[bytes]:
+        return connection.open_stream("PullStream", address, iter(queue.get, None))
+
+    streams = [stream(queue) for queue in requests]
+    assert len(opened) == 3
+    for one in streams:
+        one.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs
+    wait_until(lambda: not any(connection._streams.values()), "all have ended")
+    stream(requests[0]).cancel()  # type: ignore[no-untyped-call]  # grpc-stubs
+    assert len(opened) == 3
+    for queue in requests:
+        queue.put(None)
 
 
 def test_no_answer_in_time_is_told_as_such(connection: BrokerConnection, brokers: FakeBrokers) -> None:
