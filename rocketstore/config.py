@@ -102,7 +102,8 @@ class MessageStoreConfig:
     """True here, false in RocketMQ, where keys older than the replay's start stay lost after a crash."""
     derived_scrub_bytes_per_s: int = MIB
     """How fast a running broker verifies its consume queues, with the messages that they lead to, and its key index,
-    again and again (bytes a second; 0: not at all). What is wrong is made again from the log, whoever finds it."""
+    again and again (bytes a second, at least 1 KiB per message; 0: not at all). What is wrong is made again from the
+    log, whoever finds it."""
     max_hash_slot_num: int = 5_000_000
     """Hash slots of an index file (4 bytes each)."""
     max_index_num: int = 20_000_000

@@ -18,6 +18,7 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, ShutdownError
 from rocketstore.config import KIB
+from rocketstore.consume_queue.units import FILLER
 from rocketstore.index.rebuilding import rebuild
 from rocketstore.index.service import IndexService
 from rocketstore.queue_truth import BLOCK_UNITS, MendableQueue, QueueTruth, ScannedLog
@@ -26,7 +27,8 @@ _log = logging.getLogger("rocketstore")
 STEP_BYTES: Final = 64 * KIB
 RETRY_MS: Final = 5_000
 TOLD_MS: Final = 60_000
-_UNIT_BYTES: Final = 20
+_MESSAGE_BYTES: Final = KIB
+"""What a message counts for at least: small ones cost as much."""
 
 
 class Upkeep:
@@ -148,14 +150,16 @@ class Upkeep:
                 return bytes_max
         queue = self._left[-1]
         at = max(self._next_offset, queue.min_offset)
-        end = queue.max_offset
-        units = self._truth.tagged_units(queue, at, self._log.max_offset, bytes_max) if at < end else ()
+        end, log_end = queue.max_offset, self._log.max_offset
+        units = self._truth.tagged_units(queue, at, log_end, bytes_max) if at < end else ()
         if not units and at < end and self._truth.restore(queue, at) is not None:  # it was as if never written
             units = queue.units(at, 1)
-        if not units or at + len(units) >= end:
+        real = [unit for unit in units if unit != FILLER]
+        uncommitted = bool(real) and real[-1].offset + real[-1].size > log_end
+        if not units or uncommitted or at + len(units) >= end:
             self._left.pop()
             self._next_offset = 0
             self._in_index = not self._left
         else:
             self._next_offset = at + len(units)
-        return sum(_UNIT_BYTES + max(0, min(unit[1], bytes_max)) for unit in units) + _UNIT_BYTES
+        return sum(max(_MESSAGE_BYTES, min(unit.size, bytes_max)) for unit in real) + _MESSAGE_BYTES

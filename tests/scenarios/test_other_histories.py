@@ -126,6 +126,19 @@ def test_a_fenced_member_is_fenced_after_a_restart_and_helps_elect_nobody(standi
     assert (again.state.standing, again.role, again.sent(VoteRequest)) == (Standing.DOUBTFUL, Role.FOLLOWER, [])
 
 
+def test_only_the_leader_of_the_present_term_fences_alone() -> None:
+    """What it said in an earlier term may have been said by another log than the one that most have elected now."""
+    solo = Solo(terms=(1,), committed=0)
+    solo.hear(N1, 3)
+    other = (CommittedEntry(LogIndex(0), solo.log.chain_crc_at(LogIndex(0)) ^ 1),)
+
+    solo.vote(N1, granted=False, pre_vote=True, term=2, leads=True, committed=other)
+    before = solo.state.fenced
+    solo.vote(N1, granted=False, pre_vote=True, term=3, leads=True, committed=other)
+
+    assert (before, bool(solo.state.fenced)) == ("", True)
+
+
 def test_a_forged_push_fences_nobody() -> None:
     """Anybody may say that he is the leader; the leader itself, when asked, has committed the same."""
     solo = Solo(terms=(1, 1, 1), committed=2)

@@ -8,6 +8,7 @@ import pytest
 
 from dledger.config import FlushMode
 from dledger.core.member_state import Candidate, Follower, Leader
+from dledger.core.messages import Readmission
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.standing import Ballot
 from dledger.errors import InvariantError
@@ -240,6 +241,28 @@ def test_what_a_member_lost_before_its_log_was_whole_takes_its_standing_all_the_
 
     assert state.standing is Standing.DOUBTFUL
     assert state.hard_state.doubt == "it lacks what it held"
+
+
+def test_what_was_granted_before_a_loss_was_known_gives_no_standing_back() -> None:
+    """It was for a member that remembered: after the loss it counts as another process, as after a restart."""
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    granted = Readmission(solo.state.boot_id, NO_INDEX)
+    solo.hear(N1, 1)
+    solo.state.lose_standing("it lacks what it held", 0)
+
+    solo.hear(N1, 1, readmission=granted)
+
+    assert not solo.state.has_standing
+
+
+@pytest.mark.parametrize("held", [EntryId(Term(2), LogIndex(0)), EntryId(Term(1), LogIndex(1))], ids=str)
+def test_what_is_missed_is_told_by_terms_before_indexes(held: EntryId) -> None:
+    """A longer log of an earlier term lacks the entry; a shorter one of a later term had it replaced."""
+    solo = Solo(terms=(1, 1) if held.term > 1 else (2,))
+
+    solo.state.heed(held, N1, 0)
+
+    assert solo.state.has_standing is (held.term == 1)
 
 
 def test_a_heartbeat_never_sets_an_earlier_deadline() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,7 +15,10 @@ import pytest
 from dledger.clock import SystemClock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import DLedgerError
+from dledger.server import DLedgerServer
 from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.commit_log.port import CommitLog
+from rocketstore.commit_log.replicated import ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
@@ -24,6 +27,8 @@ from rocketstore.message_store import MessageStore
 from rocketstore.types import GetMessageStatus
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, UnsyncedFs, small_config
+from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
+from tests.unit.rocketstore.test_message_store_replicated import promote
 
 BEGIN_MS = 1_700_000_000_000
 STEP_MS = 700
@@ -124,10 +129,19 @@ def opened(config: MessageStoreConfig, offsets: list[int]) -> Iterator[Bench]:
     clock, fs = SteppingClock(), UnsyncedFs()
     conditions = Conditions("store", clock)
     clock.now_ms = BEGIN_MS + len(offsets) * STEP_MS
-    store = MessageStore(config, PlainCommitLog(config, clock=clock, fs=fs), clock=clock, fs=fs, conditions=conditions)
+    log: CommitLog
+    if config.enable_dledger_commit_log:
+        config.store_path_root_dir.mkdir(exist_ok=True)
+        node = node_config(config.store_path_root_dir, members_of(1))
+        log = ReplicatedCommitLog(DLedgerServer(node), config, clock=clock)
+    else:
+        log = PlainCommitLog(config, clock=clock, fs=fs)
+    store = MessageStore(config, log, clock=clock, fs=fs, conditions=conditions)
     try:
         store.load()
         store.start()
+        if log.is_replicated:
+            promote(store)
         yield Bench(store, clock, conditions, offsets)
     finally:
         store.shutdown()
@@ -152,11 +166,12 @@ def config_of(root: Path, scrub_bytes_per_s: int = 0) -> MessageStoreConfig:
     return small_config(root, max_index_num=150, max_hash_slot_num=1100, derived_scrub_bytes_per_s=scrub_bytes_per_s)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_a_turned_byte_makes_no_answer_wrong(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("seed", range(18))
+def test_a_turned_byte_makes_no_answer_wrong(tmp_path: Path, seed: int, *, replicated: bool) -> None:
     """While stopped, after a crash, or while running; then all is mended, and goes on."""
     random, offsets = Random(seed), list[int]()
-    config = config_of(tmp_path / "store")
+    config = replace(config_of(tmp_path / "store"), enable_dledger_commit_log=replicated)
     how = ("stopped", "running", "killed")[seed % 3]
     with opened(config, offsets) as bench:
         bench.put(90)
@@ -167,7 +182,7 @@ def test_a_turned_byte_makes_no_answer_wrong(tmp_path: Path, seed: int) -> None:
             bench.store.flush()
             bench.put(10)
             shutil.copytree(config.store_path_root_dir, tmp_path / "killed", ignore=shutil.ignore_patterns("*.tmp"))
-            config = config_of(tmp_path / "killed")
+            config = replace(config, store_path_root_dir=tmp_path / "killed")
     if how != "running":
         damage(config.store_path_root_dir, random)
     with opened(config, offsets) as bench:

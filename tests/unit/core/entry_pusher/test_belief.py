@@ -67,6 +67,17 @@ def test_a_push_of_one_that_does_not_lead_changes_nothing(
     assert [answer.code for answer in solo.push(N1, source.compare(2))] == [ResponseCode.SUCCESS]
 
 
+def test_who_says_that_it_does_not_lead_is_not_believed_whatever_it_hears() -> None:
+    """A forger may use the present term: the member in whose name it speaks hears that term's leader, and says so."""
+    solo, source = Solo(), Source(4, 1)
+
+    answers = solo.push(N2, source.compare(-1), confirm=False)
+    solo.confirm(N2, 4, leads=False)
+
+    assert answers == []
+    assert (solo.state.leader_id, solo.node.handler.belief.refused) == (None, 1)
+
+
 @pytest.mark.parametrize("term", [FORGED + 1, FORGED - 1, 1])
 def test_leading_another_term_confirms_no_push(term: int) -> None:
     """The real leader says of its own term that it leads; a push in its name, in a term it never led, is not its."""

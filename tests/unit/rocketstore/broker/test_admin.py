@@ -9,6 +9,7 @@ import pytest
 
 from dledger.config import AccessConfig
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.index.service import IndexDamagedError
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import OFFSETS_MAX, TopicConfig
@@ -30,6 +31,20 @@ def test_records_are_found_by_key(broker: Harness) -> None:
     found = broker.call("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k2"), pb.RecordsResponse)
 
     assert list(found.records) == [broker.store.log.records[0].record]
+
+
+def test_a_query_that_a_damaged_index_cannot_answer_may_be_asked_again(
+    broker: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member may answer it, or the same one a little later: no short answer, and no loss of data."""
+
+    def query(*_args: object, **_named: object) -> list[bytes]:
+        raise IndexDamagedError("the index is built again: ask again")
+
+    monkeypatch.setattr(broker.store, "query", query)
+
+    with failing(grpc.StatusCode.UNAVAILABLE, "ask again"):
+        broker.call("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k2"), pb.RecordsResponse)
 
 
 def test_an_id_that_leads_nowhere_finds_nothing(broker: Harness) -> None:
