@@ -159,6 +159,18 @@ def test_adjacent_damage_is_repaired_together(store: FileStore, peer: FileStore)
     assert bodies_of(store) == sound
 
 
+@pytest.mark.parametrize("offsets", [(60, 60), (3000, 36), (36, 3000), (3000, 3000)])
+def test_whatever_is_called_repaired_is(store: FileStore, peer: FileStore, offsets: tuple[int, int]) -> None:
+    """Damage behind the first records of two segments: that the second one's head goes on says nothing of the rest."""
+    for number, offset in zip((2, 3), offsets, strict=True):
+        flip(store, number, offset % SEGMENT_BYTES)
+
+    done = repair(store, peer, 3)
+
+    assert 3 * SEGMENT_BYTES in done.bases
+    assert found(store) == []
+
+
 def test_the_first_record_of_the_next_segment_may_be_what_is_damaged(store: FileStore, peer: FileStore) -> None:
     """Its chain CRC is what proves the end of the segment before."""
     flip(store, 2, 60)
