@@ -40,7 +40,7 @@ from dledger.errors import (
 from dledger.rpc import bulk_codec as codec
 from dledger.rpc import options
 from dledger.rpc.ports import NodeStatus
-from dledger.types import NO_INDEX, BlockDigest, LogChunk, LogIndex, Position, Role
+from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role
 
 if TYPE_CHECKING:  # a name that is not generic at run time
     _Stream = grpc.UnaryStreamMultiCallable[bytes, bytes]
@@ -177,14 +177,17 @@ class BulkReads:
         """
         found = self._present(patience.deadline)
         if patience.floor is None:
-            patience.floor = max((one.committed_index for at, one in found if at in patience.refused), default=NO_INDEX)
+            patience.floor = max((one.committed_index for at, one in found if at in patience.refused), default=None)
         others = [(address, one) for address, one in found if address not in patience.refused]
         if not others:
             patience.failure = patience.refusal
             raise patience.refusal
-        caught_up = [(address, one) for address, one in others if one.committed_index >= patience.floor]
+        if patience.floor is None:  # they are gone meanwhile: who is behind cannot be told
+            caught_up = [(address, one) for address, one in others if one.role is Role.LEADER]
+        else:
+            caught_up = [(address, one) for address, one in others if one.committed_index >= patience.floor]
         if not caught_up:
-            raise UnavailableError(f"no other member knows entry {patience.floor} to be committed yet")
+            raise UnavailableError("no other member is known to have all that is committed yet")
         return self._pick(target, caught_up)
 
     def _pick(self, target: Target, members: Sequence[tuple[str, NodeStatus]]) -> str:
@@ -245,7 +248,7 @@ class _Patience:
         self.refused: dict[str, DLedgerError] = {}
         """Members whose own logs do not give what comes next, and why."""
         self.floor: LogIndex | None = None
-        """What the first of them knew to be committed: who is behind that may answer less than there is."""
+        """What they know to be committed, once one of them said so: who is behind that may answer too little."""
         self._closing = closing
         self._backoff_s = RETRY_WAIT_S_MIN
 

@@ -100,7 +100,7 @@ class Mender:
                 if current + step >= end.position:
                     self._prove_end(place, end)
                     break
-                if self._goes_on(current + step, place.follow):
+                if current >= base and self._goes_on(current + step, place.follow):
                     break
                 if current >= base and self._verify(current + step, end, pause)[1] is None:
                     raise WrongBytesError("what came does not lead to what follows here")

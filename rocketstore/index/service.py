@@ -43,6 +43,7 @@ _log = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[0-9]{17}")
 HITS_MAX: Final = 64
 """RocketMQ's ``maxMsgsNumBatch``."""
+_CONTRADICTED_MAX: Final = 1024
 
 
 class IndexHits(NamedTuple):
@@ -99,6 +100,7 @@ class IndexService:
         self._sums_dir = directory.with_name(directory.name + SUMS_SUFFIX)
         self._keeping = threading.Lock()  # held while sums are written or removed; behind _lock
         self._damaged: dict[Path, CorruptLogError] = {}
+        self._contradicted: set[int] = set()
         self._scrubbed = (0, 0)  # the file and the block to be verified next
         self.on_damage: Callable[[CorruptLogError], None] = lambda error: _log.error("%s", error)
         """Told, once, of a file that is damaged; from any thread."""
@@ -301,10 +303,15 @@ class IndexService:
     def contradicted(self, offset: int) -> None:
         """An entry leads to the record at ``offset``, which is not of its key: the file is not what it should be.
 
-        Raises ``IndexDamagedError``.
+        Raises ``IndexDamagedError``, but not for the same record again: the file was made anew since, out of the log.
         """
+        if offset in self._contradicted:
+            return
         for file in self._files:
             if not file.is_empty and file.header.begin_offset <= offset <= file.header.end_offset:
+                if len(self._contradicted) >= _CONTRADICTED_MAX:
+                    self._contradicted.clear()
+                self._contradicted.add(offset)
                 self._note(CorruptLogError(file.path, 0, f"an entry leads to {offset} of the log, wrongly", ADVICE))
                 raise _come_again(file.path)
 

@@ -77,8 +77,8 @@ class Message:
 
     @property
     def keys(self) -> list[str]:
-        """The business keys."""
-        return self.properties.get(PROPERTY_KEYS, "").split()
+        """The business keys, which blanks separate."""
+        return [one for one in self.properties.get(PROPERTY_KEYS, "").split(" ") if one]
 
     @property
     def unique_key(self) -> str:

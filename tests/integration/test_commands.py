@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -61,22 +60,6 @@ def test_what_is_appended_is_read_back(dledger: Callable[..., Result]) -> None:
     assert json.loads(linearizable.output)["body"] == "hello"
     assert several.stdout_bytes == b"".join(b"line %d\n" % number for number in range(3000))
     assert tail.stdout_bytes == b"line 2998\nline 2999\n"
-
-
-def test_a_pipe_given_as_a_file_is_appended_whole(tmp_path: Path, dledger: Callable[..., Result]) -> None:
-    """A FIFO, which is what a shell's ``<(zcat log.gz)`` is: its lines can be read once only."""
-    lines = b"".join(b"piped %d\n" % number for number in range(500))
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    writer = threading.Thread(target=fifo.write_bytes, args=(lines,))
-    writer.start()
-
-    appended = dledger("append", "--file", str(fifo))
-    writer.join()
-
-    assert appended.exit_code == 0, appended.output
-    assert appended.output.startswith("appended 500 entries")
-    assert dledger("tail", "-n", "500").stdout_bytes == lines
 
 
 def test_reading_beyond_the_end_is_an_error(dledger: Callable[..., Result]) -> None:

@@ -197,6 +197,21 @@ def test_without_mend_it_is_refused_with_file_offset_and_advice(directory: Path)
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_log_that_lacks_the_entry_at_the_mark_is_refused(directory: Path, tmp_path: Path) -> None:
+    """It checks out by itself, and is not the one that was flushed here: nothing of it may be kept as committed."""
+    (tmp_path / "other").mkdir()
+    other = open_store(small_config(tmp_path / "other"))
+    fill(other, ENTRIES - 10)
+    other.append_as_leader(Term(1), [b"x" * 100] * 10)
+    other.close()
+    for name in ("data", "index"):
+        for path in (tmp_path / "other" / "dledger-n0" / name).iterdir():
+            (directory / name / path.name).write_bytes(path.read_bytes())
+
+    with pytest.raises(CorruptLogError, match="entry 149 is not the one that was flushed"):
+        mended(directory)
+
+
 def test_what_nothing_proves_is_refused(directory: Path) -> None:
     """Without a checkpoint nobody knows what was durable: the caller may set all of it aside."""
     (directory / "checkpoint").write_bytes(bytes(100))

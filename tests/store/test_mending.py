@@ -214,6 +214,18 @@ def test_adjacent_damage_is_repaired_together(store: FileStore, peer: FileStore)
     assert bodies_of(store) == sound
 
 
+@pytest.mark.parametrize("offsets", [(60, 60), (3000, 36), (36, 3000), (3000, 3000)])
+def test_whatever_is_called_repaired_is(store: FileStore, peer: FileStore, offsets: tuple[int, int]) -> None:
+    """Damage behind the first records of two segments: that the second one's head goes on says nothing of the rest."""
+    for number, offset in zip((2, 3), offsets, strict=True):
+        flip(store, number, offset % SEGMENT_BYTES)
+
+    done = repair(store, peer, 3)
+
+    assert 3 * SEGMENT_BYTES in done.bases
+    assert found(store) == []
+
+
 def test_the_first_record_of_the_next_segment_may_be_what_is_damaged(store: FileStore, peer: FileStore) -> None:
     """Its chain CRC is what proves the end of the segment before."""
     flip(store, 2, 60)
@@ -329,6 +341,23 @@ def test_another_history_of_a_peer_does_not_get_in(store: FileStore, tmp_path: P
     other.close()
 
 
+def test_another_end_of_a_peers_history_does_not_get_in(store: FileStore, tmp_path: Path) -> None:
+    """Nothing follows the last segment here: it must end with the very entry that is committed, not just at it."""
+    other = open_store(small_config(tmp_path / "other"))
+    fill(other, 140)
+    other.append_as_leader(Term(1), [b"x" * 100] * 10)
+    other.flush()
+    other.set_committed(LogIndex(COMMITTED))
+    flip(store, 5, 60)
+    before = path_of(store, 5).read_bytes()
+
+    with pytest.raises(WrongBytesError, match="does not end with entry 145"):
+        repair(store, other, 5)
+
+    assert path_of(store, 5).read_bytes() == before
+    other.close()
+
+
 def test_a_peer_that_lacks_the_segment_says_so(store: FileStore, tmp_path: Path) -> None:
     """Retention there has removed it: the damage stays, and so does everything else."""
     later = open_store(small_config(tmp_path / "later"))
@@ -420,6 +449,55 @@ def test_a_crash_at_any_step_of_a_repair_leaves_the_damage_or_less(
             assert steps > 3
             return
     pytest.fail("it takes fewer steps")
+
+
+class _Watching(UnsyncedFs):
+    """Knows which files and names a power cut would take."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, Path] = {}
+        self.unsynced: set[Path] = set()
+
+    def create(self, path: Path) -> int:
+        fd = super().create(path)
+        self.paths[fd] = path
+        return fd
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        fd = super().open(path, writable=writable)
+        self.paths[fd] = path
+        return fd
+
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        super().write(fd, data, offset)
+        self.unsynced.add(self.paths[fd])
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.unsynced.discard(self.paths[fd])
+
+    def sync_dir(self, path: Path) -> None:
+        super().sync_dir(path)
+        self.unsynced.discard(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        assert source not in self.unsynced, "a file takes its place whole, or not at all"
+        super().rename(source, target)
+        self.unsynced |= {source.parent, target.parent}
+
+
+@pytest.mark.parametrize("number", [1, 5], ids=["cold", "being written"])
+def test_a_repair_that_has_ended_is_on_the_disk(peer: FileStore, tmp_path: Path, number: int) -> None:
+    """What is mended counts as flushed: a power cut must not take it, nor leave a file that is mended in part."""
+    fs = _Watching()
+    store = _filled(open_store(small_config(tmp_path / "watched"), fs))
+    flip(store, number, 60)
+    fs.unsynced.clear()
+
+    repair(store, peer, number)
+
+    assert fs.unsynced == set()
+    store.close()
 
 
 def test_reads_go_on_while_a_segment_is_exchanged(store: FileStore, peer: FileStore) -> None:

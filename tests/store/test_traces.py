@@ -192,6 +192,20 @@ def test_late_flushes_and_a_new_boot_of_the_machine_are_a_reason_for_doubt(
     assert _standing(open_store(config)) == (Standing.VOTER, "")
 
 
+def test_the_traces_tell_of_the_newest_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member whose flush mode was changed between two starts, with files and a machine that stayed the same."""
+    config = small_config(tmp_path)
+    _new(config).close()
+    late = replace(config, flush_mode=FlushMode.ASYNC)
+    abandon(open_store(late))
+    monkeypatch.setattr(traces, "kernel_boot_id", lambda: "another boot")
+
+    standing, doubt = _standing(open_store(late))
+
+    assert standing is Standing.DOUBTFUL
+    assert "flush_mode=async" in doubt
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_copy_of_a_directory_is_in_doubt_once(tmp_path: Path, *, clean: bool) -> None:
     """Its member may have spoken after the copy was made. The copy is what counts from then on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -96,3 +97,43 @@ def test_what_is_idle_is_forgotten() -> None:
     assert at(all_of_them, "a", "busy") is busy
     all_of_them.forget_idle()
     assert len(all_of_them) == 1
+
+
+def test_whoever_waits_hears_of_room_where_it_was_lacking() -> None:
+    """A connection that has nothing itself waits for what others of its owner, or of all, give back."""
+
+    async def waits(all_of_them: Quotas, greedy: Quota, entries: int) -> bool:
+        waiting, room = at(all_of_them, "shared", "9"), asyncio.Event()
+        greedy.take(entries, 0)
+        assert waiting.is_full
+        task = asyncio.ensure_future(waiting.wait_room(room))
+        await asyncio.sleep(0)
+        assert not task.done()
+        greedy.give(1, 0)
+        await asyncio.wait_for(task, 10)
+        return not waiting.is_full
+
+    for owner, entries in (("shared", 60), ("other", 80)):
+        all_of_them = quotas()
+        assert asyncio.run(waits(all_of_them, at(all_of_them, owner, "1"), entries))
+
+
+def test_a_connection_is_remembered_as_long_as_it_has_anything() -> None:
+    """One that has a stream only, too: forgotten, it could open as many again."""
+    all_of_them = quotas()
+    one = at(all_of_them, "a", "1")
+    with one.stream("watch", "streams_max"):
+        all_of_them.forget_idle()
+        assert at(all_of_them, "a", "1") is one
+    one.take(1, 0)
+    all_of_them.forget_idle()
+    assert at(all_of_them, "a", "1") is one
+    one.change_answer(1)
+    one.give(1, 0)
+    all_of_them.forget_idle()
+    assert at(all_of_them, "a", "1") is one
+    one.change_answer(-1)
+
+    all_of_them.forget_idle()
+
+    assert at(all_of_them, "a", "1") is not one

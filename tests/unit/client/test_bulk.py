@@ -22,7 +22,7 @@ from dledger.errors import (
     UntimedLogError,
 )
 from dledger.rpc.bulk_service import TooManyBulkReadsError
-from dledger.rpc.ports import CommitEvent
+from dledger.rpc.ports import CommitEvent, NodeStatus
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogChunk, LogIndex, Position
 from tests.support.fake_group import FakeGroup, fake_group
@@ -295,3 +295,24 @@ def test_a_member_that_is_behind_does_not_stand_in_for_a_damaged_one(group: Fake
     leader.bulk.fail_reads = [None, DAMAGE]
     with pytest.raises(CorruptLogError):
         list(client.fetch_log(0, chunk_bytes=1000, timeout_s=0.3))
+
+
+def test_nobody_stands_in_for_one_who_says_no_more_how_far_it_was(
+    group: FakeGroup, client: DLedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its word a member that is behind cannot be told from one that is not; a new leader can."""
+    leader, behind, other = group.nodes
+    behind.committed = other.committed = 19
+    assert client.locate(positions=(30 * RECORD_BYTES,)).places[0].index == 30
+    leader.bulk.fail_places = DAMAGE
+
+    def gone() -> NodeStatus:
+        raise ShutdownError("gone")
+
+    monkeypatch.setattr(leader, "status", gone)
+    with pytest.raises(CorruptLogError):
+        client.locate(positions=(30 * RECORD_BYTES,), timeout_s=0.5)
+    other.committed = leader.committed
+    other.become(None)
+
+    assert client.locate(positions=(30 * RECORD_BYTES,)).places[0].index == 30

@@ -204,3 +204,17 @@ def test_the_first_leader_of_a_group_is_n0_in_these_tests() -> None:
     solo.lead()
 
     assert solo.state.leader_id == N0
+
+
+def test_a_group_is_founded_only_while_all_its_members_have_standing() -> None:
+    """One that lost its disk again in between has none: whoever is told of it as founded could not begin anew."""
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.FOUNDER))
+    solo.lead()
+    solo.beat(N1)
+    solo.beat(N1, standing=Standing.BLANK, boot_id=8)
+    solo.beat(N2)
+    before = solo.state.standing
+
+    solo.beat(N1, boot_id=8)
+
+    assert (before, solo.state.standing) == (Standing.FOUNDER, Standing.VOTER)

@@ -8,11 +8,12 @@ import pytest
 
 from dledger.config import FlushMode
 from dledger.core.member_state import Candidate, Follower, Leader
+from dledger.core.messages import Readmission
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.standing import Ballot
 from dledger.errors import InvariantError
 from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, Role, Standing, Term
-from tests.support.cluster import N0, N1, N2
+from tests.support.cluster import N0, N1, N2, N3, N4
 from tests.support.solo import Solo
 
 
@@ -240,6 +241,46 @@ def test_what_a_member_lost_before_its_log_was_whole_takes_its_standing_all_the_
 
     assert state.standing is Standing.DOUBTFUL
     assert state.hard_state.doubt == "it lacks what it held"
+
+
+def test_what_was_granted_before_a_loss_was_known_gives_no_standing_back() -> None:
+    """It was for a member that remembered: after the loss it counts as another process, as after a restart."""
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    granted = Readmission(solo.state.boot_id, NO_INDEX)
+    solo.hear(N1, 1)
+    solo.state.lose_standing("it lacks what it held", 0)
+
+    solo.hear(N1, 1, readmission=granted)
+
+    assert not solo.state.has_standing
+
+
+@pytest.mark.parametrize("held", [EntryId(Term(2), LogIndex(0)), EntryId(Term(1), LogIndex(1))], ids=str)
+def test_what_is_missed_is_told_by_terms_before_indexes(held: EntryId) -> None:
+    """A longer log of an earlier term lacks the entry; a shorter one of a later term had it replaced."""
+    solo = Solo(terms=(1, 1) if held.term > 1 else (2,))
+
+    solo.state.heed(held, N1, 0)
+
+    assert solo.state.has_standing is (held.term == 1)
+
+
+def test_a_leader_forgets_what_its_log_lacks_and_nothing_else() -> None:
+    """It was never committed: a member that does not hold it either has lost nothing."""
+    solo = Solo(5, terms=(1, 1, 2))
+    solo.log.expire(LogIndex(0))
+    expired, held = EntryId(Term(1), LogIndex(0)), EntryId(Term(1), LogIndex(1))
+    beyond, another = EntryId(Term(1), LogIndex(9)), EntryId(Term(1), LogIndex(2))
+    solo.state.remembered = {N1: expired, N2: held, N3: beyond, N4: another}
+
+    solo.lead()
+
+    assert {one: solo.state.remembered.get(one) for one in (N1, N2, N3, N4)} == {
+        N1: expired,
+        N2: held,
+        N3: None,
+        N4: None,
+    }
 
 
 def test_a_heartbeat_never_sets_an_earlier_deadline() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dledger.core.standing import Ballot, Victory, victory
-from dledger.types import NodeId, Standing
+from dledger.core.messages import Readmission
+from dledger.core.standing import Ballot, Readmissions, Victory, victory
+from dledger.types import LogIndex, NodeId, Standing
 
 C, A, B, D = (NodeId(name) for name in "cabd")
 
@@ -15,3 +16,30 @@ def test_a_majority_of_others_elects_no_candidate_that_may_have_forgotten_a_vote
     assert victory({C: Ballot(Standing.DOUBTFUL, 1, used=True)} | others, 5, C) is None
     assert victory({C: Ballot(Standing.VOTER, 1, used=True)} | others, 5, C) is Victory.MAJORITY
     assert victory({C: Ballot(Standing.DOUBTFUL, 1, used=True)} | others, 4, C) is Victory.UNANIMITY
+
+
+def test_each_term_readmits_with_an_entry_of_its_own() -> None:
+    """What the same leader asked for in an earlier term was appended before it was deposed in between."""
+    readmissions = Readmissions()
+    readmissions.begin({}, LogIndex(5), unanimous=False)
+    readmissions.note(A, Standing.BLANK, 9, LogIndex(5))
+    assert readmissions.due(A, LogIndex(6)) == Readmission(9, LogIndex(6))
+
+    readmissions.begin({}, LogIndex(10), unanimous=False)
+    readmissions.note(A, Standing.BLANK, 9, LogIndex(10))
+
+    assert readmissions.due(A, LogIndex(10)) is None
+    assert readmissions.due(A, LogIndex(11)) == Readmission(9, LogIndex(11))
+
+
+def test_only_the_process_that_voted_needs_no_new_entry() -> None:
+    """Its successor on a new disk knows nothing of the vote that made the election unanimous."""
+    readmissions = Readmissions()
+    readmissions.begin({A: Ballot(Standing.BLANK, 1, used=False)}, LogIndex(5), unanimous=True)
+    assert readmissions.due(A, LogIndex(0)) == Readmission(1, LogIndex(5))
+
+    readmissions.note(A, Standing.BLANK, 2, LogIndex(8))
+
+    assert not readmissions.is_elector(A, 2)
+    assert readmissions.due(A, LogIndex(8)) is None
+    assert readmissions.due(A, LogIndex(9)) == Readmission(2, LogIndex(9))

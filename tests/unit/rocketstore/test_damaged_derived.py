@@ -286,3 +286,15 @@ def test_a_damaged_index_is_told(tmp_path: Path) -> None:
         assert bench.problems()
         assert [one.kind for one in bench.conditions.now()] == [ConditionKind.DAMAGED]
         assert str(path) in bench.conditions.now()[0].subject
+
+
+@pytest.mark.parametrize("space", ["\t", "\n", "\u00a0", "\u3000", "\x1c"], ids=repr)
+def test_only_a_blank_separates_keys(tmp_path: Path, space: str) -> None:
+    """For the index as for whoever holds its answers against the log: else a sound index would count as damaged."""
+    key = f"a{space}b"
+    with opened(config_of(tmp_path / "store"), []) as bench:
+        assert bench.store.put(Message("T", b"x", 0, {"KEYS": f"{key} other"})).ok
+        assert bench.store.wait_dispatched(WAIT_S)
+
+        for one in (key, "other"):
+            assert len(bench.store.query("T", one, 10, 0, FOREVER_MS)) == 1

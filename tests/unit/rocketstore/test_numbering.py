@@ -152,6 +152,18 @@ def test_a_set_counts_once_all_its_parts_are_there() -> None:
     assert bench.queues.raised == MANY
 
 
+def test_a_part_that_comes_twice_stands_for_no_other() -> None:
+    """Dispatch repeats a batch of which the last part could not be taken."""
+    bench = Bench()
+    first, second, *rest = encode_numbering(MANY, covers=0, set_id=1, bytes_max=100)
+    bench.write([first, second])
+
+    bench.write([second, *rest[:-1]])
+
+    assert bench.numbering.keep_from() == 0
+    assert bench.numbering._covered is None
+
+
 def test_parts_of_two_sets_make_none() -> None:
     """Neither of them says of all queues where they go on, so retention may not go up to either; nor after a start."""
     bench = Bench(500)
@@ -164,6 +176,19 @@ def test_parts_of_two_sets_make_none() -> None:
     assert bench.numbering.restore()
 
     assert (dispatched, bench.numbering.keep_from()) == (covers, covers)
+
+
+def test_a_set_with_a_part_that_makes_no_sense_counts_after_no_start() -> None:
+    """It does not say of all queues where they go on."""
+    bench = Bench(500)
+    covers = bench.write_set({("T1", 0): 1}, set_id=1)
+    first, _, *rest = encode_numbering(MANY, covers=9999, set_id=2, bytes_max=150)
+    bench.write([first, b"of a later version", *rest])
+    bench.start()
+
+    assert bench.numbering.restore()
+
+    assert bench.numbering.keep_from() == covers
 
 
 @pytest.mark.parametrize("bytes_max", [150, 1 << 16])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from dledger.access.quota import TooManyWaitsError
 from dledger.client import DLedgerClient
 from dledger.config import MIB, ConnectionLimits, ServerConfig
 from dledger.rpc import client_codec as codec
@@ -124,6 +126,60 @@ def test_those_of_the_greediest_address_go_first_idle_before_busy_old_before_new
 
 def places(links: list[connections._Link]) -> list[Place]:
     return [one.place for one in links]
+
+
+class Call:
+    """A call of one client, as gRPC's context shows it."""
+
+    def __init__(self, port: int = 1) -> None:
+        self.port = port
+        self.end: Callable[[object], None] = lambda _: None
+
+    def peer(self) -> str:
+        return f"ipv4:10.0.0.1:{self.port}"
+
+    def add_done_callback(self, ended: Callable[[object], None]) -> None:
+        self.end = ended
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set."""
+    found = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: found[0])
+    return found
+
+
+def test_a_client_is_hung_up_on_for_its_own_slowness_only(now: list[float]) -> None:
+    """The time begins with the first answer that it leaves, whatever else it asks; ours does not count."""
+    watched = connections.Connections("test", ConnectionLimits(call_ms_max=5000), share_percent=50)
+
+    def condemned() -> int:
+        watched._condemn_untaking()
+        return len(watched._condemned)
+
+    with watched.call(Call()):  # type: ignore[arg-type]  # what is used of it
+        now[0] += 100
+        assert condemned() == 0, "we are at work"
+    assert condemned() == 0, "its turn has just begun"
+    now[0] += 4
+    with watched.call(Call()):  # type: ignore[arg-type]  # what is used of it
+        pass
+    now[0] += 2
+    assert condemned() == 1, "the first answer lies there for six seconds"
+
+
+def test_an_address_has_a_share_of_all_calls(now: list[float]) -> None:
+    """The last of them is taken, the next one is refused until one has ended."""
+    watched = connections.Connections("test", ConnectionLimits(), share_percent=50)
+    watched._calls_max = 2
+    first = Call(1)
+    with watched.call(first), watched.call(Call(2)):  # type: ignore[arg-type]  # what is used of it
+        with pytest.raises(TooManyWaitsError, match="2 calls under way"), watched.call(Call(3)):  # type: ignore[arg-type]  # what is used of it
+            pass
+        first.end(None)
+        with watched.call(Call(3)):  # type: ignore[arg-type]  # what is used of it
+            pass
 
 
 def test_another_sockets_descriptor_is_never_shut() -> None:

@@ -419,6 +419,75 @@ def test_standing_is_not_taken_for_entries_of_another_history() -> None:
     assert (with_its_own, solo.state.has_standing) == (False, True)
 
 
+def test_an_earlier_flush_lets_no_answer_go() -> None:
+    """What was flushed before a truncation says nothing of it: after a crash the entries could be back."""
+    solo, source = Solo(terms=(1, 1)), Source(2, 1, 2)
+    solo.push(N1, source.compare(0))
+    assert solo.push(N1, truncate(source, 1), flush=False) == []
+
+    solo.node.flushed()
+    early = solo.sent(PushResponse)
+    solo.flush()
+
+    assert early == []
+    assert len(solo.sent(PushResponse)) == 1
+
+
+def test_standing_is_taken_in_no_later_term() -> None:
+    """A later leader may hold another entry at the index that the earlier one asked for: only its own word counts."""
+    solo, source = Solo(hard_state=HardState()), Source(2, 2)
+    solo.hear(N1, 1, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
+
+    solo.push(N2, source.compare(-1))
+    solo.push(N2, source.append(0, commit=0))
+
+    assert solo.log.flushed.index == 0
+    assert not solo.state.has_standing
+
+
+def test_standing_is_not_taken_after_a_campaign_of_its_own() -> None:
+    """The leader that gave the word is of the term before."""
+    solo, source = Solo(hard_state=HardState()), Source(2, 2)
+    solo.hear(N1, 1, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
+    solo.state.become_candidate(0, pre_vote=False)
+
+    solo.push(N2, source.compare(-1))
+    solo.push(N2, source.append(0, commit=0))
+
+    assert (solo.state.term, solo.log.flushed.index) == (2, 0)
+    assert not solo.state.has_standing
+
+
+def test_standing_waits_for_a_comparison_with_the_leader_that_gives_it() -> None:
+    """Whatever an earlier leader found: what is committed here need not be of the history of this one."""
+    solo, source = Solo(hard_state=HardState()), Source(1, 1)
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, commit=0))
+    later = Source(2, 1)
+
+    solo.push(N2, PushCommit(Term(2), 1, LogIndex(0)))
+    solo.hear(N2, 2, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
+    before = solo.state.has_standing
+    solo.push(N2, later.compare(0))
+
+    assert (before, solo.state.has_standing) == (False, True)
+
+
+def test_standing_waits_until_nothing_of_the_log_is_missing() -> None:
+    """What is still to be fetched is not held, however far the log reaches."""
+    solo, source = Solo(hard_state=HardState()), Source(1, 1)
+    solo.state.whole = False
+    solo.push(N1, source.compare(-1))
+    solo.push(N1, source.append(0, commit=0))
+
+    solo.hear(N1, 1, readmission=Readmission(solo.state.boot_id, LogIndex(0)))
+    before = solo.state.hard_state.standing
+    solo.state.whole = True
+    solo.hear(N1, 1)
+
+    assert (before, solo.state.hard_state.standing) == (Standing.BLANK, Standing.FOUNDER)
+
+
 def test_what_was_said_without_standing_is_said_again_with_it() -> None:
     """An append may wait for nobody but this member: its earlier answer did not count."""
     solo = Solo(hard_state=HardState())

@@ -247,6 +247,22 @@ def test_a_file_of_another_program_is_taken_over_if_it_is_of_one_piece(tmp_path:
     assert len(list(Path(f"{tmp_path}-sums").iterdir())) == len(service.files)
 
 
+def test_a_record_that_contradicts_its_file_again_does_not_have_it_built_again_for_ever(tmp_path: Path) -> None:
+    """The file was made out of the log meanwhile: what it says of this record is then what the log says."""
+    log = ListedLog([record(number) for number in range(20)])
+    service = opened(tmp_path, 1000)
+    service.append(log.records)
+    with pytest.raises(IndexDamagedError):
+        service.contradicted(500)
+    mended(service, log)
+
+    service.contradicted(500)
+
+    assert service.damaged == ()
+    with pytest.raises(IndexDamagedError):
+        service.contradicted(600)
+
+
 def test_sums_of_files_that_are_gone_are_removed(tmp_path: Path) -> None:
     service = opened(tmp_path, 100)
     service.append([record(number) for number in range(100)])

@@ -167,6 +167,19 @@ def test_a_file_that_was_removed_is_empty_for_who_comes_late(tmp_path: Path) -> 
         taken.read(0, 1)
 
 
+def test_a_file_that_was_let_go_of_is_not_kept_open(tmp_path: Path) -> None:
+    """Who still reads it opens it for that read alone: else the disk space of removed files were never given back."""
+    fs = CountingFs()
+    cache = DescriptorCache(fs, 4)
+    (file,) = files(cache, tmp_path, 1)
+
+    file.close()
+
+    assert file.read(0, 1) == b"0"
+    assert cache.open_count == 0
+    assert not fs.fds
+
+
 def test_queues_need_no_descriptor_each(tmp_path: Path) -> None:
     """Forty queues with room for four open files: appended to in turn, flushed, opened again, read."""
     fs = CountingFs()

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from dledger.store.fs import RealFileSystem
-from rocketstore.state.changes import CommitOffsets, DeleteTopic, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig
+from rocketstore.state.changes import (
+    OFFSETS_MAX,
+    CommitOffsets,
+    DeleteTopic,
+    PutTopic,
+    QueueOffset,
+    SetDelayOffsets,
+    TopicConfig,
+)
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE
 from rocketstore.state.tables import Tables
@@ -171,6 +179,39 @@ def test_what_rocketmq_wrote_since_replaces_what_was_known_of_it(tmp_path: Path)
     assert tables.groups == {"readers": {("Orders", 0): 7}}
     assert tables.delay_offsets == {2: 4}
     assert tables.begins == {"Gone": {0: 5}}
+
+
+def test_a_newer_list_of_groups_leaves_their_offsets(tmp_path: Path) -> None:
+    """It says which groups there are, and nothing of how far they have consumed."""
+    write(tmp_path)
+    (tmp_path / SNAPSHOT_FILE).write_text("")
+    as_rocketmq_writes(tmp_path, "subscriptionGroup.json", {"subscriptionGroupTable": {"readers": {}, "new": {}}})
+
+    newer = newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN)
+
+    assert newer is not None
+    assert Tables(newer).groups == {"readers": {("Orders", 0): 10}, "new": {}}
+
+
+def test_a_newer_backup_counts_where_its_file_is_lost(tmp_path: Path) -> None:
+    """RocketMQ was killed between the two."""
+    (tmp_path / SNAPSHOT_FILE).write_text("")
+    as_rocketmq_writes(tmp_path, "consumerOffset.json.bak", {"offsetTable": {"Orders@readers": {"0": 12}}})
+
+    newer = newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN)
+
+    assert newer is not None
+    assert Tables(newer).groups == {"readers": {("Orders", 0): 12}}
+
+
+def test_offsets_of_very_many_queues_are_taken_over(tmp_path: Path) -> None:
+    """More than one change may hold."""
+    offsets = {str(number): number for number in range(2 * OFFSETS_MAX + 1)}
+    (tmp_path / "consumerOffset.json").write_text(json.dumps({"offsetTable": {"Orders@readers": offsets}}))
+
+    noted = Tables(read_rocketmq_files(tmp_path)).groups["readers"]
+
+    assert noted == {("Orders", number): number for number in range(2 * OFFSETS_MAX + 1)}
 
 
 def test_files_older_than_the_snapshot_or_our_own_are_no_news(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""A checkpoint says nothing that is not on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from dledger.errors import DiskError
+from dledger.store.fs import RealFileSystem
+from rocketstore.checkpoint import CheckpointFile
+from rocketstore.durability import Durability
+
+
+class Dispatch:
+    """Has dispatched up to ``position``, and more whenever something is flushed."""
+
+    position = 100
+    last_store_ms = 5
+
+    def standstill(self, look: Callable[[], object]) -> object:
+        return look()
+
+    def goes_on(self, *_: object) -> int:
+        self.position += 100
+        return 5
+
+
+@pytest.fixture
+def dispatch() -> Dispatch:
+    return Dispatch()
+
+
+@pytest.fixture
+def parts(dispatch: Dispatch) -> dict[str, Mock]:
+    index = Mock(indexed_to=100, last_entries=1)
+    found = {"log": Mock(), "queues": Mock(**{"all.return_value": []}), "index": index}
+    for part in found.values():
+        part.flush.side_effect = dispatch.goes_on
+    return found
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> CheckpointFile:
+    return CheckpointFile(RealFileSystem(), tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def durability(parts: dict[str, Mock], dispatch: Dispatch, checkpoint: CheckpointFile) -> Durability:
+    return Durability(parts["log"], parts["queues"], parts["index"], dispatch, (checkpoint, Mock()))  # type: ignore[arg-type]
+
+
+def test_what_was_dispatched_during_a_flush_is_left_to_the_next(
+    durability: Durability, checkpoint: CheckpointFile
+) -> None:
+    """Neither a start nor retention may take it for durable."""
+    durability.flush()
+
+    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+
+
+@pytest.mark.parametrize("failing", ["log", "queues", "index"])
+def test_a_flush_that_failed_leaves_the_checkpoint_as_it_was(
+    durability: Durability, checkpoint: CheckpointFile, parts: dict[str, Mock], failing: str
+) -> None:
+    """The others are flushed all the same, and the next flush of everything says so."""
+    durability.flush()
+    parts[failing].flush.side_effect = DiskError("a bad sector")
+
+    with pytest.raises(DiskError, match="a bad sector"):
+        durability.flush()
+
+    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+    assert all(part.flush.call_count == 2 for part in parts.values())
