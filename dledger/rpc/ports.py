@@ -162,8 +162,8 @@ NodeEvent = RoleEvent | CommitEvent
 class BulkLog(Protocol):
     """The committed log for those who read a lot of it. Thread-safe; everything may wait for the disk.
 
-    Raises ``IndexBeforeBeginError`` (saying what is lost), ``IndexOutOfRangeError``, ``CorruptLogError`` and
-    ``DiskError`` (naming file and offset).
+    Raises ``IndexBeforeBeginError`` (saying what is lost), ``IndexOutOfRangeError`` and ``CorruptLogError``
+    (naming file and offset; an unreadable sector is damage, too).
     """
 
     def committed_range(self) -> LogRange:

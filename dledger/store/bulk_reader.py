@@ -82,7 +82,7 @@ class BulkReader(LogReader):
         All are verified; the chunk ends before one that is damaged.
 
         Raises ``IndexBeforeBeginError`` naming what is lost, ``IndexOutOfRangeError`` if ``first_index`` is not
-        committed, ``CorruptLogError`` and ``DiskError`` naming file and offset.
+        committed, ``CorruptLogError`` naming file and offset.
         """
         return self._stable(lambda: self._read_chunk(first_index, end_index, max_bytes))
 

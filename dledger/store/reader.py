@@ -13,7 +13,6 @@ from crc32c import crc32c
 from dledger.config import MIB
 from dledger.errors import (
     CorruptLogError,
-    DiskError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     InvalidRequestError,
@@ -23,6 +22,7 @@ from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, Header, Scan, decod
 from dledger.store.headers import Headers
 from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState
+from dledger.store.mmap_file import UnreadableError
 from dledger.types import NO_INDEX, Entry, EntryId, EntryRun, LogBytes, LogIndex, Position, Term
 
 _Result = TypeVar("_Result")
@@ -52,25 +52,38 @@ class LogReader:
     def _stable(self, read: Callable[[], _Result]) -> _Result:
         """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real.
 
-        A wrong index unit that it meets is written again from data; damage in data is told to whoever repairs it.
+        A wrong index unit that it meets is written again from data; damage in data, an unreadable sector included, is
+        told to whoever repairs it.
         """
         state = self._state
         while True:
             generation = state.generation
             try:
                 result = read()
-            except (CorruptLogError, IndexBeforeBeginError) as error:
+            except (CorruptLogError, IndexBeforeBeginError, UnreadableError) as error:
                 if generation != state.generation or state.closed:
                     state.check_index(state.last.index)
                     continue
-                if not isinstance(error, SuspectEntryError):
-                    if isinstance(error, CorruptLogError):
-                        state.on_damage(error)
-                    raise
-                self._mend(error, generation)
-                continue
+                if isinstance(error, SuspectEntryError):
+                    self._mend(error, generation)
+                    continue
+                if isinstance(error, UnreadableError):
+                    damage = error.as_damage(self._entry_around(error.position))
+                    state.on_damage(damage)
+                    raise damage from error
+                if isinstance(error, CorruptLogError):
+                    state.on_damage(error)
+                raise
             if generation == state.generation:
                 return result
+
+    def _entry_around(self, position: int) -> int | None:
+        """The entry that a position lies in, by what the index says alone; None if that is nothing."""
+        first, last = self._state.begin.index + 1, self._state.last.index
+        with suppress(CorruptLogError, IndexBeforeBeginError):
+            found = self._files.first_unit_at(position + 1, first, last) - 1
+            return found if found >= first else None
+        return None
 
     def _mend(self, suspect: SuspectEntryError, generation: int) -> None:
         """Mend the index at an entry, unless the log has changed. Raises ``CorruptLogError`` for damaged data."""
@@ -300,16 +313,26 @@ class LogReader:
             return LogBytes(Position(start), b"")
         stop = min(end, files.data.base_of(start) + files.segment_bytes)
         size = self._record_size_at(start, stop)
-        data = files.read(start, min(stop - start, max(max_bytes, size)), self._hot_from)
+        data = self._readable(start, min(stop - start, max(max_bytes, size)), size)
         sound = self._sound_bytes(data, start, self._sound_many(data, start) if len(data) >= _MANY_BYTES else 0)
         if not sound:
             self._blame_at(start)
         return LogBytes(Position(start), data[:sound] if sound < len(data) else data)
 
+    def _readable(self, position: int, length: int, length_min: int) -> bytes:
+        """What can be read of ``length`` bytes, or somewhat less: what lies before a bad sector is given."""
+        while True:
+            try:
+                return self._files.read(position, length, self._hot_from)
+            except UnreadableError:
+                if length <= length_min:
+                    raise
+                length = max(length // 2, length_min)
+
     def _sound_many(self, data: bytes, position: int) -> int:
         """How much of ``data`` its whole entries take if the index knows them and all check out at once; or else 0."""
         first, files = Header(*HEADER.unpack_from(data)).index, self._files
-        with suppress(CorruptLogError, IndexBeforeBeginError):
+        with suppress(CorruptLogError, IndexBeforeBeginError, UnreadableError):
             if self._state.begin.index < first <= self._state.committed:
                 last = files.slice_end(first, self._state.committed, len(data), self._hot_from)
                 headers = files.headers_in(data, position, first, last)
@@ -374,7 +397,7 @@ class LogReader:
         """
         try:
             return self._stable(lambda: self._read_bodies(places))
-        except (IndexBeforeBeginError, DiskError):
+        except (IndexBeforeBeginError, CorruptLogError):
             return [None] * len(places)
 
     def _read_bodies(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
@@ -476,9 +499,9 @@ class LogReader:
             raise nothing
         begin, last = state.begin, state.last
         index = Header(*HEADER.unpack(files.read(position, HEADER.size, self._hot_from))).index
-        if not begin.index < index <= last.index or files.located(index).position != position:
+        if not begin.index < index <= last.index or files.located(index, self._hot_from).position != position:
             index = files.first_index_at(position, begin.index + 1, last.index)  # that header may be damaged
-            if index > last.index or files.located(index).position != position:
+            if index > last.index or files.located(index, self._hot_from).position != position:
                 raise nothing
         return LogIndex(index)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,10 @@ import pytest
 from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import CorruptLogError, IndexOutOfRangeError
 from dledger.instruments import Instruments
+from dledger.store import reader
 from dledger.store.file_store import FileStore
 from dledger.types import Boundary, LogIndex, Position, Term
-from tests.store.support import SEGMENT_BYTES, fill, open_store, small_config
+from tests.store.support import SEGMENT_BYTES, fill, open_store, small_config, spoil
 
 RECORD_BYTES = 248
 
@@ -206,6 +207,45 @@ def test_of_many_records_those_before_a_damaged_one_are_given(long_store: FileSt
     assert long_store.read_committed(Position(0), 1 << 20).data == expected
     with pytest.raises((CorruptLogError, IndexOutOfRangeError)):
         long_store.read_committed(Position(index * RECORD_BYTES), 1 << 20)
+
+
+@pytest.mark.parametrize("index", [0, 1, 120, MANY - 20])
+def test_an_unreadable_sector_is_damage_of_the_entry_that_lies_there(
+    long_store: FileStore, monkeypatch: pytest.MonkeyPatch, index: int
+) -> None:
+    """Told with the entry, which a broker's dispatch waits for, to who repairs it; what lies before it is given.
+
+    No mapping is asked: it would end the process.
+    """
+    met: list[CorruptLogError] = []
+    long_store.on_damage(met.append)
+    monkeypatch.setattr(reader, "HOT_BYTES", 0)
+    spoil(monkeypatch, data_file(long_store), index * RECORD_BYTES + 100)
+    bad = (index * RECORD_BYTES + 100) // 512 * 512 // RECORD_BYTES  # the first entry that has a byte of the sector
+    expected = data_file(long_store).read_bytes()[: bad * RECORD_BYTES]
+
+    given = b""
+    while len(given) < len(expected):
+        given += long_store.read_committed(Position(len(given)), 100 * RECORD_BYTES).data
+        given = given[: len(given) // RECORD_BYTES * RECORD_BYTES]  # the last one may not be whole
+    assert given == expected
+    with pytest.raises(CorruptLogError) as told:
+        long_store.read_committed(Position(len(given)), 100 * RECORD_BYTES)
+    assert (told.value.path, told.value.index) == (data_file(long_store), bad)
+    place = (bad * RECORD_BYTES + 48, RECORD_BYTES - 48)
+    reads: list[Callable[[], object]] = [
+        lambda: long_store.read_body(*place),
+        lambda: long_store.read_run(LogIndex(bad), LogIndex(bad)),
+        lambda: long_store.read(LogIndex(bad)),
+        lambda: long_store.copy_committed(bad * RECORD_BYTES, RECORD_BYTES),
+    ]
+    for read in reads:
+        met.clear()
+        with pytest.raises(CorruptLogError) as told:
+            read()
+        assert told.value.index == bad
+        assert met == [told.value]
+    assert long_store.read_bodies([place]) == [None]
 
 
 @pytest.mark.parametrize("at", [3, 11, 15, 23, 31])

@@ -347,7 +347,7 @@ def test_readers_beside_writers_see_whole_entries_only(config: StoreConfig) -> N
     store.close()
 
 
-def test_an_unreadable_sector_is_an_error_that_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_sector_is_damage_that_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trap 5: old entries are read by ``pread``; through the mapping the process would end by SIGBUS."""
     store = open_store(small_config(tmp_path))
     bodies = fill(store, 60)
@@ -369,7 +369,7 @@ def test_an_unreadable_sector_is_an_error_that_names_its_file(tmp_path: Path, mo
     ]
 
     for read in reads:
-        with pytest.raises(DiskError, match=f"{0:020}.*a bad sector"):
+        with pytest.raises(CorruptLogError, match=f"{0:020}.*a bad sector"):
             read()
 
     assert store.read(LogIndex(59)).body == bodies[59]

@@ -11,6 +11,8 @@ import pytest
 
 from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError
+from dledger.store import reader
+from tests.store.support import spoil
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import bodies
 from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES
@@ -31,10 +33,10 @@ def turn_a_bit(path: Path, offset: int) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("damage", ["turned bit", "missing segment"])
+@pytest.mark.parametrize("damage", ["turned bit", "missing segment", "unreadable sector"])
 @pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/RMQ_SYS_QUEUE_NUMBERS", "checkpoint"])
 def test_a_member_whose_log_is_damaged_where_it_is_dispatched_again_starts_and_is_repaired(
-    group: Group, damage: str, lost: str
+    group: Group, monkeypatch: pytest.MonkeyPatch, damage: str, lost: str
 ) -> None:
     """As at run time dispatch waits; the node, which can fetch what is damaged, must run for that."""
     for count in range(60):
@@ -48,7 +50,14 @@ def test_a_member_whose_log_is_damaged_where_it_is_dispatched_again_starts_and_i
         group.brokers.popitem()[1].stop()
     root = group.root_of(number)
     segment = next(path for path in root.rglob(f"{2 * SEGMENT_BYTES:020d}") if path.parent.name == "data")
-    turn_a_bit(segment, SEGMENT_BYTES // 2) if damage == "turned bit" else segment.unlink()
+    match damage:
+        case "turned bit":
+            turn_a_bit(segment, SEGMENT_BYTES // 2)
+        case "missing segment":
+            segment.unlink()
+        case _:
+            monkeypatch.setattr(reader, "HOT_BYTES", SEGMENT_BYTES)
+            spoil(monkeypatch, segment, SEGMENT_BYTES // 2)
     if lost == "checkpoint":  # and the last stop was not clean
         (root / lost).unlink()
         (root / "abort").touch()
