@@ -145,7 +145,7 @@ class Call:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be set."""
     found = [1000.0]
-    monkeypatch.setattr(connections.time, "monotonic", lambda: found[0])
+    monkeypatch.setattr("dledger.rpc.connections.time.monotonic", lambda: found[0])
     return found
 
 
