@@ -126,6 +126,49 @@ def test_a_fenced_member_is_fenced_after_a_restart_and_helps_elect_nobody(standi
     assert (again.state.standing, again.role, again.sent(VoteRequest)) == (Standing.DOUBTFUL, Role.FOLLOWER, [])
 
 
+def _answer(solo: Solo, sender: NodeId, *, same: bool) -> None:
+    """A member that was asked states its history."""
+    crc = solo.log.chain_crc_at(LogIndex(0)) ^ (not same)
+    solo.vote(sender, granted=False, pre_vote=True, committed=(CommittedEntry(LogIndex(0), crc),))
+
+
+def test_who_has_agreed_since_contradicts_no_more() -> None:
+    """Its directory was exchanged: what most members say is what they say now."""
+    solo = Solo(terms=(1,), committed=0)
+    _answer(solo, N1, same=False)
+    _answer(solo, N1, same=True)
+
+    _answer(solo, N2, same=False)
+    before = solo.state.fenced
+    _answer(solo, N1, same=False)
+
+    assert (before, bool(solo.state.fenced)) == ("", True)
+
+
+def test_the_memory_of_one_that_contradicts_takes_no_standing() -> None:
+    """It remembers what a member of another history held."""
+    solo = Solo(terms=(1,), committed=0)
+    other = (CommittedEntry(LogIndex(0), solo.log.chain_crc_at(LogIndex(0)) ^ 1),)
+
+    held = EntryId(Term(1), LogIndex(9))
+    solo.vote(N1, granted=False, pre_vote=True, committed=other, remembered=held)
+    assert solo.state.has_standing
+    solo.vote(N2, granted=False, pre_vote=True, remembered=held)
+
+    assert not solo.state.has_standing
+
+
+def test_a_leader_is_not_fenced_by_answers() -> None:
+    """A majority elected it: whoever contradicts it is asked by it to follow, and fenced then."""
+    solo = Solo(terms=(1,), committed=0)
+    solo.lead()
+
+    _answer(solo, N1, same=False)
+    _answer(solo, N2, same=False)
+
+    assert (solo.role, solo.state.fenced) == (Role.LEADER, "")
+
+
 def test_only_the_leader_of_the_present_term_fences_alone() -> None:
     """What it said in an earlier term may have been said by another log than the one that most have elected now."""
     solo = Solo(terms=(1,), committed=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.config import FlushMode
+from dledger.core.histories import stated
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -415,3 +416,17 @@ def test_a_vote_for_one_who_remembers_more_counts_for_nothing_and_costs_no_stand
 def test_nobody_is_told_what_nobody_remembers() -> None:
     """Without a memory the answer to a vote carries none."""
     assert Solo().ask_vote(N1, 1).remembered == NO_ENTRY
+
+
+def test_a_member_is_told_of_its_memory_once_histories_were_compared() -> None:
+    """What is remembered may be of another group's directory: a question that comes first says nothing of it."""
+    solo = Solo(terms=(1,), committed=0)
+    solo.state.remembered = {N1: EntryId(Term(1), LogIndex(5))}
+
+    def told() -> list[EntryId]:
+        return [m.remembered for target, m in solo.time_out() if target == N1 and isinstance(m, VoteRequest)]
+
+    first = told()
+    solo.vote(N1, granted=False, pre_vote=True, committed=stated(solo.state))
+
+    assert (first, told()) == ([NO_ENTRY], [EntryId(Term(1), LogIndex(5))])

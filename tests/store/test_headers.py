@@ -137,6 +137,15 @@ def test_a_wrong_term_in_the_index_moves_no_boundary(store: FileStore, index: in
     assert [store.first_index_of_term(Term(term)) for term in (1, 2, 3, 4)] == [0, 20, 40, 60]
 
 
+def test_a_wrong_term_at_the_end_of_the_index_hides_no_entry(store: FileStore) -> None:
+    """Nothing behind the last entry could give it away."""
+    fill(store, 1, term=4)
+    path, offset = _index_place(store, ENTRIES)
+    _turn(path, offset + 31, 5)
+
+    assert store.first_index_of_term(Term(4)) == ENTRIES
+
+
 def test_terms_are_found_whatever_a_header_says_that_is_not_asked(store: FileStore) -> None:
     """The entries on both sides of a boundary prove it; damage elsewhere is not in its way."""
     path, offset = _data_place(store, 30)

@@ -13,7 +13,7 @@ from dledger.core.outbox import RoleChange, Wake
 from dledger.core.standing import Ballot
 from dledger.errors import InvariantError
 from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, Role, Standing, Term
-from tests.support.cluster import N0, N1, N2
+from tests.support.cluster import N0, N1, N2, N3, N4
 from tests.support.solo import Solo
 
 
@@ -263,6 +263,24 @@ def test_what_is_missed_is_told_by_terms_before_indexes(held: EntryId) -> None:
     solo.state.heed(held, N1, 0)
 
     assert solo.state.has_standing is (held.term == 1)
+
+
+def test_a_leader_forgets_what_its_log_lacks_and_nothing_else() -> None:
+    """It was never committed: a member that does not hold it either has lost nothing."""
+    solo = Solo(5, terms=(1, 1, 2))
+    solo.log.expire(LogIndex(0))
+    expired, held = EntryId(Term(1), LogIndex(0)), EntryId(Term(1), LogIndex(1))
+    beyond, another = EntryId(Term(1), LogIndex(9)), EntryId(Term(1), LogIndex(2))
+    solo.state.remembered = {N1: expired, N2: held, N3: beyond, N4: another}
+
+    solo.lead()
+
+    assert {one: solo.state.remembered.get(one) for one in (N1, N2, N3, N4)} == {
+        N1: expired,
+        N2: held,
+        N3: None,
+        N4: None,
+    }
 
 
 def test_a_heartbeat_never_sets_an_earlier_deadline() -> None:

@@ -30,3 +30,16 @@ def test_each_term_readmits_with_an_entry_of_its_own() -> None:
 
     assert readmissions.due(A, LogIndex(10)) is None
     assert readmissions.due(A, LogIndex(11)) == Readmission(9, LogIndex(11))
+
+
+def test_only_the_process_that_voted_needs_no_new_entry() -> None:
+    """Its successor on a new disk knows nothing of the vote that made the election unanimous."""
+    readmissions = Readmissions()
+    readmissions.begin({A: Ballot(Standing.BLANK, 1, used=False)}, LogIndex(5), unanimous=True)
+    assert readmissions.due(A, LogIndex(0)) == Readmission(1, LogIndex(5))
+
+    readmissions.note(A, Standing.BLANK, 2, LogIndex(8))
+
+    assert not readmissions.is_elector(A, 2)
+    assert readmissions.due(A, LogIndex(8)) is None
+    assert readmissions.due(A, LogIndex(9)) == Readmission(2, LogIndex(9))

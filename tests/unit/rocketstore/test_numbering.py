@@ -179,6 +179,19 @@ def test_parts_of_two_sets_make_none() -> None:
     assert (dispatched, bench.numbering.keep_from(ALL)) == (covers, covers)
 
 
+def test_a_set_with_a_part_that_makes_no_sense_counts_after_no_start() -> None:
+    """It does not say of all queues where they go on."""
+    bench = Bench(500)
+    covers = bench.write_set({("T1", 0): 1}, set_id=1)
+    first, _, *rest = encode_numbering(MANY, covers=9999, set_id=2, bytes_max=150)
+    bench.write([first, b"of a later version", *rest])
+    bench.start()
+
+    assert bench.numbering.restore()
+
+    assert bench.numbering.keep_from() == covers
+
+
 @pytest.mark.parametrize("bytes_max", [150, 1 << 16])
 def test_a_start_takes_the_newest_whole_set(bytes_max: int) -> None:
     """Raised queues have no files, so nothing else remembers them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -145,7 +146,7 @@ class Call:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be set."""
     found = [1000.0]
-    monkeypatch.setattr("dledger.rpc.connections.time.monotonic", lambda: found[0])
+    monkeypatch.setattr(time, "monotonic", lambda: found[0])
     return found
 
 

@@ -210,6 +210,39 @@ def test_what_no_member_holds_any_more_keeps_nobody_from_being_whole() -> None:
     assert "n1: it does not hold it" in one.held()[f"damaged {SEGMENT}"]
 
 
+def test_a_member_that_may_hold_it_keeps_this_one_from_being_whole() -> None:
+    """Its answer was no good this time, but it did not say that it lacks it."""
+    one = world()
+    one.log.damage = damaged()
+    one.peers.answers = {N1: None, N2: WrongBytesError("what came is wrong")}
+    one.watch.note_damage(damaged())
+
+    one.watch.step()
+
+    assert not one.watch.is_whole
+
+
+def test_one_segment_that_a_peer_may_still_mend_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nobody holds another one any more does not make this member whole."""
+    one = world()
+    one.log.damage = damaged()
+    whole: list[bool] = []
+    one.watch.on_whole = lambda: whole.append(True)
+
+    def read_log(_peer: NodeId, position: int, _length: int) -> bytes | None:
+        if position == 4096:
+            return None
+        raise UnavailableError("it does not answer")
+
+    monkeypatch.setattr(one.peers, "read_log", read_log)
+    one.watch.note_damage(damaged())
+    one.watch.note_damage(damaged(path=SEGMENT.with_name("8192")))
+
+    one.watch.step()
+
+    assert (whole, one.watch.is_whole) == ([], False)
+
+
 def test_damage_that_has_gone_by_itself_is_forgotten() -> None:
     """Retention removed it here, or a report came late."""
     one = world()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.core.entry_pusher.belief import Belief
 from dledger.core.member_state import Follower
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -76,6 +77,18 @@ def test_who_says_that_it_does_not_lead_is_not_believed_whatever_it_hears() -> N
 
     assert answers == []
     assert (solo.state.leader_id, solo.node.handler.belief.refused) == (None, 1)
+
+
+def test_what_was_confirmed_of_one_install_is_not_believed_of_another() -> None:
+    """Each would drop the whole log: the leader was asked about the first one only."""
+    belief = Belief(Solo().state)
+    asked, other = (PushInstall(Term(1), 1, EntryId(Term(1), LogIndex(at)), 7, Position(at)) for at in (10, 20))
+    confirmed = VoteResponse(Term(1), False, True, leads=True, begin=Boundary(LogIndex(10), Term(1), Position(10), 7))
+    belief.hold(N1, asked, 0)
+    assert belief.on_answer(N1, confirmed) == (asked, 0)
+
+    assert belief.judge(other) is None
+    assert belief.judge(asked) is True
 
 
 @pytest.mark.parametrize("term", [FORGED + 1, FORGED - 1, 1])

@@ -419,6 +419,20 @@ def test_standing_is_not_taken_for_entries_of_another_history() -> None:
     assert (with_its_own, solo.state.has_standing) == (False, True)
 
 
+def test_an_earlier_flush_lets_no_answer_go() -> None:
+    """What was flushed before a truncation says nothing of it: after a crash the entries could be back."""
+    solo, source = Solo(terms=(1, 1)), Source(2, 1, 2)
+    solo.push(N1, source.compare(0))
+    assert solo.push(N1, truncate(source, 1), flush=False) == []
+
+    solo.node.flushed()
+    early = solo.sent(PushResponse)
+    solo.flush()
+
+    assert early == []
+    assert len(solo.sent(PushResponse)) == 1
+
+
 def test_standing_is_taken_in_no_later_term() -> None:
     """A later leader may hold another entry at the index that the earlier one asked for: only its own word counts."""
     solo, source = Solo(hard_state=HardState()), Source(2, 2)

@@ -10,6 +10,7 @@ import pytest
 from dledger.store.fs import RealFileSystem
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
+from rocketstore.consume_queue.units import UNIT_BYTES
 from tests.store.crash_fs import RecordingFs, crash_states
 from tests.unit.rocketstore.heads import heads
 
@@ -54,6 +55,20 @@ def test_a_blank_last_file_was_about_to_be_used(tmp_path: Path) -> None:
     assert result == QueueRecovery(COUNT * 100, None, ())
     queue.append(heads(COUNT, 30))
     assert offsets(queue) == [number * 100 for number in range(30)]
+
+
+def test_a_unit_that_leads_back_is_cut(tmp_path: Path) -> None:
+    """Each record lies behind the one before: of two units that contradict each other neither is believed."""
+    last = made(tmp_path)[-1]
+    content = last.read_bytes()
+    last.write_bytes(content[:UNIT_BYTES] * 2 + content[2 * UNIT_BYTES :])
+
+    queue, result = recovered(tmp_path)
+
+    assert queue.max_offset == COUNT - 2
+    assert result.replay_from == (COUNT - 2) * 100
+    queue.append(heads(COUNT - 2, COUNT))
+    assert offsets(queue) == [number * 100 for number in range(COUNT)]
 
 
 @pytest.mark.parametrize("length", range(0, FILE_BYTES + 1, 7))
