@@ -125,19 +125,11 @@ def test_a_connection_is_remembered_as_long_as_it_has_anything() -> None:
     with one.stream("watch", "streams_max"):
         all_of_them.forget_idle()
         assert at(all_of_them, "a", "1") is one
-<<<<<<< HEAD
-    one.take(1, 1)
-    all_of_them.forget_idle()
-    assert at(all_of_them, "a", "1") is one
-    one.give(1, 1)
-    one.change_answer(1)
-=======
     one.take(1, 0)
     all_of_them.forget_idle()
     assert at(all_of_them, "a", "1") is one
     one.change_answer(1)
     one.give(1, 0)
->>>>>>> main
     all_of_them.forget_idle()
     assert at(all_of_them, "a", "1") is one
     one.change_answer(-1)
