@@ -27,7 +27,6 @@ from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import FoundFile
 from dledger.store.recovery import Cut, Damage, Keep, Refuse, ScanFacts, plan
-from dledger.store.scrub import STEP_BYTES
 
 
 class DamagedStart:
@@ -93,10 +92,10 @@ class DamagedStart:
         for file in files.data.files():
             if file.base >= end.position and file.base + file.size > end.position:
                 files.data.forget(file.base)
-                if file.non_zero_end(0):
-                    self.put_aside(file.path)
-                else:
+                if file.is_empty():
                     self._fs.unlink(file.path)
+                else:
+                    self.put_aside(file.path)
             elif file.base + file.size > end.position:
                 self._keep_copy(file)
         if self._aside is not None:
@@ -104,11 +103,9 @@ class DamagedStart:
         return Cut(end, f"damaged: {damage.reason}")
 
     def _keep_copy(self, file: MappedFile) -> None:
-        target, stop = self._target(file.path), file.non_zero_end(0)
-        fd = self._fs.create(target)
+        fd = self._fs.create(self._target(file.path))
         try:
-            for offset in range(0, stop, STEP_BYTES):
-                self._fs.write(fd, file.read_cold(offset, min(STEP_BYTES, stop - offset)), offset)
+            file.salvage(fd, file.size)
             self._fs.sync(fd)
         finally:
             self._fs.close(fd)
@@ -118,7 +115,7 @@ class DamagedStart:
         if path.parent in files.data.placement.read_only:
             raise CorruptLogError(path, damage.offset, damage.reason, REPAIR_ADVICE)
         self.holes.append(CorruptLogError(path, damage.offset, damage.reason, REPAIR_ADVICE))
-        if known is not None and not known.non_zero_end(0):
+        if known is not None and known.is_empty():
             return  # as an earlier start left it
         if path.exists():
             self.put_aside(path)

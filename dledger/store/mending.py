@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +31,7 @@ from dledger.store.format import Follow, Scan, after, blank_head, header_chain_c
 from dledger.store.fs import TMP_SUFFIX, FileSystem
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
-from dledger.store.mmap_file import MappedFile
+from dledger.store.mmap_file import MappedFile, UnreadableError
 from dledger.store.scrub import STEP_BYTES, DamagedError, Place, verify_file, verify_step
 from dledger.types import LogIndex
 
@@ -162,8 +161,8 @@ class Mender:
             verify_file(file, place, end.position, unchecked=self._unchecked, pause=pause)
         except DamagedError as damage:
             return place, CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
-        except DiskError as error:  # an unreadable sector is damage, too
-            return place, CorruptLogError(file.path, max(0, place.position - base), str(error), REPAIR_ADVICE)
+        except UnreadableError as error:
+            return place, error.as_damage()
         return place, None
 
     def _path(self, base: int) -> Path:
@@ -182,13 +181,16 @@ class Mender:
                     return False
                 if place.position < min(base + file.size, end.position):
                     verify_step(file, place, end.position, STEP_BYTES, unchecked=self._unchecked)
-        except DamagedError:
+        except (DamagedError, UnreadableError):
             return False
         return True
 
     def _goes_on(self, position: int, follow: Follow | None) -> bool:
         """Whether the record at ``position`` here continues ``follow``; true at the end of the log."""
-        header = self._files.header_at(position, 1 << 62)
+        try:
+            header = self._files.header_at(position, 1 << 62)
+        except UnreadableError:
+            return False
         if header is None or follow is None or header.index != follow.index + 1 or header.position != position:
             return False
         if self._unchecked and header.chain_crc == header.body_crc == 0:
@@ -284,7 +286,7 @@ class Mender:
         pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
         try:
             return all(old.read_cold(*piece) == file.read_cold(*piece) for piece in pieces)
-        except DiskError:
+        except UnreadableError:
             return False
 
     def _exchange(self, file: MappedFile, aside: Path) -> None:
@@ -294,7 +296,7 @@ class Mender:
                 return
             old = data.find(file.base)
             kept = aside / path.name
-            if old is not None and old.non_zero_end(0):  # else it stands for a missing one
+            if old is not None and not old.is_empty():  # else it stands for a missing one
                 fs.rename(old.path, kept)
             try:
                 fs.rename(file.path, path)
@@ -316,9 +318,7 @@ class Mender:
         pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
         fd = fs.create(aside / old.path.name)
         try:
-            for offset, length in pieces:
-                with suppress(DiskError):  # what cannot be read cannot be kept
-                    fs.write(fd, old.read_cold(offset, length), offset)
+            old.salvage(fd, stop)
             fs.sync(fd)
         finally:
             fs.close(fd)

@@ -20,12 +20,30 @@ import weakref
 from pathlib import Path
 from typing import Final
 
-from dledger.errors import DiskError
+from dledger.errors import CorruptLogError, DiskError
+from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.extents import extents, non_zero_end
 from dledger.store.fs import FileSystem
 
 _ZERO_CHUNK: Final = bytes(512 * 1024)
 _PROBE_BYTES: Final = 1 << 20
+_PAGE_BYTES: Final = 4096
+"""What cannot be read if one sector of it cannot."""
+
+
+class UnreadableError(DiskError):
+    """Raised when the disk does not give back what was written: at ``offset`` of a segment, ``position`` of the log."""
+
+    def __init__(self, path: Path, base: int, offset: int, length: int, reason: str) -> None:
+        super().__init__(f"reading {length} bytes at offset {offset} of {path} failed: {reason}")
+        self.position = base + offset
+        self._path = path
+        self._offset = offset
+        self._reason = f"{length} bytes cannot be read: {reason}"
+
+    def as_damage(self, index: int | None = None) -> CorruptLogError:
+        """An unreadable sector of a data segment is damage like any other: it is told and repaired as that."""
+        return CorruptLogError(self._path, self._offset, self._reason, REPAIR_ADVICE, index)
 
 
 class MappedFile:
@@ -50,7 +68,7 @@ class MappedFile:
         return self.map[offset : offset + length]
 
     def read_cold(self, offset: int, length: int) -> bytes:
-        """The same by ``pread``, for what is probably not in memory. Raises ``DiskError``.
+        """The same by ``pread``, for what is probably not in memory. Raises ``UnreadableError``.
 
         A page fault of the mapping holds the GIL until the disk has answered, so that one reader of old entries delays
         heartbeats, and an unreadable sector is SIGBUS: the end of the process, not an error.
@@ -60,17 +78,41 @@ class MappedFile:
             while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
                 found += more
         except OSError as error:
-            raise DiskError(f"reading {length} bytes at offset {offset} of {self.path} failed: {error}") from error
+            raise UnreadableError(self.path, self.base, offset, length, str(error)) from error
         return found
 
     def probe(self, offset: int) -> None:
         """Read all that was written from ``offset`` on, so that of a bad sector there the mapping is never asked.
 
-        Raises ``DiskError``, which says where it is.
+        Raises ``UnreadableError``, which says where it is.
         """
         for start, end in extents(self._fd, offset, self.size):
             for at in range(start, end, _PROBE_BYTES):
                 self.read_cold(at, min(_PROBE_BYTES, end - at))
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing but zeros; what cannot be read counts as something."""
+        try:
+            return not self.non_zero_end(0)
+        except OSError:
+            return False
+
+    def salvage(self, target: int, end: int) -> None:
+        """Copy what was written before ``end``, and can be read, to the open file ``target``. Raises ``OSError``."""
+        for start, stop in extents(self._fd, 0, end):
+            for at in range(start, stop, _PROBE_BYTES):
+                self._salvage(target, at, min(_PROBE_BYTES, stop - at))
+
+    def _salvage(self, target: int, offset: int, length: int) -> None:
+        try:
+            found = self.read_cold(offset, length)
+        except UnreadableError:
+            if length > _PAGE_BYTES:
+                for at in range(offset, offset + length, _PAGE_BYTES):
+                    self._salvage(target, at, min(_PAGE_BYTES, offset + length - at))
+            return
+        if kept := found.rstrip(b"\0"):
+            self._fs.write(target, kept, offset)
 
     def write(self, offset: int, data: bytes | bytearray) -> None:
         """Write ``data``, which must lie inside. Raises ``OSError``."""

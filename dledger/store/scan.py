@@ -31,7 +31,7 @@ from dledger.store.format import (
     unit_of,
 )
 from dledger.store.log_files import LogFiles
-from dledger.store.mmap_file import MappedFile
+from dledger.store.mmap_file import MappedFile, UnreadableError
 from dledger.store.mmap_file_list import FoundFile
 from dledger.store.recovery import Damage, ScanFacts
 from dledger.store.torn import is_torn
@@ -187,7 +187,11 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
     for file in files.data.files():
         if not checkpoint.begin.position <= file.base < checkpoint.flushed.position:
             continue
-        header = Header(*HEADER.unpack(file.read_cold(0, HEADER.size)))
+        try:
+            header = Header(*HEADER.unpack(file.read_cold(0, HEADER.size)))
+        except UnreadableError as error:
+            damage.append(Damage(file.path, 0, file.base, error.as_damage().reason))
+            continue
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
         if problem or header.index > checkpoint.flushed.index:
             reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"

@@ -14,7 +14,7 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.config import MIB
-from dledger.errors import CorruptLogError, DiskError
+from dledger.errors import CorruptLogError
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import (
     BLANK,
@@ -31,7 +31,7 @@ from dledger.store.format import (
 )
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
-from dledger.store.mmap_file import MappedFile
+from dledger.store.mmap_file import MappedFile, UnreadableError
 
 STEP_BYTES: Final = MIB
 
@@ -63,7 +63,7 @@ def verify_step(
     """Verify what is at ``place``, which moves on: some records, or the blank at the end. Gives the bytes read.
 
     ``stop`` is an absolute position at which a record ends, or anything beyond the segment. Behind the segment's last
-    record ``place`` is the start of the next one. Raises ``DamagedError`` at a bad record, ``DiskError``.
+    record ``place`` is the start of the next one. Raises ``DamagedError`` at a bad record, ``UnreadableError``.
     """
     offset = place.position - file.base
     room = min(file.size, stop - file.base) - offset
@@ -144,7 +144,7 @@ class Scrub:
         """Up to where the present pass has come."""
 
     def step(self, max_bytes: int) -> ScrubStep:
-        """Verify the next bytes. Raises ``DiskError``."""
+        """Verify the next bytes."""
         state, files, place = self._state, self._files, self._place
         generation, begin, stop = state.generation, state.begin, stable_end(state, files).position
         if place.position < begin.position:
@@ -176,10 +176,9 @@ class Scrub:
                 return ScrubStep(max_bytes)  # it was replaced or removed meanwhile
             error = CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
             return ScrubStep(max_bytes, error)
-        except DiskError as error:  # an unreadable sector is damage, too
+        except UnreadableError as error:
             self._place = Place(file.base + file.size, None)
-            offset = max(0, place.position - file.base)
-            return ScrubStep(max_bytes, CorruptLogError(file.path, offset, str(error), REPAIR_ADVICE))
+            return ScrubStep(max_bytes, error.as_damage())
         if wrong and generation == state.generation:
             self._mend(wrong[0])
         return ScrubStep(read)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dledger.config import StoreConfig
 from dledger.core.ports import Log
@@ -102,3 +106,15 @@ def copy_log(source: Log, target: Log, max_bytes: int = 1 << 20) -> None:
 def same(left: Sequence[object], right: Sequence[object]) -> bool:
     """Compare without pytest's costly diff of long lists."""
     return list(left) == list(right)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, path: Path, offset: int) -> None:
+    """Let a sector of a file be unreadable, whatever name the file has later."""
+    read, bad, sector = os.pread, path.stat().st_ino, offset - offset % 512
+
+    def pread(fd: int, length: int, start: int) -> bytes:
+        if start < sector + 512 and start + length > sector and os.fstat(fd).st_ino == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, length, start)
+
+    monkeypatch.setattr(os, "pread", pread)

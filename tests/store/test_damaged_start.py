@@ -9,7 +9,17 @@ import pytest
 from dledger.errors import CorruptLogError
 from dledger.store.file_store import FileStore
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
-from tests.store.support import SEGMENT_BYTES, FakeClock, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
+from tests.store.support import (
+    SEGMENT_BYTES,
+    FakeClock,
+    UnsyncedFs,
+    abandon,
+    bodies_of,
+    fill,
+    open_store,
+    small_config,
+    spoil,
+)
 
 ENTRIES = 150
 """27 to a segment."""
@@ -113,6 +123,43 @@ def test_damage_in_the_verified_end_cuts_the_log_before_it_and_takes_the_standin
     fill(store, 10)
     store.close()
     assert mended(directory, verify=1 << 30).last.index == expected + 10
+
+
+@pytest.mark.parametrize("sector", [0, 3, 7])
+@pytest.mark.parametrize("how", ["head", ""])
+def test_a_damaged_segment_with_an_unreadable_sector_is_left_empty(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, sector: int, how: str
+) -> None:
+    """What cannot be read is no reason not to start: a peer has it. An unreadable head alone is damage, too."""
+    path = path_of(directory, 2)
+    content = ruin(path, how) if how else path.read_bytes()
+    spoil(monkeypatch, path, 512 * sector)
+
+    store = mended(directory)
+
+    assert store.last.index == ENTRIES - 1
+    assert [one.path for one in store.damage_at_start] == [path] * (bool(how) or not sector)
+    abandon(store)
+    if how or not sector:
+        assert [kept.read_bytes() for kept in directory.glob("damaged-1/data/*")] == [content]
+
+
+@pytest.mark.parametrize("sector", [1, 7])
+def test_an_unreadable_sector_in_what_is_cut_off_is_put_aside_with_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, sector: int
+) -> None:
+    """A whole segment behind the damage is moved, not read."""
+    content = bytearray(path_of(directory, 3).read_bytes())
+    content[5 * 148 + 60] ^= 1
+    path_of(directory, 3).write_bytes(bytes(content))
+    behind = path_of(directory, 4).read_bytes()
+    spoil(monkeypatch, path_of(directory, 4), 512 * sector)
+
+    store = mended(directory, verify=1 << 30)
+
+    assert store.last.index == 27 * 3 + 4
+    assert (directory / "damaged-1" / "data" / path_of(directory, 4).name).read_bytes() == behind
+    store.close()
 
 
 @pytest.mark.parametrize("how", ["missing", "short", "zeros", "head"])

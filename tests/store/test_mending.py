@@ -15,10 +15,12 @@ from dledger.store import aside
 from dledger.store.aside import ASIDE_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHANNEL_OFFSET
+from dledger.store.fs import RealFileSystem
 from dledger.store.mending import Repaired
+from dledger.store.mmap_file import MappedFile
 from dledger.store.scrub import Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
-from tests.store.support import SEGMENT_BYTES, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
+from tests.store.support import SEGMENT_BYTES, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config, spoil
 
 ENTRIES = 150
 COMMITTED = 145
@@ -130,6 +132,59 @@ def test_a_damaged_segment_is_found_and_repaired_under_the_readers(
     assert path_of(store, number).read_bytes() == path_of(peer, number).read_bytes()
     fill(store, 20)
     assert len(bodies_of(store)) == ENTRIES + 20
+
+
+@pytest.mark.parametrize("sectors", [(0,), (3,), (7,), (0, 7)], ids=str)
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_a_segment_with_unreadable_sectors_is_repaired(
+    store: FileStore, peer: FileStore, monkeypatch: pytest.MonkeyPatch, number: int, sectors: tuple[int, ...]
+) -> None:
+    """Wherever they are: at its head, in its middle, at its end. What is damaged is kept as a whole file."""
+    sound = bodies_of(store)
+    kept = path_of(store, number).read_bytes()
+    for sector in sectors:
+        spoil(monkeypatch, path_of(store, number), 512 * sector)
+    assert [name for name, _ in found(store)] == [path_of(store, number).name]
+
+    done = repair(store, peer, number)
+
+    assert done.bases == (number * SEGMENT_BYTES,)
+    assert done.aside is not None
+    assert (done.aside / path_of(store, number).name).read_bytes() == kept
+    assert found(store) == []
+    assert bodies_of(store) == sound
+
+
+def test_of_a_file_with_an_unreadable_sector_all_but_its_page_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that is kept of damage is evidence: only what the disk does not give is missing in it."""
+    path, size = tmp_path / "segment", 5 * 4096
+    path.write_bytes(bytes(range(1, 256)) * 60 + bytes(size - 255 * 60))
+    file = MappedFile(RealFileSystem(), path, 0, size, writable=True)
+    spoil(monkeypatch, path, 4096 + 700)
+
+    with (tmp_path / "kept").open("w+b") as kept:
+        file.salvage(kept.fileno(), 3 * 4096)
+
+    content = path.read_bytes()
+    assert (tmp_path / "kept").read_bytes() == content[:4096] + bytes(4096) + content[8192 : 3 * 4096]
+    assert not file.is_empty()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_unreadable_neighbour_keeps_no_segment_from_being_judged(
+    store: FileStore, peer: FileStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The head behind it proves a segment's end; where it cannot be read, the segment is judged by itself."""
+    spoil(monkeypatch, path_of(store, number + 1), 0)
+    assert store.mender().find(number * SEGMENT_BYTES) is None
+    flip(store, number, 60)
+
+    done = repair(store, peer, number)
+
+    assert done.bases == (number * SEGMENT_BYTES, (number + 1) * SEGMENT_BYTES)
+    assert found(store) == []
 
 
 def test_a_repaired_log_opens_again_as_it_was(store: FileStore, peer: FileStore, tmp_path: Path) -> None:
