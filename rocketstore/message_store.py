@@ -193,9 +193,11 @@ class MessageStore:
         self._dispatch.begin_at(decided.replay_from)
         self._dispatch.last_store_ms = checkpoint.logics_ms
         self._numbering.begin(continuous=decided.queues_are_whole)
-        self._or_later(self._dispatch.catch_up)
+        end = self.log.end_offset
+        caught_up = self._or_later(self._dispatch.catch_up)
         self._cleaner.follow()
-        self._or_later(self._numbering.restore)
+        if not (caught_up and self._or_later(self._numbering.restore)):
+            self._numbering.restore_behind(end)
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
         self._loaded = True
@@ -203,17 +205,18 @@ class MessageStore:
         self._durability.flush_if_room()
         return decided
 
-    def _or_later(self, step: Callable[[], object]) -> None:
-        """Do it now, or, where the log is damaged, once the running node has repaired it.
+    def _or_later(self, step: Callable[[], object]) -> bool:
+        """Do it now, or, where the log is damaged, once the running node has repaired it; whether it is done.
 
         Until then dispatch stands there, so nothing behind it is served, and this member does not become master.
         """
         try:
-            step()
+            return step() is not False
         except CorruptLogError as damage:
             if damage.index is None or not self.log.is_repaired:  # only entries are repaired
                 raise
             _log.error("queues and index are built on once the log is repaired: %s", damage)
+            return False
 
     def start(self) -> None:
         """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
@@ -578,7 +581,7 @@ class MessageStore:
         """Nothing is removed from here on: what was derived from it must be durable elsewhere first."""
         durable = self._durability.position
         wanted = [durable, *(keeper(durable) for keeper in self._keepers)]
-        numbered = self._numbering.keep_from(disk_full=self._gate.has(Obstacle.DISK_FULL))
+        numbered = self._numbering.keep_from(self._dispatch.position, disk_full=self._gate.has(Obstacle.DISK_FULL))
         return min(wanted if numbered is None else [*wanted, numbered])
 
     def _held_back(self, end: int) -> None:

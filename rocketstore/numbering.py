@@ -115,6 +115,7 @@ class Numbering:
         self._covered: int | None = None  # by the newest whole set; None: no set is known
         self._waits = False  # retention, for the first set
         self._unread = False  # there is a set before what was dispatched here, and it could not be read yet
+        self._unread_until = 0  # dispatch has passed here: only then may it be read
         self._set_bytes = 0
 
         self._due_at = 0
@@ -195,6 +196,10 @@ class Numbering:
         self._covered, self.is_known, self._unread = max(position, self._covered or 0), True, False
         self._plan()
 
+    def restore_behind(self, position: int) -> None:
+        """Take the newest set that was dispatched once dispatch has passed ``position`` again."""
+        self._unread, self._unread_until = True, position
+
     def restore(self) -> bool:
         """Take the newest set that was dispatched; False if it may not be read yet (again later).
 
@@ -237,7 +242,10 @@ class Numbering:
         return True
 
     def require(self) -> None:
-        """Before a master counts. Raises ``CorruptLogError``: a set is in the log and cannot be read."""
+        """Before a master counts, when all that the log holds is dispatched.
+
+        Raises ``CorruptLogError``: a set is in the log and cannot be read.
+        """
         if self._unread and not self.restore():
             raise CorruptLogError(self._path, 0, "the newest queue numbers cannot be read", _UNREADABLE)
         if not self.is_known:
@@ -248,9 +256,12 @@ class Numbering:
 
     # -- retention -----------------------------------------------------------------------------------------------
 
-    def keep_from(self, *, disk_full: bool = False) -> int | None:
-        """The log must be kept from here on, for the sake of the numbering; None: from nowhere."""
-        if self._unread:
+    def keep_from(self, dispatched: int, *, disk_full: bool = False) -> int | None:
+        """The log must be kept from here on, for the sake of the numbering; None: from nowhere.
+
+        ``dispatched`` is how far the log is dispatched.
+        """
+        if self._unread and dispatched >= self._unread_until:
             try:
                 self.restore()
             except CorruptLogError as error:

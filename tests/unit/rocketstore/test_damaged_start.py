@@ -34,7 +34,7 @@ def turn_a_bit(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize("damage", ["turned bit", "missing segment", "unreadable sector"])
-@pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/RMQ_SYS_QUEUE_NUMBERS", "checkpoint"])
+@pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/T", "consumequeue/RMQ_SYS_QUEUE_NUMBERS", "checkpoint"])
 def test_a_member_whose_log_is_damaged_where_it_is_dispatched_again_starts_and_is_repaired(
     group: Group, monkeypatch: pytest.MonkeyPatch, damage: str, lost: str
 ) -> None:

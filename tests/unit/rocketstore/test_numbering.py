@@ -31,6 +31,7 @@ from rocketstore.types import (
 from tests.unit.rocketstore.bench import WAIT_S, bodies, fill, running, small_config
 
 FILE_BYTES = 1000
+ALL = 1 << 60
 
 
 class Log:
@@ -123,21 +124,21 @@ MANY = {(f"T{number}", 0): number + 1 for number in range(20)}
 def test_retention_keeps_a_whole_log_until_its_numbers_are_written_down() -> None:
     """A member that fetches a log that has lost its begin would count from less."""
     bench = Bench()
-    assert (bench.numbering.keep_from(), bench.numbering.is_known) == (0, True)
+    assert (bench.numbering.keep_from(ALL), bench.numbering.is_known) == (0, True)
     bench.log.end = 1500
 
     assert bench.write_set({("T", 0): 4}) == 1500
-    assert bench.numbering.keep_from() == 1500
+    assert bench.numbering.keep_from(ALL) == 1500
     assert bench.queues.raised == {("T", 0): 4}
     bench.log.end = 2500
     bench.write_set({("T", 0): 5})
-    assert bench.numbering.keep_from() == 2500
+    assert bench.numbering.keep_from(ALL) == 2500
 
 
 def test_a_log_from_before_there_were_numbers_is_cleaned_as_ever() -> None:
     """Its members may wait long for a master that writes them; and a full disk waits for nothing."""
-    assert Bench(500).numbering.keep_from() is None
-    assert Bench(0).numbering.keep_from(disk_full=True) is None
+    assert Bench(500).numbering.keep_from(ALL) is None
+    assert Bench(0).numbering.keep_from(ALL, disk_full=True) is None
 
 
 def test_a_set_counts_once_all_its_parts_are_there() -> None:
@@ -145,10 +146,10 @@ def test_a_set_counts_once_all_its_parts_are_there() -> None:
     parts = encode_numbering(MANY, covers=0, set_id=1, bytes_max=150)
     assert len(parts) > 3
     bench.write(parts[:-1])
-    assert bench.numbering.keep_from() == 0
+    assert bench.numbering.keep_from(ALL) == 0
     covers = bench.write_set(MANY, set_id=2, bytes_max=150)
     bench.write(parts[-1:])  # of the first one, which was interrupted
-    assert bench.numbering.keep_from() == covers
+    assert bench.numbering.keep_from(ALL) == covers
     assert bench.queues.raised == MANY
 
 
@@ -160,7 +161,7 @@ def test_a_part_that_comes_twice_stands_for_no_other() -> None:
 
     bench.write([second, *rest[:-1]])
 
-    assert bench.numbering.keep_from() == 0
+    assert bench.numbering.keep_from(ALL) == 0
     assert bench.numbering._covered is None
 
 
@@ -170,12 +171,12 @@ def test_parts_of_two_sets_make_none() -> None:
     covers = bench.write_set({("T1", 0): 1}, set_id=1)
     first, second = (encode_numbering(MANY, covers=9999, set_id=set_id, bytes_max=150) for set_id in (2, 3))
     bench.write([*first[:-1], second[-1]])
-    dispatched = bench.numbering.keep_from()
+    dispatched = bench.numbering.keep_from(ALL)
     bench.start()
 
     assert bench.numbering.restore()
 
-    assert (dispatched, bench.numbering.keep_from()) == (covers, covers)
+    assert (dispatched, bench.numbering.keep_from(ALL)) == (covers, covers)
 
 
 def test_a_set_with_a_part_that_makes_no_sense_counts_after_no_start() -> None:
@@ -188,7 +189,7 @@ def test_a_set_with_a_part_that_makes_no_sense_counts_after_no_start() -> None:
 
     assert bench.numbering.restore()
 
-    assert bench.numbering.keep_from() == covers
+    assert bench.numbering.keep_from(ALL) == covers
 
 
 @pytest.mark.parametrize("bytes_max", [150, 1 << 16])
@@ -203,7 +204,7 @@ def test_a_start_takes_the_newest_whole_set(bytes_max: int) -> None:
 
     assert bench.numbering.restore()
 
-    assert (bench.numbering.keep_from(), bench.queues.raised) == (covers, MANY)
+    assert (bench.numbering.keep_from(ALL), bench.queues.raised) == (covers, MANY)
 
 
 def test_numbers_that_may_not_be_read_yet_hold_retention_back_and_are_read_later() -> None:
@@ -214,13 +215,25 @@ def test_numbers_that_may_not_be_read_yet_hold_retention_back_and_are_read_later
     bench.start()
 
     assert not bench.numbering.restore()
-    assert bench.numbering.keep_from() == 0
+    assert bench.numbering.keep_from(ALL) == 0
     with pytest.raises(CorruptLogError, match="cannot be read"):
         bench.numbering.require()
 
     bench.log.hidden.clear()
     bench.numbering.require()
-    assert bench.numbering.keep_from() == covers
+    assert bench.numbering.keep_from(ALL) == covers
+
+
+def test_a_set_is_not_taken_before_what_lies_before_it_was_dispatched_again() -> None:
+    """It raises queues, which then take no message from before it: those would be hidden for good."""
+    bench = Bench(500)
+    covers = bench.write_set(MANY)
+    bench.queues.raised.clear()
+    bench.start()
+    bench.numbering.restore_behind(3000)
+
+    assert (bench.numbering.keep_from(2999), bench.queues.raised) == (0, {})
+    assert (bench.numbering.keep_from(3000), bench.queues.raised) == (covers, MANY)
 
 
 def test_a_record_that_makes_no_sense_is_passed_over_and_a_damaged_one_is_not() -> None:
@@ -230,7 +243,7 @@ def test_a_record_that_makes_no_sense_is_passed_over_and_a_damaged_one_is_not() 
     bench.write([b"from a stranger"])
     bench.start()
     assert bench.numbering.restore()
-    assert bench.numbering.keep_from() == covers
+    assert bench.numbering.keep_from(ALL) == covers
 
     last = max(bench.log.records)
     damaged = bytearray(bench.log.records[last])
@@ -253,7 +266,7 @@ def test_numbers_are_known_again_after_a_jump_once_a_set_came_by(caplog: pytest.
     """A new log behind what this member had: what lay between may have been the last of a queue."""
     bench = Bench()
     bench.numbering.jumped()
-    assert (bench.numbering.is_known, bench.numbering.keep_from()) == (False, None)
+    assert (bench.numbering.is_known, bench.numbering.keep_from(ALL)) == (False, None)
     bench.numbering.require()
     assert "may begin anew" in caplog.text
     bench.write_set(MANY)
