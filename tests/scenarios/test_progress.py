@@ -5,10 +5,11 @@ from __future__ import annotations
 from dledger.core.member_state import Leader
 from dledger.core.messages import PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate, VoteRequest
 from dledger.core.outbox import RoleReason
-from dledger.core.progress import STALLED_TIMEOUTS
+from dledger.core.progress import STALLED_TIMEOUTS, full_members
 from dledger.errors import DiskFullError, NotLeaderError
 from dledger.types import LogIndex
 from tests.support.cluster import N0, N1, N2, N3, Cluster
+from tests.support.solo import Solo
 
 PUSHES = (PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate)
 STALLED_MS = STALLED_TIMEOUTS * 1000
@@ -150,6 +151,19 @@ def test_appends_are_refused_while_too_few_members_have_room() -> None:
     assert stayed
     assert cluster.leader() == N0
     assert cluster.append(N0, b"a").value
+
+
+def test_a_leaders_own_disk_counts_among_the_full_ones() -> None:
+    """With one of the others it leaves no quorum with room, and nobody who could do better."""
+    solo = Solo()
+    solo.lead()
+    leader = solo.leader_role
+
+    solo.log.disk_full = True
+    alone = full_members(solo.state, leader)
+    leader.disk_full[N1] = True
+
+    assert (alone, full_members(solo.state, leader)) == ((), (N0, N1))
 
 
 def test_where_nobody_leads_for_want_of_room_clients_hear_of_the_disk() -> None:

@@ -212,6 +212,16 @@ def test_a_log_that_lacks_the_entry_at_the_mark_is_refused(directory: Path, tmp_
         mended(directory)
 
 
+def test_the_segment_of_the_mark_is_never_left_empty(directory: Path) -> None:
+    """Its head is damaged and its end, which was flushed, is sound: neither a gap nor a cut may take that."""
+    left = ruin(path_of(directory, 5), "head")
+
+    with pytest.raises(CorruptLogError, match="starts with no valid record"):
+        mended(directory)
+
+    assert path_of(directory, 5).read_bytes() == left
+
+
 def test_what_nothing_proves_is_refused(directory: Path) -> None:
     """Without a checkpoint nobody knows what was durable: the caller may set all of it aside."""
     (directory / "checkpoint").write_bytes(bytes(100))

@@ -128,6 +128,21 @@ def test_a_turned_bit_in_a_header_is_told_where_it_is(store: FileStore, name: st
     assert told == [caught.value]
 
 
+def test_a_chain_crc_that_was_zeroed_is_damage_in_an_imported_log_too(tmp_path: Path) -> None:
+    """Java leaves both CRCs 0: an entry that has one of them was written here."""
+    store = open_store(small_config(tmp_path, import_unchecked=True))
+    fill(store, ENTRIES)
+    store.flush()
+    path, offset = _data_place(store, _MIDDLE)
+    with path.open("r+b") as file:
+        file.seek(offset + CHAIN_CRC_OFFSET)
+        file.write(bytes(4))
+
+    with pytest.raises(CorruptLogError):
+        store.term_at(LogIndex(_MIDDLE))
+    store.close()
+
+
 @pytest.mark.parametrize("index", [19, 20, 39, 40], ids=["end of 1", "begin of 2", "end of 2", "begin of 3"])
 def test_a_wrong_term_in_the_index_moves_no_boundary(store: FileStore, index: int) -> None:
     """Entries on both sides of one are proven: either unit alone could give it away by one."""

@@ -111,6 +111,7 @@ def test_whoever_waits_hears_of_room_where_it_was_lacking() -> None:
         assert not task.done()
         greedy.give(1, 0)
         await asyncio.wait_for(task, 10)
+        assert all_of_them.root.entries == entries - 1
         return not waiting.is_full
 
     for owner, entries in (("shared", 60), ("other", 80)):

@@ -17,7 +17,15 @@ from dledger.errors import (
     UnavailableError,
     WrongBytesError,
 )
-from dledger.runtime.watch import COMPARE_INTERVAL_MS, FIRST_COMPARE_MS, RETRY_MS_MIN, LogWatch, Source, WatchSettings
+from dledger.runtime.watch import (
+    COMPARE_INTERVAL_MS,
+    FIRST_COMPARE_MS,
+    RETRY_MS_MAX,
+    RETRY_MS_MIN,
+    LogWatch,
+    Source,
+    WatchSettings,
+)
 from dledger.types import NO_INDEX, LogIndex, NodeId
 
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -195,6 +203,22 @@ def test_a_repair_that_fails_says_why_and_is_tried_again_less_and_less_often() -
     assert one.held()[f"damaged {SEGMENT}"].endswith("no room for another copy")
 
 
+def test_a_repair_is_tried_again_within_half_a_minute_for_ever() -> None:
+    """The peer that has it may be back at any time."""
+    one = world()
+    one.log.damage = damaged()
+    one.peers.answers = dict.fromkeys((N1, N2), UnavailableError("it does not answer"))
+    one.watch.note_damage(damaged())
+    for _ in range(20):
+        one.watch.step()
+        one.clock.now_ms += RETRY_MS_MAX
+    asked = len(one.peers.asked)
+
+    one.watch.step()
+
+    assert len(one.peers.asked) == asked + 2
+
+
 def test_what_no_member_holds_any_more_keeps_nobody_from_being_whole() -> None:
     """Retention has removed it elsewhere: it stays damaged, is told, and nothing waits for it."""
     one = world()
@@ -334,6 +358,21 @@ def test_the_majority_tells_who_differs_and_is_not_fenced(third: dict[LogIndex, 
 
     assert one.diverged == []
     assert set(one.held()) == {"diverged n1"}
+
+
+def test_a_difference_is_told_until_the_peer_agrees() -> None:
+    """One that has nothing in common to compare by now has not taken it back."""
+    one = compared(SAME, OTHER, {})
+
+    one.peers.crcs[N1] = {}
+    one.clock.now_ms += COMPARE_INTERVAL_MS
+    one.watch.step()
+    told = set(one.held())
+    one.peers.crcs[N1] = dict(SAME)
+    one.clock.now_ms += COMPARE_INTERVAL_MS
+    one.watch.step()
+
+    assert (told, one.held()) == ({"diverged n1"}, {})
 
 
 def test_nobody_is_fenced_where_no_two_agree() -> None:

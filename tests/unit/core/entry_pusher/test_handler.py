@@ -123,6 +123,17 @@ def test_a_leader_that_counts_only_what_is_flushed_gets_nothing_else() -> None:
     assert [answer.flushed_index for _, answer in after if isinstance(answer, PushResponse)] == [0]
 
 
+def test_what_an_earlier_leader_counted_says_nothing_of_the_next() -> None:
+    """The one took the page cache for good enough; the other may have promised more."""
+    solo, source = Solo(flush_mode=FlushMode.ASYNC), Source(1, 1)
+    solo.push(N1, replace(source.compare(-1), flushed_only=False))
+    (late,) = solo.push(N1, source.append(0, commit=0), flush=False)
+
+    (answer,) = solo.push(N2, PushCommit(Term(2), 1, LogIndex(0)), flush=False)
+
+    assert (late.flushed_index, answer.flushed_index) == (0, -1)
+
+
 def test_a_leader_that_has_not_said_what_it_counts_gets_what_is_flushed() -> None:
     """Before its first comparison of a term nothing of the page cache is told; an earlier version goes by ours."""
     solo = Solo(terms=(1, 1), flush_mode=FlushMode.ASYNC, committed=1)

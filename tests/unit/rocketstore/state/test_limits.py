@@ -124,6 +124,20 @@ def test_groups_and_their_offsets_are_limited(master: Member) -> None:
     assert commit(master, "b", 0, 1, 2, 3, 4, topic="U").ok
 
 
+def test_groups_under_way_count(master: Member) -> None:
+    """Many that begin at once do not slip through; a second commit of one of them is no other group."""
+    make(master, "T", 1)
+    answers: list[PutResult] = []
+    for group in ("a", "b", "a"):
+        master.state.commit_offsets(group, [("T", 0, 0)], done=answers.append)
+
+    with pytest.raises(LimitReachedError, match="consumer groups"):
+        commit(master, "c", 0)
+
+    master.settle()
+    assert [answer.ok for answer in answers] == [True] * 3
+
+
 def test_applying_a_change_never_refuses(add_member: Callable[[str], Member], master: Member) -> None:
     """Members with other limits, and those of an older version, have the same tables."""
     make(master, "A", 20)
