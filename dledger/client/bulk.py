@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -176,13 +176,16 @@ class BulkReads:
         Raises what was refused, damage rather than "no longer kept", once nobody is left who could be asked.
         """
         found = self._present(patience.deadline)
-        if patience.floor is None:
-            patience.floor = max((one.committed_index for at, one in found if at in patience.refused), default=None)
+        patience.raise_floor(
+            one.committed_index
+            for address, one in found
+            if address in patience.refused and (target.read_from is not ReadFrom.LEADER or one.role is Role.LEADER)
+        )
         others = [(address, one) for address, one in found if address not in patience.refused]
         if not others:
             patience.failure = patience.refusal
             raise patience.refusal
-        if patience.floor is None:  # they are gone meanwhile: who is behind cannot be told
+        if patience.floor is None:  # they are gone meanwhile, or have forgotten: who is behind cannot be told
             caught_up = [(address, one) for address, one in others if one.role is Role.LEADER]
         else:
             caught_up = [(address, one) for address, one in others if one.committed_index >= patience.floor]
@@ -248,7 +251,7 @@ class _Patience:
         self.refused: dict[str, DLedgerError] = {}
         """Members whose own logs do not give what comes next, and why."""
         self.floor: LogIndex | None = None
-        """What they know to be committed, once one of them said so: who is behind that may answer too little."""
+        """What they are known to have known to be committed: who is behind that may answer too little."""
         self._closing = closing
         self._backoff_s = RETRY_WAIT_S_MIN
 
@@ -256,6 +259,10 @@ class _Patience:
     def refusal(self) -> DLedgerError:
         """What to raise when all have refused: what is damaged somewhere may be kept there."""
         return min(self.refused.values(), key=lambda error: isinstance(error, IndexBeforeBeginError))
+
+    def raise_floor(self, committed: Iterable[LogIndex]) -> None:
+        """What members that refused say now; one that has restarted may say less than it knew."""
+        self.floor = max((*committed, *(() if self.floor is None else (self.floor,))), default=None)
 
     def refused_by(self, node: str, error: DLedgerError, target: Target) -> bool:
         """Note that a member's own log is why it failed; whether others are to be asked."""

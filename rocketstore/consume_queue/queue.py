@@ -56,6 +56,8 @@ FOREVER: Final = (1 << 63) - 1
 _GAP_FILES_MAX: Final = 16
 """A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
 _FILLERS_AT_ONCE: Final = 1 << 16
+_NEAR_UNITS: Final = 256
+"""More than a page of them."""
 _STEP_UNITS: Final = 1024
 _UNKNOWN: Final = (1, 0)
 """Between these lies nothing."""
@@ -513,19 +515,23 @@ class ConsumeQueue:
         unit = next(iter(self._read(first.offset, 1)), BROKEN)
         return unit.offset == first.physical or self._leads_behind(first.offset, first.physical)
 
-    def _leads_behind(self, offset: int, physical: int) -> bool:
-        unit = next(iter(self._read(offset, 1)), BROKEN)
+    def _leads_behind(self, offset: int, physical: int, unit: QueueUnit | None = None) -> bool:
+        """Whether the record of a unit, which may say something else than it reads, is at ``physical`` or after it."""
+        unit = unit or next(iter(self._read(offset, 1)), BROKEN)
         true = None if unit == FILLER else self._surroundings.believe(self, offset, unit)
         return true is not None and true.offset >= physical
 
     def _expired_end(self, low: int, high: int, physical: int, *, believe: bool) -> int:
-        """The first unit in ``[low, high)`` whose record is not before ``physical``; ``believe``: by the log, too."""
+        """The first unit in ``[low, high)`` whose record is not before ``physical``; ``believe``: by the log, too.
+
+        A unit that reads as if it had never been written says nothing: the log is asked in any case.
+        """
         end = high
         while low < high:
             middle = (low + high) // 2
             at, unit = next(self._reals(middle, high), (high, FILLER))
             is_before = unit.offset < physical
-            if believe and at < high and not 0 <= unit.offset < physical:
+            if at < high and (unit == BROKEN or (believe and not 0 <= unit.offset < physical)):
                 is_before = not self._leads_behind(at, physical)
             if at < high and is_before:
                 low = at + 1
@@ -534,13 +540,16 @@ class ConsumeQueue:
         return next(self._reals(low, end), (end, FILLER))[0]
 
     def _misled(self, low: int, begin: int, physical: int) -> int | None:
-        """A unit before ``begin`` whose record is not before ``physical``, if one of some is: the search was misled."""
-        step = 2  # the one just before has been asked
-        while begin - step >= low:
-            unit = next(iter(self._read(begin - step, 1)), BROKEN)
-            if unit.offset >= physical and unit != FILLER and self._leads_behind(begin - step, physical):
-                return begin - step
-            step *= 2
+        """A unit before ``begin`` whose record is not before ``physical``, if there is one near: the search was misled.
+
+        Whole sectors of units may be lost, or be those of another place: these break the order.
+        """
+        highest = -1
+        for at, unit in self._reals(max(low, begin - _NEAR_UNITS), begin):
+            claims = unit.offset >= physical
+            if (claims or unit.offset <= highest) and self._leads_behind(at, physical, unit if claims else BROKEN):
+                return at
+            highest = max(highest, unit.offset)
         return None
 
     def delete_expired(self, physical: int) -> int:

@@ -16,6 +16,7 @@ from dledger.errors import (
     FencedError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
+    LeaderHint,
     PendingFullError,
     ShutdownError,
     UnavailableError,
@@ -316,3 +317,26 @@ def test_nobody_stands_in_for_one_who_says_no_more_how_far_it_was(
     other.become(None)
 
     assert client.locate(positions=(30 * RECORD_BYTES,)).places[0].index == 30
+
+
+def test_one_who_has_restarted_does_not_tell_how_far_it_was(
+    group: FakeGroup, client: DLedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit index is that of its checkpoint then, which members that are behind may well have passed."""
+    leader, behind, other = group.nodes
+    behind.committed = other.committed = 19
+    ended = leader.committed
+
+    def restarts(node: str, error: DLedgerError, *_: object) -> None:
+        if isinstance(error, CorruptLogError):
+            leader.committed = 9
+            leader.become(LeaderHint(other.node_id, group.addresses[2]))
+
+    monkeypatch.setattr(client._bulk, "_note_failure", restarts)
+    leader.bulk.fail_reads = [DAMAGE] * ALL
+    with pytest.raises((CorruptLogError, UnavailableError)):
+        list(client.fetch_log(0, timeout_s=0.5))
+    other.committed = ended
+    other.become(None)
+
+    assert indexes(client.fetch_log(0)) == list(range(ALL))

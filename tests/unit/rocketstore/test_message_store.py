@@ -701,7 +701,7 @@ def test_retention_waits_for_queues_and_index_to_be_durable(
             store._clean_round()
         assert store.log.min_offset == 0
         needed[0] = 1 << 60
-        monkeypatch.setattr(store._numbering, "keep_from", lambda **_: None)
+        monkeypatch.setattr(store._numbering, "keep_from", lambda _dispatched, **_: None)
         for _ in range(20):
             store._clean_round()
 
