@@ -313,13 +313,14 @@ class MessageStore:
         done: PutDone,
         *,
         wait: bool = True,
+        own: bool = False,
         producer: ProducerBatch | None = None,
     ) -> None:
         """Store messages; ``done`` gets one result for each (see ``PutDone``).
 
         All are refused if the store takes none now, if queues and index are too far behind, or if one of them is not
-        allowed. ``wait``, ``producer``: see the
-        port.
+        allowed. ``own``: the broker's own messages may be twice as far behind, so that clients do not shut them out.
+        ``wait``, ``producer``: see the port.
         """
         log = self.log
         refusal = self._gate.refusal
@@ -328,7 +329,7 @@ class MessageStore:
             behind = log.max_offset - self._dispatch.position
             if self._busy_ms < held_ms < _BUSY_MS_MAX:
                 refusal = _busy(f"the put before has been writing for {held_ms} ms")
-            elif behind > self._behind_max:
+            elif behind > self._behind_max << own:
                 refusal = _busy(
                     f"consume queues and index are {behind} bytes behind the log: slow down (dispatch_behind_bytes_max)"
                 )

@@ -389,7 +389,7 @@ class _Run:
             put.answered.set()
             self._wake()
 
-        self._store.submit(found.messages, done)
+        self._store.submit(found.messages, done, own=True)
 
     def _land(self, level: _Level, put: _Put, now_ms: int) -> bool:
         """Whether the answer to a put is there; then progress moves behind what is stored."""

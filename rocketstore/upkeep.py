@@ -19,7 +19,7 @@ from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, ShutdownError
 from rocketstore.config import KIB
 from rocketstore.consume_queue.units import FILLER
-from rocketstore.index.rebuilding import rebuild
+from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.index.service import IndexService
 from rocketstore.queue_truth import BLOCK_UNITS, MendableQueue, QueueTruth, ScannedLog
 
@@ -105,7 +105,7 @@ class Upkeep:
         self._conditions.set(ConditionKind.REPAIRING, "building it again from the log", subject=str(path))
         try:
             rebuild(index, path, self._log, self._pause)
-        except (OSError, CorruptLogError, DiskError, DiskFullError) as error:
+        except (OSError, CorruptLogError, DiskError, DiskFullError, NotYetReadableError) as error:
             text = f"it is damaged, and cannot be built again yet: {error}"
             self._conditions.set(ConditionKind.DAMAGED, text, subject=str(path))
         else:

@@ -277,8 +277,10 @@ class DLedgerClient:
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[LogChunk]:
-        """Committed entries as they are stored, from ``first_index`` to before ``end_index`` (None: all there are now).
+        """Committed entries as they are stored, from ``first_index`` to before ``end_index``.
 
+        None: all that the asked member knows to be committed. That may be less than was acknowledged, also of a leader
+        that was just elected; for all of it, append an entry or read one linearizably, and give its index as the end.
         In order, each once, in chunks of about ``chunk_bytes`` (0: 1 MiB; one entry may be larger); with ``max_bytes``
         it ends with the chunk that brings more than that. Goes on at another member when one is lost, behind, damaged
         or keeps less, and raises when nothing new comes for ``timeout_s``. ``address`` picks one node and no other.
@@ -303,7 +305,7 @@ class DLedgerClient:
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[BlockDigest]:
-        """Checksums of the blocks of a member's committed log up to ``end_position`` (None: all there is now).
+        """Checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it knows of).
 
         ``block_bytes`` 0: 4 MiB. The member computes them, at most ``digest_rate_bytes_max`` per second. Begins where
         its log begins if ``from_position`` is below that. Raises as ``fetch_log`` does.

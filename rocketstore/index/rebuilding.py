@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from dledger.errors import CorruptLogError, InvariantError
+from dledger.errors import CorruptLogError, DLedgerError
 from dledger.store.fs import TMP_SUFFIX
 from rocketstore.config import MIB
 from rocketstore.index.file import ADVICE, IndexFile
@@ -34,10 +34,14 @@ class IndexedLog(Protocol):
         """Heads of the records from an offset on."""
 
 
+class NotYetReadableError(DLedgerError):
+    """Raised where the index goes on behind what may be read: a member that does not know again what is committed."""
+
+
 def rebuild(index: IndexService, path: Path, log: IndexedLog, pause: Callable[[], None] = lambda: None) -> None:
     """Build the file again; nothing to do if it has expired. ``pause`` is called now and then, and may raise.
 
-    Raises ``OSError``, and ``CorruptLogError`` (of the log); then nothing has changed.
+    Raises ``OSError``, ``CorruptLogError`` (of the log), ``NotYetReadableError``; then nothing has changed.
     """
     file = index.file_at(path)
     if file is None:
@@ -96,4 +100,4 @@ class _Filling:
             scanned = self._log.scan(self.position, bytes_max)
             if scanned.next_offset > self.position:
                 return scanned
-        raise InvariantError(f"the log cannot be read on from {self.position}")
+        raise NotYetReadableError(f"the log may not be read on from {self.position} yet")

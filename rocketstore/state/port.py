@@ -44,8 +44,11 @@ class StateStore(Protocol):
     def numbers_known(self) -> bool:
         """Whether the next offset of every queue is known: else there may have been queues that are not here."""
 
-    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True) -> None:
-        """Store the messages in this order; a slave refuses. ``done`` may be called on any thread, also at once."""
+    def submit(self, messages: Sequence[Message], done: PutDone, *, wait: bool = True, own: bool = False) -> None:
+        """Store the messages in this order; a slave refuses. ``done`` may be called on any thread, also at once.
+
+        ``own``: they are the broker's, not a client's.
+        """
 
     def get(self, topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
         """Whole records from queue offset ``offset`` on, at most ``max_count`` and at least one if there is one."""

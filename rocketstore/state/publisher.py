@@ -134,7 +134,7 @@ class StatePublisher:
             flight.results = results
             self._wake()
 
-        self._store.submit(messages, done)
+        self._store.submit(messages, done, own=True)
 
     def _land(self, flight: _Flight, applied_next: int) -> bool:
         """Whether the flight is over; then its waiters were answered."""

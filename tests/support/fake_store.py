@@ -119,6 +119,7 @@ class FakeStore:
         done: PutDone,
         *,
         wait: bool = True,
+        own: bool = False,
         producer: ProducerBatch | None = None,
     ) -> None:
         if self.refusals:

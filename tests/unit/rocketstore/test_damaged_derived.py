@@ -20,11 +20,12 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
+from rocketstore.index.service import IndexDamagedError
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.message.tags import tags_code
 from rocketstore.message_store import MessageStore
-from rocketstore.types import GetMessageStatus
+from rocketstore.types import GetMessageStatus, ScannedRecords
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, UnsyncedFs, small_config
 from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
@@ -298,3 +299,28 @@ def test_only_a_blank_separates_keys(tmp_path: Path, space: str) -> None:
 
         for one in (key, "other"):
             assert len(bench.store.query("T", one, 10, 0, FOREVER_MS)) == 1
+
+
+def test_a_damaged_index_waits_for_a_log_that_may_not_be_read_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store goes on meanwhile, and says what waits."""
+    config = config_of(tmp_path / "store")
+    with opened(config, list[int]()) as bench:
+        bench.put(80)
+        scan, end = bench.store.log.scan, bench.store.log.max_offset - 500
+
+        def up_to_the_end(offset: int, bytes_max: int) -> ScannedRecords:
+            return scan(offset, min(bytes_max, end - offset)) if offset < end else ScannedRecords([], offset)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.store.log, "scan", up_to_the_end)
+            assert bench.store._index is not None
+            with pytest.raises(IndexDamagedError):
+                bench.store._index.contradicted(bench.offsets[-1])
+            wait_until(
+                lambda: any("may not be read" in one.message for one in bench.conditions.now()), "it is told", WAIT_S
+            )
+
+        assert bench.store.failure is None
+        bench.put(1)

@@ -23,6 +23,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_PREPARED, HostAddress, Message
 from rocketstore.message.record import decode_record
 from rocketstore.message_store import MessageStore
+from rocketstore.put_waiter import PutWaiter
 from rocketstore.types import (
     BROKER_STATE_TOPIC,
     SCHEDULE_TOPIC,
@@ -141,6 +142,9 @@ def test_puts_wait_for_queues_and_index_that_are_far_behind(config: MessageStore
         assert (refused.status, refused.outcome) == (PutMessageStatus.OS_PAGECACHE_BUSY, "not_applied")
         assert "behind the log" in refused.reason
         assert "dispatch_behind_bytes_max" in refused.reason
+        own = PutWaiter()
+        store.submit([Message("T", b"x" * 500)], own.done, own=True)
+        assert (own.wait(WAIT_S) or [refused])[0].ok, "clients do not shut out the broker's own writers"
 
         go_on.set()
         wait_until(lambda: store.put(Message("T", b"x" * 500)).ok, "puts are taken again", WAIT_S)

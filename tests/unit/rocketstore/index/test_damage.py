@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError, ShutdownError
-from rocketstore.index.rebuilding import rebuild
+from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.index.service import IndexDamagedError, IndexService
 from rocketstore.types import RecordHead, ScannedRecords
 from tests.unit.rocketstore.heads import STORE_MS, keyed
@@ -35,11 +35,12 @@ class ListedLog:
     def __init__(self, records: Sequence[RecordHead]) -> None:
         self.records = list(records)
         self.min_offset = 0
+        self.readable = 1 << 60
 
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
-        """At most five."""
+        """At most five, of the ``readable`` ones."""
         first = -(-offset // 100)
-        heads = [one for one in self.records[first : first + 5] if bytes_max]
+        heads = [one for one in self.records[first : min(first + 5, self.readable)] if bytes_max]
         return ScannedRecords(heads, (first + len(heads)) * 100)
 
 
@@ -245,6 +246,25 @@ def test_a_file_of_another_program_is_taken_over_if_it_is_of_one_piece(tmp_path:
     mended(service, log)
     service.flush()
     assert len(list(Path(f"{tmp_path}-sums").iterdir())) == len(service.files)
+
+
+def test_a_file_waits_to_be_built_again_for_what_may_not_be_read_yet(tmp_path: Path) -> None:
+    """A member that has started again does not know how much is committed; its index may know more."""
+    log = ListedLog([record(number) for number in range(20)])
+    service = opened(tmp_path, 1000)
+    service.append(log.records)
+    with pytest.raises(IndexDamagedError):
+        service.contradicted(500)
+    path = service.files[0].path
+    log.readable = 13
+
+    with pytest.raises(NotYetReadableError):
+        rebuild(service, path, log)
+
+    assert service.damaged == (path,)
+    log.readable = 20
+    rebuild(service, path, log)
+    assert right(service, log)
 
 
 def test_a_record_that_contradicts_its_file_again_does_not_have_it_built_again_for_ever(tmp_path: Path) -> None:
