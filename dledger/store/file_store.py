@@ -8,9 +8,10 @@ Locks, outermost first:
 - the checkpoint file's locks.
 - ``LogState.lock``: never held during I/O.
 
-Every failed write or sync but ENOSPC poisons the store for good. Two operations wait for a (small) sync although they
-run under the node's lock: truncating what is already flushed, and ``reset``. Both must lower the durable mark before
-they touch the bytes that it vouches for, or a power cut would look like damage.
+Every failed write or sync but ENOSPC poisons the store for good. Two operations wait for syncs although they run under
+the node's lock: truncating, and ``reset``. Both must lower the durable mark before they touch the bytes that it vouches
+for, or a power cut would look like damage; so it would if sectors of what was truncated came back among those of what
+was written in its place (``torn``), so the zeros are durable first.
 """
 
 from __future__ import annotations
@@ -356,6 +357,8 @@ class FileStore:
                 index = self._files.cut_index(
                     from_index, lambda file, _: min(file.size, (old_last + 1) * INDEX_UNIT_BYTES - file.base)
                 )
+                for file in data:
+                    file.sync()
             except OSError as error:
                 raise state.poisoned("truncating the log", error) from error
             state.changed(data, index)

@@ -1,9 +1,9 @@
 """Whether a bad end of the log is what a power cut leaves of a write that was never flushed, or must be damage.
 
 Sectors of what was not flushed reach the disk in any order, or not at all. One that did not is what it was before:
-whatever an earlier write left there, and zeros from then on, for nothing else is ever behind the end. So a record that
-a power cut spoilt lacks at least one sector, which is zero from the record's first byte in it to the sector's end; and
-what did reach the disk is right:
+whatever an earlier write left there, and zeros from then on, for nothing else is ever behind the end: what a truncation
+drops is zeroed durably before anything is written in its place. So a record that a power cut spoilt lacks at least one
+sector, which is zero from the record's first byte in it to the sector's end; and what did reach the disk is right:
 
 - The header continues the chain of the entry before it, or a sector of it is lost, and what is left of it is right.
 - The body's checksum tells nothing while a sector is lost, except where one turned bit explains it: then nothing is

@@ -116,6 +116,17 @@ def crash_states(changes: list[Change], at: int, lost_max: int = 4, *, subsets: 
         yield CrashState(at, lost, _disk(changes, at, set(lost)))
 
 
+def sectors_lost(changes: list[Change], at: int, path: Path, dice: random.Random) -> CrashState:
+    """A disk after a power cut before change ``at``: each sector of ``path`` as any write since its last sync left it.
+
+    The other files are as they were last written.
+    """
+    pending = [n for n in range(at) if changes[n].path == path and not _durable(changes, n, at)]
+    versions = [_disk(changes, at, set(pending[count:]))[path] for count in range(len(pending) + 1)]
+    mixed = [dice.choice(versions)[start : start + 512] for start in range(0, len(versions[0]), 512)]
+    return CrashState(at, tuple(pending), {**_disk(changes, at, set()), path: b"".join(mixed)})
+
+
 def _durable(changes: list[Change], number: int, at: int) -> bool:
     change = changes[number]
     if change.kind in ("sync", "sync_dir"):

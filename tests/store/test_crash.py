@@ -6,6 +6,7 @@ truncation was flushed, and opening again changes nothing.
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ import pytest
 
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import FileHardState, create_hard_state
+from dledger.store.traces import forget_traces
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
-from tests.store.crash_fs import RecordingFs, crash_states
+from tests.store.crash_fs import RecordingFs, crash_states, sectors_lost
 from tests.store.support import FakeClock, UnsyncedFs, abandon, fill, open_store, small_config
 
 
@@ -228,6 +230,39 @@ def test_every_crash_leaves_a_log_that_keeps_its_promises(scenario: Callable[[Re
             shutil.rmtree(disk)
             tried += 1
     assert tried > 20
+    abandon(store)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize("kept", [0, 3])
+def test_a_power_cut_after_a_truncation_is_no_reason_for_doubt(*, flushed: bool, kept: int, tmp_path: Path) -> None:
+    """Of what was written since the last sync any sectors are lost: then they are zeros, not the dropped entries'.
+
+    That they are tells a torn write from damage; all members of a group may have truncated when its power fails.
+    """
+    base, fs = tmp_path / "run", RecordingFs()
+    store = open_store(small_config(base), fs)
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+    fill(store, kept)
+    store.flush()
+    fill(store, 5, size=400)
+    if flushed:
+        store.flush()
+    store.truncate(LogIndex(kept))
+    start = len(fs.changes)
+    fill(store, 4, size=450, term=2, batch=1)
+
+    dice = random.Random(kept)
+    for at in range(start, len(fs.changes) + 1):
+        for _ in range(30):
+            disk = tmp_path / "disk"
+            sectors_lost(fs.changes, at, store.data_directories[0] / f"{0:020d}", dice).write_to(base, disk)
+            forget_traces(UnsyncedFs(), disk / "dledger-n0")  # of files that were not copied
+            found = open_store(small_config(disk))
+            assert found.hard_state.load().doubt == ""
+            assert found.last.index >= kept - 1
+            abandon(found)
+            shutil.rmtree(disk)
     abandon(store)
 
 
