@@ -1,8 +1,8 @@
 """Where damaged files are kept when sound ones take their places: ``damaged-<n>``, the newest with the highest number.
 
 What a repair of segments leaves is evidence, of what others hold: when there is too much of it, the oldest goes, with a
-line in the log. A whole log that was set aside may hold what nobody else has any more: it is for people to remove, and
-beyond a number no other one is set aside.
+line in the log. A whole log that was set aside, or the end of one that a start cut off, may hold what nobody else has
+any more: it is for people to remove, and beyond a number no other one is set aside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import ConfigError
-from dledger.store.fs import FileSystem, make_dirs_durably
+from dledger.store.fs import FileSystem, create_durably, make_dirs_durably
 
 _log = logging.getLogger("dledger")
 
@@ -25,6 +25,7 @@ ASIDE_LOGS_MAX: Final = 8
 """How many whole logs are kept in one place."""
 _NAME: Final = re.compile(r"damaged-([1-9][0-9]*)")
 _SEGMENTS: Final = "data"
+_REASON: Final = "reason.txt"
 
 
 def make_aside_near(fs: FileSystem, node: Path, data: Path) -> Path:
@@ -37,6 +38,12 @@ def make_aside_near(fs: FileSystem, node: Path, data: Path) -> Path:
     path = next_aside(parent) / _SEGMENTS
     make_dirs_durably(fs, path)
     return path
+
+
+def mark_as_log(fs: FileSystem, segments: Path, reason: str) -> None:
+    """What was put into ``segments`` is the end of a log, which nothing proves that others hold. Raises ``OSError``."""
+    text = f"{reason}\n".encode()
+    create_durably(fs, segments.parent / _REASON, lambda fd: fs.write(fd, text, 0))
 
 
 def next_aside(parent: Path) -> Path:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dledger.errors import CorruptLogError
-from dledger.store.aside import make_aside_near
+from dledger.store.aside import check_room_for_log, make_aside_near, mark_as_log
 from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.fs import FileSystem, create_durably
 from dledger.store.hard_state import FileHardState
@@ -81,6 +81,7 @@ class DamagedStart:
         end = facts.end
         if end.position > damage.position or not facts.mark_agrees:
             raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
+        check_room_for_log(self._directory)
         reason = (
             f"its log was damaged ({damage.path}, offset {damage.offset}): entries after {end.index} are fetched again"
         )
@@ -100,6 +101,7 @@ class DamagedStart:
                 self._keep_copy(file)
         if self._aside is not None:
             self._fs.sync_dir(self._aside)
+            mark_as_log(self._fs, self._aside, reason)
         return Cut(end, f"damaged: {damage.reason}")
 
     def _keep_copy(self, file: MappedFile) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError
+from dledger.store.aside import ASIDE_MAX, make_aside_near
 from dledger.store.file_store import FileStore
+from dledger.store.fs import RealFileSystem
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import (
     SEGMENT_BYTES,
@@ -123,6 +125,22 @@ def test_damage_in_the_verified_end_cuts_the_log_before_it_and_takes_the_standin
     fill(store, 10)
     store.close()
     assert mended(directory, verify=1 << 30).last.index == expected + 10
+
+
+def test_what_was_cut_off_is_for_a_person_to_remove(directory: Path) -> None:
+    """It may have been acknowledged, and nothing proves that others hold it: no later repair takes it away."""
+    content = bytearray(path_of(directory, 2).read_bytes())
+    content[5 * 148 + 60] ^= 1
+    path_of(directory, 2).write_bytes(bytes(content))
+    mended(directory, verify=1 << 30).close()
+    kept = sorted(directory.glob("damaged-1/**/*"))
+
+    for _ in range(ASIDE_MAX + 1):
+        make_aside_near(RealFileSystem(), directory, directory / "data")
+
+    assert sorted(directory.glob("damaged-1/**/*")) == kept
+    assert "its log was damaged" in (directory / "damaged-1" / "reason.txt").read_text()
+    assert not (directory / "damaged-2").exists()
 
 
 @pytest.mark.parametrize("sector", [0, 3, 7])
