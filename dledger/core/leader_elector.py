@@ -412,6 +412,10 @@ class LeaderElector:
                 return
         if not isinstance(role, Candidate) or role.pre_vote != response.pre_vote or response.term != expected:
             return
+        if state.log.last < response.remembered and response.remembered.term >= expected:
+            # It held an entry of this very term, which it has forgotten: it may be the one who led it.
+            state.become_follower(expected, None, now_ms)
+            return
         if not response.granted or not histories.covers(state, response.committed):
             role.ballots.pop(sender, None)
             return
