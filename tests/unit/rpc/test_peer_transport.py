@@ -220,18 +220,27 @@ def test_every_address_of_the_host_is_listened_on() -> None:
         socket.create_connection((hosts.pop(), listener.port), timeout=5)
 
 
-def test_nobody_else_reaches_the_grpc_server_behind_the_port(peer: Peer) -> None:
+def test_nobody_else_reaches_the_grpc_server_behind_the_port(config: ServerConfig, receiver: RecordingReceiver) -> None:
     """Its socket has no name that another user, or process, could connect to: the port's limits hold for all."""
-    ours = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
-    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    listening = [row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in ours and row[3] == "00010000"]
+    before = _listening_unix_sockets()  # other libraries of this process may have some
+    transport = GrpcTransport(config)
+    transport.start(receiver)
 
-    with grpc.insecure_channel(f"127.0.0.1:{peer.address[1]}") as channel:
+    names = [name for inode, name in _listening_unix_sockets().items() if inode not in before]
+    with grpc.insecure_channel(f"{config.self_member.host}:{config.self_member.port}") as channel:
         status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    transport.close()
 
     assert status.status is health_pb2.HealthCheckResponse.SERVING
-    assert listening
-    assert not [name for name in listening if name.startswith("@") or Path(name).exists()]
+    assert names
+    assert not [name for name in names if name.startswith("@") or Path(name).exists()]
+
+
+def _listening_unix_sockets() -> dict[str, str]:
+    """The names of this process's listening sockets of the family UNIX, by inode."""
+    ours = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {row[6]: row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in ours and row[3] == "00010000"}
 
 
 def _is_open(descriptor: str) -> bool:
