@@ -10,7 +10,17 @@ from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest
 from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, Header
-from dledger.types import NOOP_CHANNEL, AppendedBatch, HardState, Magic, Role, Standing, Term
+from dledger.types import (
+    NOOP_CHANNEL,
+    AppendedBatch,
+    EntryId,
+    HardState,
+    LogIndex,
+    Magic,
+    Role,
+    Standing,
+    Term,
+)
 from tests.support.cluster import N0, N1, N2, Outcome
 from tests.support.disk_log import DiskLog
 from tests.support.solo import Solo
@@ -151,6 +161,56 @@ class _FullAtTheNoOp(DiskLog):
 
     def append_as_leader(self, *_: object, **__: object) -> AppendedBatch:
         raise DiskFullError("the disk is full")
+
+
+def _doubtful() -> Solo:
+    """A candidate for a pre-vote that lost its memory: only the votes of all can elect it."""
+    solo = Solo()
+    solo.hear(N1, 4)
+    solo.state.lose_standing("its disk was set back", solo.now_ms)
+    solo.time_out()
+    assert isinstance(solo.state.role, Candidate)
+    return solo
+
+
+@pytest.mark.parametrize("granted", [True, False])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_term_of_which_others_remember_entries_of_this_member_is_not_led_again(*, granted: bool, ahead: int) -> None:
+    """It may have led that very term and written others under the same numbers, which its disk has lost."""
+    solo = _doubtful()
+    for voter in (N1, N2):
+        solo.vote(voter, pre_vote=True)
+    assert (solo.role, solo.state.term) == (Role.CANDIDATE, 5)
+
+    solo.vote(N1, granted=granted, remembered=EntryId(Term(5 + ahead), LogIndex(0)))
+
+    assert isinstance(solo.state.role, Follower)
+    for voter in (N1, N2):
+        solo.vote(voter, term=5)
+    assert solo.role is Role.FOLLOWER, "votes of that term elect it no more"
+
+
+def test_a_term_that_was_led_before_is_passed_over_in_the_pre_vote() -> None:
+    """The same, told while it asks: the next campaign is in a later term."""
+    solo = _doubtful()
+
+    solo.vote(N1, pre_vote=True, remembered=EntryId(Term(5), LogIndex(0)))
+
+    assert isinstance(solo.state.role, Follower)
+    assert solo.state.term == 5
+
+
+def test_forgotten_entries_of_an_older_term_do_not_end_the_campaign() -> None:
+    """Nobody can have led this term: all vote for the one that forgot, and it leads."""
+    solo = _doubtful()
+    for voter in (N1, N2):
+        solo.vote(voter, pre_vote=True, remembered=EntryId(Term(4), LogIndex(0)))
+    assert (solo.role, solo.state.term) == (Role.CANDIDATE, 5)
+
+    for voter in (N1, N2):
+        solo.vote(voter, remembered=EntryId(Term(4), LogIndex(0)))
+
+    assert solo.role is Role.LEADER
 
 
 def test_a_winner_that_cannot_write_its_no_op_resigns() -> None:
