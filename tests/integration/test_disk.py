@@ -17,6 +17,7 @@ from dledger.errors import DiskFullError, DLedgerError
 from dledger.types import NodeId, Role
 from tests.integration.harness import N0, Group
 from tests.integration.tracing import needs_strace, traced
+from tests.support.damage import turn
 from tests.support.history import AppendOp, Outcome
 from tests.support.waiting import wait_until
 from tests.support.workload import linearizable_read
@@ -153,15 +154,6 @@ def start_damaged(group: Group, node: NodeId) -> str:
     return group.logs(node)[said:]
 
 
-def flip_byte(file: Path, offset: int) -> None:
-    """One bit of one byte goes wrong."""
-    with file.open("r+b") as stream:
-        stream.seek(offset)
-        (byte,) = stream.read(1)
-        stream.seek(offset)
-        stream.write(bytes([byte ^ 0x10]))
-
-
 def test_damage_in_the_middle_is_refused_and_repaired_from_peers(group: Group) -> None:
     """Flushed bytes that are wrong: never cut silently (trap 6). ``--repair`` fetches them again.
 
@@ -171,7 +163,7 @@ def test_damage_in_the_middle_is_refused_and_repaired_from_peers(group: Group) -
     victim = group.followers(group.leader())[0]
     damaged = group.segments(victim)[1]
     group.kill(victim)
-    flip_byte(damaged, 500_000)
+    turn(damaged, 500_000)
 
     words = start_damaged(group, victim)
     kept = damaged.stat().st_size
@@ -208,7 +200,7 @@ def test_node_without_its_entries_does_not_vote_before_it_has_caught_up(group: G
     if loss == "wiped":
         shutil.rmtree(group.store_dir(victim))
     else:
-        flip_byte(group.segments(victim)[0], 500_000)
+        turn(group.segments(victim)[0], 500_000)
 
     group.start(victim, extra=["--repair"])
     assert_no_leader_for(group, OBSERVED_S)

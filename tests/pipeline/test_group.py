@@ -16,7 +16,8 @@ from pyspark.errors import PySparkException
 from cluster.local_group import LocalGroup
 from dledger.types import LogChunk, LogIndex
 from tests.integration.harness import SMALL_SEGMENTS
-from tests.support.running_group import RunningGroup, turn
+from tests.support.damage import turn
+from tests.support.running_group import RunningGroup
 from tests.support.spark_nodes import EntryNode, entry_node
 
 if TYPE_CHECKING:

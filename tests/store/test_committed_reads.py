@@ -14,6 +14,7 @@ from dledger.store import reader
 from dledger.store.file_store import FileStore
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.store.support import SEGMENT_BYTES, fill, open_store, small_config, spoil
+from tests.support.damage import turn
 
 RECORD_BYTES = 248
 
@@ -169,15 +170,6 @@ def long_store(tmp_path: Path) -> Iterator[FileStore]:
     store.set_committed(LogIndex(MANY - 11))
     yield store
     store.close()
-
-
-def turn(path: Path, at: int) -> None:
-    """Turn one bit of a file."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
 
 
 def data_file(store: FileStore) -> Path:

@@ -12,6 +12,7 @@ from dledger.store.hard_state import create_hard_state
 from dledger.store.verify import SAMPLE_ENTRIES, Divergence, VerifiedNode, compare_nodes, verify_node
 from dledger.types import GENESIS, HardState, LogIndex, Term
 from tests.store.support import UnsyncedFs, abandon, fill, open_store, small_config
+from tests.support.damage import turn
 
 
 def made(base: Path, *, count: int = 60, clean: bool = True) -> Path:
@@ -31,13 +32,6 @@ def made(base: Path, *, count: int = 60, clean: bool = True) -> Path:
 def told(found: VerifiedNode) -> list[tuple[str, int, str]]:
     """Problems, short."""
     return [(one.path.name, one.offset, one.reason) for one in found.problems]
-
-
-def flip(path: Path, offset: int) -> None:
-    """Turn a bit."""
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 4
-    path.write_bytes(content)
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def test_a_sound_directory_has_no_problem_and_tells_what_is_in_it(directory: Pat
 def test_damage_in_the_first_a_middle_and_the_last_segment_is_named(directory: Path, number: int) -> None:
     """File and offset of the record that does not check out."""
     path = [one for one in segments(directory) if any(one.read_bytes()[:8])][number]
-    flip(path, 60)
+    turn(path, 60)
 
     assert (path.name, 0) in [(name, offset) for name, offset, _ in told(verify_node(directory))]
 
@@ -86,7 +80,7 @@ def test_what_is_missing_or_of_a_wrong_length_is_named(directory: Path) -> None:
 
 def test_a_wrong_index_unit_is_named(directory: Path) -> None:
     """By the index's own rules, or because the record says otherwise."""
-    flip(segments(directory, "index")[1], 64 + 15)
+    turn(segments(directory, "index")[1], 64 + 15)
 
     assert any("entry 12" in reason for _, _, reason in told(verify_node(directory)))
 

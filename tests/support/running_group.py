@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -75,12 +74,3 @@ class RunningGroup:
         """Stop all."""
         for node in self.nodes:
             node.stop(graceful=False)
-
-
-def turn(path: Path, offset: int) -> None:
-    """Turn a bit of a file, as a disk might."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.pwrite(fd, bytes([os.pread(fd, 1, offset)[0] ^ 1]), offset)
-    finally:
-        os.close(fd)

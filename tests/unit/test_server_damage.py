@@ -11,7 +11,8 @@ import pytest
 from dledger.errors import CorruptLogError
 from dledger.store.format import CHAIN_CRC_OFFSET
 from dledger.types import LogIndex
-from tests.support.running_group import RunningGroup, turn
+from tests.support.damage import turn
+from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until
 
 

@@ -12,7 +12,8 @@ from dledger.errors import CorruptLogError, FencedError, UnavailableError
 from dledger.rpc import peer_log
 from dledger.rpc.peer_log import PeerLogClient
 from dledger.types import LogIndex, NodeId
-from tests.support.running_group import RunningGroup, turn
+from tests.support.damage import turn
+from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until
 
 SEGMENT_BYTES = 64 * 1024

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from rocketstore.config import MessageStoreConfig
+from tests.support.damage import turn
 from tests.unit.pipeline.rebuild.stores import put_all
 from tests.unit.rocketstore.bench import running, small_config
 from tests.unit.rocketstore.test_message_store_replicated import master
@@ -20,10 +21,13 @@ from tests.unit.rocketstore.test_message_store_replicated import master
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "replicated"])
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MessageStoreConfig:
+    """A broker's directory, plain or replicated."""
+    return stored_in(tmp_path_factory.mktemp("store") / "root", replicated=request.param)
+
+
+def stored_in(root: Path, *, replicated: bool) -> MessageStoreConfig:
     """A broker's directory with messages of every kind, cleanly stopped, and its conf file beside it."""
-    config = small_config(
-        tmp_path_factory.mktemp("store") / "root", enable_dledger_commit_log=request.param, max_index_num=120
-    )
+    config = small_config(root, enable_dledger_commit_log=replicated, max_index_num=120)
     with master(config) if config.enable_dledger_commit_log else running(config) as store:
         put_all(store, 300)
     (config.store_path_root_dir.parent / "broker.conf").write_text(
@@ -61,13 +65,6 @@ def document(verify: Verify, *directories: Path) -> dict[str, Any]:
     return found
 
 
-def flip(path: Path, offset: int) -> None:
-    """Turn a bit."""
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 4
-    path.write_bytes(content)
-
-
 def test_a_sound_broker_checks_out(root: Path, verify: Verify) -> None:
     """Log, queues, key index, checkpoint, state; exit code 0."""
     shown = verify(root)
@@ -83,7 +80,7 @@ def test_a_sound_broker_checks_out(root: Path, verify: Verify) -> None:
 def test_a_turned_bit_in_a_queue_is_named_with_file_and_offset(root: Path, verify: Verify) -> None:
     """A tags code that hides a message from filters; an offset that leads nowhere."""
     path = max(root.glob("consumequeue/[!S]*/*/*"), key=lambda one: sum(map(bool, one.read_bytes())))
-    flip(path, 20 * 3 + 15)
+    turn(path, 20 * 3 + 15)
 
     found = document(verify, root)
 
@@ -97,7 +94,7 @@ def test_a_missing_queue_and_a_turned_bit_in_the_key_index_are_named(root: Path,
     queue = min(root.glob("consumequeue/[!S]*/*"))
     shutil.rmtree(queue)
     index = min((root / "index").iterdir())
-    flip(index, index.stat().st_size - 20 * 110 + 11)
+    turn(index, index.stat().st_size - 20 * 110 + 11)
 
     files = {one["file"] for one in document(verify, root)["problems"]}
 
@@ -108,7 +105,7 @@ def test_a_missing_queue_and_a_turned_bit_in_the_key_index_are_named(root: Path,
 def test_damage_in_the_log_is_named_and_what_is_before_it_is_compared(root: Path, verify: Verify) -> None:
     """A record in the middle: of the node's log, or of the plain one."""
     data = sorted(root.glob("dledger-n0/data/*") if (root / "dledger-n0").exists() else root.glob("commitlog/*"))
-    flip(data[1], 5)
+    turn(data[1], 5)
 
     problems = document(verify, root)["problems"]
 
@@ -118,7 +115,7 @@ def test_damage_in_the_log_is_named_and_what_is_before_it_is_compared(root: Path
 
 def test_damaged_small_files_are_named(root: Path, verify: Verify) -> None:
     """Checkpoint, the list of deleted queues, the snapshot of the broker's state."""
-    flip(root / "checkpoint", 70)
+    turn(root / "checkpoint", 70)
     (root / "config").mkdir(exist_ok=True)
     (root / "config" / "deletedQueues.json").write_text("{")
     (root / "config" / "brokerState.json").write_text('{"checksum":1,"state":{}}\n')
@@ -135,17 +132,16 @@ def test_without_what_is_derived_only_the_log_is_read(root: Path, verify: Verify
     assert verify(root, more=("--log-only",)).exit_code == 0
 
 
-def test_two_nodes_of_a_group_are_compared(stored: MessageStoreConfig, root: Path, verify: Verify) -> None:
+def test_two_nodes_of_a_group_are_compared(tmp_path: Path, verify: Verify) -> None:
     """Their logs are equal, or the first entry that differs is named."""
-    if not stored.enable_dledger_commit_log:
-        pytest.skip("of nodes")
+    node = stored_in(tmp_path / "root", replicated=True).store_path_root_dir / "dledger-n0"
+    other = tmp_path / "other"
+    shutil.copytree(node, other)
 
-    shown = verify(root / "dledger-n0", stored.store_path_root_dir / "dledger-n0")
+    shown = verify(node, other)
 
     assert shown.exit_code == 2  # the conf file is beside the root
-    shown = CliRunner().invoke(
-        main, ["verify", str(root / "dledger-n0"), str(stored.store_path_root_dir / "dledger-n0")]
-    )
+    shown = CliRunner().invoke(main, ["verify", str(node), str(other)])
     assert shown.exit_code == 0, shown.output
     assert shown.output.splitlines()[-1] == "everything checks out, and the logs are equal"
 

@@ -26,6 +26,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.message.tags import tags_code
 from rocketstore.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, ScannedRecords
+from tests.support.damage import turn
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, UnsyncedFs, small_config
 from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
@@ -151,15 +152,6 @@ def opened(config: MessageStoreConfig, offsets: list[int]) -> Iterator[Bench]:
 def derived_files(root: Path) -> list[Path]:
     """All files of queues and index."""
     return sorted([*root.glob("consumequeue/T/*/*"), *root.glob("index/*")])
-
-
-def turn(path: Path, at: int, mask: int) -> None:
-    """Change a byte of a file that may be open."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        value = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([value ^ mask]))
 
 
 def config_of(root: Path, scrub_bytes_per_s: int = 0) -> MessageStoreConfig:

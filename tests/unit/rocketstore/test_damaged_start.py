@@ -13,6 +13,7 @@ from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError
 from dledger.store import reader
 from tests.store.support import spoil
+from tests.support.damage import turn
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import bodies
 from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES
@@ -25,12 +26,6 @@ def group(tmp_path: Path) -> Iterator[Group]:
     yield group
     for broker in group.brokers.values():
         broker.stop()
-
-
-def turn_a_bit(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 4
-    path.write_bytes(bytes(data))
 
 
 @pytest.mark.parametrize("damage", ["turned bit", "missing segment", "unreadable sector"])
@@ -57,7 +52,7 @@ def test_a_member_whose_log_is_damaged_where_it_is_dispatched_again_starts_and_i
     segment = next(path for path in root.rglob(f"{2 * SEGMENT_BYTES:020d}") if path.parent.name == "data")
     match damage:
         case "turned bit":
-            turn_a_bit(segment, SEGMENT_BYTES // 2)
+            turn(segment, SEGMENT_BYTES // 2)
         case "missing segment":
             segment.unlink()
         case _:

@@ -15,7 +15,8 @@ from pipeline.audit.blocks import BlockDigest, Stretch, block_bounds, differ
 from pipeline.audit.difference import Kind
 from pipeline.audit.examine import Finding, examine
 from pipeline.audit.live import Group, RunningNodes, live_digest, look, said
-from tests.support.running_group import RunningGroup, turn
+from tests.support.damage import turn
+from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until
 
 SEGMENT_BYTES = 64 * 1024

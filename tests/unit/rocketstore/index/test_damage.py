@@ -13,6 +13,7 @@ from dledger.errors import CorruptLogError, ShutdownError
 from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.index.service import IndexDamagedError, IndexService
 from rocketstore.types import RecordHead, ScannedRecords
+from tests.support.damage import turn
 from tests.unit.rocketstore.heads import STORE_MS, keyed
 from tests.unit.rocketstore.index.test_service import EVER, FixedClock
 
@@ -89,15 +90,6 @@ def mended(service: IndexService, log: ListedLog) -> None:
         for path in service.damaged:
             rebuild(service, path, log)
     raise AssertionError("the index does not get whole")
-
-
-def turn(path: Path, at: int, mask: int) -> None:
-    """Change a byte of a file that may be open."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        value = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([value ^ mask]))
 
 
 DAMAGE = st.tuples(st.integers(0, 1 << 20), st.integers(0, 1 << 20), st.integers(1, 255))
