@@ -20,12 +20,15 @@ TIMEOUT_S: Final = 10.0
 PAGE: Final = 1000
 
 
-def read_node(node: NodeId, address: str, group: str, topic: str, queues: int) -> NodeCopy:
-    """One node's own copy, whatever its role. Raises ``DrillError`` if it does not give it."""
+def read_node(node: NodeId, address: str, group: str, topic: str, queues: int, end_position: int) -> NodeCopy:
+    """One node's own copy, whatever its role. Raises ``DrillError`` if it does not give it.
+
+    Of the log, what lies before ``end_position``: brokers write into it of their own accord, also between two readings.
+    """
     try:
         with closing(BrokerConnection([address], timeout_s=TIMEOUT_S, security=SECURITY)) as connection:
             pulled = {one: pull_all(connection, address, topic, one) for one in range(queues)}
-        return NodeCopy(node, pulled, _log(address, group))
+        return NodeCopy(node, pulled, _log(address, group, end_position))
     except DLedgerError as error:
         raise DrillError(f"{node} does not give back what it holds: {error}") from error
 
@@ -51,14 +54,15 @@ def _pull(connection: BrokerConnection, address: str, request: pb.PullRequest) -
     return connection.retry(deadline, lambda: connection.ask(PULL, request, address, deadline))
 
 
-def _log(address: str, group: str) -> str:
+def _log(address: str, group: str, end_position: int) -> str:
     """What the replicated log holds: where it begins and ends, and a digest of every entry with its place and term."""
     digest = hashlib.sha256()
     with closing(DLedgerClient([address], group=group, timeout_s=TIMEOUT_S, security=SECURITY)) as client:
         status = client.metadata(address=address)
         index, term = status.begin_index, -1
         while True:
-            entries = client.read(index, count=PAGE, mode=ReadMode.COMMITTED, address=address)
+            read = client.read(index, count=PAGE, mode=ReadMode.COMMITTED, address=address)
+            entries = [entry for entry in read if entry.position < end_position]
             if not entries:
                 break
             for entry in entries:

@@ -85,9 +85,9 @@ def run_drill(drill: Drill, target: Target, options: DrillOptions, tell: Callabl
             load.start()
             _rounds(drill, stage, problems, recorder)
             load.finish(DRAIN_S)
-            stage.wait_alike()
+            end = stage.wait_alike()
             recorder.event(EventKind.STEP, "the load has ended; everything is read back from every node")
-            copies = [read_node(node, address, GROUP_NAME, TOPIC, QUEUES) for node, address in addresses.items()]
+            copies = [read_node(node, at, GROUP_NAME, TOPIC, QUEUES, end) for node, at in addresses.items()]
         except DrillError as error:
             problems.append(str(error))
         finally:

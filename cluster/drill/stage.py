@@ -131,12 +131,14 @@ class Stage:
         text = f"all {len(self.target.nodes)} nodes are up and have caught up"
         self._recorder.event(EventKind.RECOVERED, text, node=one.victim, at_s=one.recovered_s)
 
-    def wait_alike(self) -> None:
-        """The load is over: wait until every node has everything, in its log and in its queues."""
+    def wait_alike(self) -> int:
+        """The load is over: wait until every node has everything, in its log and in its queues; gives the log's end."""
+        found: list[int] = []
 
         def alike() -> bool:
             statuses = list(self.watch.statuses.values())
             ends = {(status.max_offset, status.end_offset) for status in statuses}
+            found[:] = [end for _, end in ends]
             return (
                 len(statuses) == len(self.target.nodes)
                 and len(ends) == 1
@@ -145,6 +147,7 @@ class Stage:
             )
 
         wait_until(alike, CATCH_UP_TIMEOUT_S, "the nodes do not hold the same")
+        return found[0]
 
     def _wait_acknowledged(self, since_s: float) -> None:
         enough = min(ACKNOWLEDGEMENTS, max(1, int(self.options.rate / 2)))

@@ -74,15 +74,14 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
 
 
 def _is_founding(ballots: Mapping[NodeId, Ballot], members: int) -> bool:
-    """Whether nobody can have committed anything that these members do not hold among them.
+    """Whether the group begins: nobody knows of a committed entry, and some may just not have standing yet.
 
-    A founder has forgotten nothing since the group began, so of what it holds with others nothing is lost while fewer
-    than a majority of disks are. Where all are blank, nobody may know of anything committed: not all began blank then.
+    Whoever knows of one knows that a majority had standing once: then disks were lost, and with them perhaps entries.
     """
     standings = {ballot.standing for ballot in ballots.values()}
     if not standings <= {Standing.BLANK, Standing.FOUNDER}:
         return False
-    return members == 1 or Standing.FOUNDER in standings or not any(ballot.used for ballot in ballots.values())
+    return members == 1 or not any(ballot.used for ballot in ballots.values())
 
 
 def _count(ballots: Mapping[NodeId, Ballot], standing: Standing) -> int:

@@ -201,6 +201,34 @@ def test_a_group_whose_first_leader_dies_at_once_begins_all_the_same() -> None:
     assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.VOTER}
 
 
+def test_two_disks_lost_before_a_group_is_founded_do_not_begin_it_anew() -> None:
+    """What founders acknowledged among them went with their disks, also in the first second: a person decides.
+
+    n2 has not been heard with standing yet, so that the other two are founders; one of them and n2 lose their disks.
+    """
+    cluster = Cluster(3, voters=False)
+    cluster.advance_until(lambda: cluster.leader() is not None)
+    leader = cluster.leader()
+    assert leader is not None
+    other, silent = (one for one in cluster.ids if one != leader)
+    cluster.isolate(silent)
+    acked = cluster.append(leader, b"acknowledged")
+    cluster.advance_until(lambda: not acked.pending)
+    assert acked.value
+    assert cluster[leader].saved.standing is Standing.FOUNDER
+
+    for one in (other, silent):
+        cluster.wipe(one)
+    cluster.advance_until(lambda: cluster.leader() is None)
+    cluster.heal()
+    for one in (other, silent):
+        cluster.start(one)
+    cluster.advance(10_000)
+
+    assert cluster.leader() is None
+    assert "a majority of the disks is new" in cluster[leader].node.elector.vote_problem
+
+
 def test_one_lost_disk_and_an_empty_voter_do_not_begin_a_new_group() -> None:
     """n2 has standing and has received nothing yet, n1 loses its disk, n0 holds what is acknowledged.
 

@@ -18,6 +18,18 @@ def test_a_majority_of_others_elects_no_candidate_that_may_have_forgotten_a_vote
     assert victory({C: Ballot(Standing.DOUBTFUL, 1, used=True)} | others, 4, C) is Victory.UNANIMITY
 
 
+def test_founders_begin_again_with_blank_ones_only_while_nobody_knows_of_a_committed_entry() -> None:
+    """A majority had standing when it was committed: if one is blank now, disks were lost, perhaps with more."""
+    blank = {one: Ballot(Standing.BLANK, 2, used=False) for one in (A, B)}
+
+    assert victory({C: Ballot(Standing.FOUNDER, 1, used=False)} | blank, 3, C) is Victory.FOUNDING
+    assert victory({C: Ballot(Standing.FOUNDER, 1, used=True)} | blank, 3, C) is None
+    assert victory({A: Ballot(Standing.FOUNDER, 1, used=True), B: blank[B]}, 3, B) is None
+    told = {A: blank[A], B: Ballot(Standing.BLANK, 2, used=True)}
+    assert victory({C: Ballot(Standing.FOUNDER, 1, used=False)} | told, 3, C) is None
+    assert victory({C: Ballot(Standing.BLANK, 1, used=True)}, 1, C) is Victory.FOUNDING
+
+
 def test_each_term_readmits_with_an_entry_of_its_own() -> None:
     """What the same leader asked for in an earlier term was appended before it was deposed in between."""
     readmissions = Readmissions()

@@ -277,7 +277,7 @@ def test_a_damaged_index_is_told(tmp_path: Path) -> None:
         path = min(config.index_dir.iterdir())
         turn(path, 45, 0x11)
         assert bench.problems()
-        assert [one.kind for one in bench.conditions.now()] == [ConditionKind.DAMAGED]
+        wait_until(lambda: [one.kind for one in bench.conditions.now()] == [ConditionKind.DAMAGED], "damage is told")
         assert str(path) in bench.conditions.now()[0].subject
 
 

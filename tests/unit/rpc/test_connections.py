@@ -20,7 +20,7 @@ from dledger.rpc.client_server import ClientServer
 from dledger.rpc.connections import Place, links_to, surplus
 from dledger.types import LogIndex
 from tests.support.fake_node import FakeNode
-from tests.support.http2 import Http2Link, call_frames
+from tests.support.http2 import DATA, Http2Link, call_frames
 from tests.support.waiting import wait_until
 
 READ = options.method(options.LOG_SERVICE, "Read")
@@ -100,6 +100,9 @@ def test_a_connection_with_a_call_outlives_idle_ones(monkeypatch: pytest.MonkeyP
         busy.begin()
         watch = options.method(options.LOG_SERVICE, "WatchRole")
         busy.send(call_frames(1, watch, codec.encode_watch_role("default")))
+        while (answer := busy.recv()) is not None and answer.kind != DATA:
+            pass
+        assert answer is not None, "the call is under way"
         idle = [held.enter_context(Http2Link("127.0.0.1", server.port)) for _ in range(6)]
 
         wait_until(lambda: sum(one.is_closed() for one in idle) >= 4, "idle ones are hung up on")
