@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import IO, TYPE_CHECKING, ClassVar, Final, Protocol, Self
 
 from cluster.local_tls import LocalTls
 from dledger.errors import DLedgerError
@@ -57,9 +57,53 @@ class LocalNode:
         return f"{HOST}:{self.client_port}"
 
 
+class NodeProcess(Protocol):
+    """What a group needs of a ``subprocess.Popen``, or of what stands in for one."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None:
+        """The exit status (negative: a signal), None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status. Raises ``subprocess.TimeoutExpired``."""
+
+    def send_signal(self, number: int) -> None:
+        """Does nothing once it has ended."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+
+def launch(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, detached: bool) -> NodeProcess:
+    """Run a node's command line; its standard input is a pipe unless it is ``detached``."""
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=dict(environment),
+        start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
+    )
+
+
+class Launch(Protocol):
+    """As ``launch``."""
+
+    def __call__(
+        self, words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, detached: bool
+    ) -> NodeProcess: ...
+
+
 class LocalGroup:
     """Starts all nodes on entry and ends all on exit. Not thread-safe, except ``kill``."""
 
+    launch: ClassVar[Launch] = staticmethod(launch)
+    """How a node's process is begun."""
     _companion = 0
     """What a node adds to its peer port to get another port that must be free."""
 
@@ -78,7 +122,7 @@ class LocalGroup:
         self.name = name
         self._settings = {"flush_mode": flush, **(settings or {})}
         self._detached = detached
-        self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self._processes: dict[NodeId, NodeProcess] = {}
         self.log_format = "text"
         """How the nodes write their logs; or ``json``."""
         self.metrics_ports: dict[NodeId, int] = {}
@@ -291,13 +335,8 @@ class LocalGroup:
         if before is not None and before.stdin is not None:
             before.stdin.close()
         with log_file.open("ab") as log:
-            self._processes[node] = subprocess.Popen(
-                [*self.command(node), *extra],
-                stdin=subprocess.DEVNULL if self._detached else subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=self._environment(),
-                start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
+            self._processes[node] = self.launch(
+                [*self.command(node), *extra], self._environment(), log, detached=self._detached
             )
         return offset
 
@@ -319,7 +358,7 @@ class LocalGroup:
             code = self._process(node).returncode
             raise LocalGroupError(f"{node} ended with exit code {code} while starting\n{self._log_end(node)}")
 
-    def _process(self, node: NodeId) -> subprocess.Popen[bytes]:
+    def _process(self, node: NodeId) -> NodeProcess:
         if node not in self._processes:
             raise LocalGroupError(f"{node} was never started")
         return self._processes[node]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import memory_disk
+from cluster.local_group import LocalGroup
+from tests.support import memory_disk, preloaded
 
 IN_MEMORY = frozenset({"contract", "paper", "scenarios", "store", "unit"})
 """Directories of tests that need nothing of a real disk."""
@@ -48,6 +49,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     item.stash[_failed] = item.stash.get(_failed, False) or report.failed
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_starts() -> Iterator[None]:
+    """All local groups start their nodes from a process that has loaded the modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalGroup, "launch", staticmethod(preloaded.launch))
+        yield
 
 
 def _kept_in_memory(request: pytest.FixtureRequest) -> bool:
