@@ -14,6 +14,7 @@ PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 
 BASE_IMAGE ?=
 SEEDS ?= 2000
+MUTANTS ?=
 TESTS ?= tests
 WORKERS ?= 2
 DRILL ?= kill-leader
@@ -21,7 +22,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim image-base image compose-check drill proto screenshots docs clean
+.PHONY: help install lock demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim mutants image-base image compose-check drill proto screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -106,6 +107,9 @@ format: $(STAMP) ## Format the sources and fix what can be fixed
 sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays one, TRACE=1 with every event)
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
 		$(if $(FROM),--from $(FROM)) $(if $(EVENTS),--events $(EVENTS)) $(if $(PLANT),--plant $(PLANT))
+
+mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests catch it (MUTANTS="NAME ...")
+	@$(BIN)/python -m tests.mutants --jobs $(WORKERS) $(MUTANTS)
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
 	$(BIN)/dledger bench $(if $(BENCH),--name $(BENCH)) --output build/bench.json

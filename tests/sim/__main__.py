@@ -33,6 +33,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=EVENTS, help="events before the group is healed")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
     parser.add_argument("--plant", choices=sorted(PLANTS), help="break one rule of the core: some seed must fail")
+    parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     return parser.parse_args(given)
 
@@ -60,8 +61,8 @@ def results_of(seeds: Iterable[int], events: int, plant: str | None, jobs: int) 
         yield from pool.imap_unordered(work, seeds, chunksize=8)
 
 
-def run_many(first: int, count: int, events: int, plant: str | None, jobs: int) -> int:
-    """Run seeds, report failures as they come and sum up."""
+def run_many(first: int, count: int, events: int, plant: str | None, jobs: int, *, stop: bool = False) -> int:
+    """Run seeds (until one fails, with ``stop``), report failures as they come and sum up."""
     begun = time.monotonic()
     failed: list[int] = []
     total: Counter[str] = Counter()
@@ -83,6 +84,8 @@ def run_many(first: int, count: int, events: int, plant: str | None, jobs: int) 
                 f"  replay: make sim SEED={result.seed}{extra}   (all events: python -m tests.sim --seed "
                 f"{result.seed} --events {events} --trace)\n"
             )
+            if stop:
+                return 1
         if done % 100 == 0:
             seconds = time.monotonic() - begun
             say(f"{done}/{count} seeds, {total['events']} events, {seconds:.0f} s, {len(failed)} failed")
@@ -102,7 +105,9 @@ def main(given: list[str] | None = None) -> int:
     arguments = _arguments(given)
     if arguments.seed is not None:
         return replay(arguments.seed, arguments.events, arguments.plant, trace=arguments.trace)
-    return run_many(arguments.first, arguments.seeds, arguments.events, arguments.plant, arguments.jobs)
+    return run_many(
+        arguments.first, arguments.seeds, arguments.events, arguments.plant, arguments.jobs, stop=arguments.stop
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""``python -m tests.mutants``: plant every bug, say what caught it; exit code 1 if one survived."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutants.mutant import Mutant, read_all
+from tests.mutants.trial import Finding, Outcome, copied, planted, try_seeds, try_tests
+from tests.support import memory_disk
+
+
+def say(line: str) -> None:
+    """Print a line for people."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def judge(mutant: Mutant, copy: Path, *, seeds: bool) -> list[Finding]:
+    """All that is said of one bug; nothing but ``BROKEN`` if it cannot be planted."""
+    with planted(mutant, copy) as problem:
+        if problem:
+            return [Finding("patch", Outcome.BROKEN, problem, 0.0)]
+        findings = try_tests(mutant, copy)
+        if seeds and mutant.seeds:
+            findings.append(try_seeds(mutant, copy))
+        return findings
+
+
+def is_caught(mutant: Mutant, findings: list[Finding], *, seeds: bool) -> bool:
+    """By its tests, and by the simulator where that should find it, too."""
+    if any(one.outcome is Outcome.BROKEN for one in findings):
+        return False
+    noticed = {one.layer == "simulator" for one in findings if one.outcome is not Outcome.SURVIVED}
+    return False in noticed and (True in noticed or not (seeds and mutant.seeds))
+
+
+@contextmanager
+def copies(count: int) -> Iterator[SimpleQueue[Path]]:
+    """So many copies of the project, to be taken and put back."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    with ExitStack() as stack:
+        for _ in range(count):
+            made = stack.enter_context(tempfile.TemporaryDirectory(dir=memory_disk.directory(), prefix="mutants-"))
+            free.put(stack.enter_context(copied(Path(made))))
+        yield free
+
+
+def main(given: list[str] | None = None) -> int:
+    """The command; 1 if a bug was not caught."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="these alone")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--no-seeds", action="store_true", help="without the simulator")
+    arguments = parser.parse_args(given)
+    mutants = [one for one in read_all() if not arguments.names or one.name in arguments.names]
+    unknown = set(arguments.names) - {one.name for one in mutants}
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    begun = time.monotonic()
+    talking = threading.Lock()
+    layers: Counter[str] = Counter()
+    missed: list[str] = []
+    seeds = not arguments.no_seeds
+
+    with copies(arguments.jobs) as free, ThreadPoolExecutor(arguments.jobs) as pool:
+
+        def work(mutant: Mutant) -> None:
+            copy = free.get()
+            try:
+                findings = judge(mutant, copy, seeds=seeds)
+            finally:
+                free.put(copy)
+            with talking:
+                for one in findings:
+                    layers[one.layer] += one.outcome in (Outcome.CAUGHT, Outcome.HUNG)
+                caught = is_caught(mutant, findings, seeds=seeds)
+                missed.extend([] if caught else [mutant.name])
+                say(f"{'caught' if caught else 'MISSED'} {mutant.name}: {'; '.join(map(str, findings))}")
+
+        list(pool.map(work, mutants))
+    said = ", ".join(f"{layer} {count}" for layer, count in layers.most_common())
+    say(f"{len(mutants) - len(missed)} of {len(mutants)} caught in {time.monotonic() - begun:.0f} s, by: {said}")
+    if missed:
+        say(f"MISSED: {' '.join(sorted(missed))}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
