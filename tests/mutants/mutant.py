@@ -1,15 +1,15 @@
 """A planted bug as a file: what it is, who should catch it, and the patch itself.
 
-A file ``NAME.patch`` begins with lines of the form ``Word: text``; an indented line goes on with the one before it. Then
-comes a blank line, then the patch, as ``git diff`` writes it::
+A file ``NAME.patch`` begins with lines of the form ``Word: text``; an indented line goes on with the one before it.
+Then comes a blank line, then the patch, as ``git diff`` writes it::
 
     Bug: a vote is answered before it is saved
     Harm: after a restart the member votes again in the same term: two leaders
     Tests: tests/unit/core/test_leader_elector.py tests/scenarios
     Seeds: 300
 
-``Tests`` are files and directories, the cheapest first; all of them pass without the bug. ``Seeds`` is how many seeds of
-the simulator find it at the latest; without it, the simulator is not asked.
+``Tests`` are files and directories, the cheapest first; all of them pass without the bug. ``Seeds`` is how many seeds
+of the simulator find it at the latest; without it, the simulator is not asked.
 """
 
 from __future__ import annotations
