@@ -41,7 +41,7 @@ class LoopDisk:
         self._image = image
         with image.open("wb") as file:
             file.truncate(mib << 20)
-        _run("mkfs.ext4", "-q", "-F", str(image))
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
         directory.mkdir(parents=True)
         self._mount()
         (directory / "lost+found").rmdir()

@@ -1,0 +1,101 @@
+"""Tens of thousands of operations under faults of every kind, and one log that explains what each client was told.
+
+The history is kept beside the group's files as JSON lines, for other checkers; ours is itself checked with good and bad
+histories in ``tests/unit/support/test_history.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import DLedgerError
+from tests.integration import tracing
+from tests.integration.conftest import Adopt
+from tests.integration.harness import ProxiedGroup
+from tests.integration.test_nemesis import FAULTS as NETWORK_FAULTS
+from tests.integration.test_nemesis import SERVICE_TIMEOUT_S, Fault
+from tests.support import power
+from tests.support.power import LoopDisk
+from tests.support.workload import Workload
+
+OPERATIONS = 50_000
+OPERATIONS_SOAK = int(os.environ.get("OPERATIONS", "1000000"))
+ROUND = 2_000
+"""Acknowledgements between one fault and the next."""
+DISK_MIB = 256
+SLOW_US = 300_000
+
+
+def hand_over(group: ProxiedGroup, chance: random.Random) -> Callable[[], None]:
+    """The leadership goes to somebody, if the leader agrees."""
+    target = chance.choice(group.followers(group.leader()))
+    with suppress(DLedgerError), group.client() as client:
+        client.transfer_leadership(target)
+    return lambda: None
+
+
+def full_disk(group: ProxiedGroup, chance: random.Random) -> Callable[[], None]:
+    """Somebody else's file takes all the room that one member has."""
+    node = chance.choice(sorted(group.nodes))
+    ballast = group.store_dir(node) / "ballast"
+    with ballast.open("wb") as file, suppress(OSError):
+        while room := os.statvfs(ballast).f_bavail:
+            os.posix_fallocate(file.fileno(), file.tell(), max(1, room // 2) * 4096)
+            file.seek(0, os.SEEK_END)
+    return ballast.unlink
+
+
+def slow_disk(group: ProxiedGroup, chance: random.Random) -> Callable[[], None]:
+    """Each flush of one member takes as long as two heartbeats and more."""
+    stack = ExitStack()
+    stack.enter_context(
+        tracing.traced(group.pid(chance.choice(sorted(group.nodes))), f"fdatasync:delay_enter={SLOW_US}")
+    )
+    return stack.close
+
+
+def power_cut(group: ProxiedGroup, chance: random.Random, disks: dict[str, LoopDisk]) -> Callable[[], None]:
+    """One member's machine goes, and comes back with what its disk has."""
+    node = chance.choice(sorted(group.nodes))
+    disks[node].cut()
+    group.kill(node)
+    disks[node].restore()
+    return group.start_all
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operations", [OPERATIONS, pytest.param(OPERATIONS_SOAK, marks=pytest.mark.soak)])
+def test_one_log_explains_all_that_clients_were_told(adopt: Adopt, tmp_path: Path, operations: int) -> None:
+    """Appends and linearizable reads, of clients that try again and clients that do not, in real time."""
+    if reason := power.why_not(tmp_path) or tracing.why_not():
+        pytest.skip(f"NOT TESTED: {reason}")
+    chance = random.Random(operations)
+    with ExitStack() as stack:
+        group = adopt(ProxiedGroup(tmp_path / "group", size=5, settings={"retention_hours": "9999"}))
+        group.allowed_to_fail = set(group.nodes)
+        disks: dict[str, LoopDisk] = {}
+        mib = DISK_MIB * operations // OPERATIONS
+        for node in group.nodes:
+            disks[node] = LoopDisk(tmp_path / f"{node}.img", group.store_dir(node), mib=mib)
+            stack.callback(disks[node].close)
+        stack.callback(group.hard_kill)
+        faults: list[Fault] = [*NETWORK_FAULTS, hand_over, full_disk, slow_disk]
+        faults.append(lambda one, dice: power_cut(one, dice, disks))
+        group.start_all()
+        group.leader()
+        load = Workload(group.addresses, group.history, singles=2, pipelines=4, readers=2, pace_s=0.001)
+        with load:
+            while len(group.history.appends) + len(group.history.reads) < operations:
+                undo = chance.choice(faults)(group, chance)
+                load.history.wait_for_acks(ROUND, SERVICE_TIMEOUT_S)
+                undo()
+                load.history.wait_for_acks(ROUND // 10, SERVICE_TIMEOUT_S)
+
+        group.verify()
+        assert (group.directory / "history.jsonl").stat().st_size
