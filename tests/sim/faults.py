@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dledger.core.node import Node
 from dledger.core.producers import needed_from
 from dledger.types import NO_ENTRY, LogIndex, NodeId
+from tests.sim.network import CALLS, PUSHES
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode
@@ -43,6 +44,8 @@ class Nemesis:
             "snapshot": self._snapshot,
             "set_back": self._set_back,
             "connection_lost": self._connection_lost,
+            "lose_kind": self._lose_kind,
+            "hang_flush": self._hang_flush,
         }
         self._strikes = [(name, strike) for name, strike in strikes.items() if simulation.options.has(name)]
 
@@ -146,6 +149,24 @@ class Nemesis:
         pairs = [(one.name, other.name) for one in members[:2] for other in members[2:4]]
         return self._cut(pairs + [(other, one) for one, other in pairs])
 
+    def _lose_kind(self) -> bool:
+        """Single kinds of messages get lost while all others go through: pushes but not heartbeats, or votes alone."""
+        if len(self._nodes) == 1:
+            return False
+        lost = self._simulation.network.lost_kinds
+        lost.clear()
+        kinds = self._random.choice((PUSHES, CALLS, (self._random.choice((*PUSHES, *CALLS)),)))
+        one, *others = self._some(len(self._nodes))
+        for other in others[: self._random.randrange(1, len(self._nodes))]:
+            for pair in self._random.choice((((one, other),), ((other, one),), ((one, other), (other, one)))):
+                lost[pair[0].name, pair[1].name] = kinds
+        self._simulation.scheduler.after(self._duration_us() * 2, self._find_kinds, dict(lost))
+        return True
+
+    def _find_kinds(self, lost: dict[tuple[NodeId, NodeId], tuple[type, ...]]) -> None:
+        if self._simulation.network.lost_kinds == lost:
+            self._simulation.network.lost_kinds.clear()
+
     # -- members -------------------------------------------------------------------------------------------------
 
     def _crash(self, count: int) -> bool:
@@ -176,6 +197,13 @@ class Nemesis:
         for node in self._some(self._random.randrange(1, len(self._nodes) + 1)):
             node.slow_flush_us = self._random.choice((50_000, 500_000, 3_000_000))
             self._simulation.scheduler.after(self._duration_us(), self._fast_flush, node)
+        return True
+
+    def _hang_flush(self) -> bool:
+        """One member's disk answers no flush for longer than any time-out; heartbeats and reads go on."""
+        (node,) = self._some(1)
+        node.slow_flush_us = self._random.choice((8_000_000, 20_000_000))
+        self._simulation.scheduler.after(self._duration_us() * 2, self._fast_flush, node)
         return True
 
     def _fast_flush(self, node: SimNode) -> None:

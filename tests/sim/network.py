@@ -10,6 +10,12 @@ from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
     Message,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushResponse,
+    PushTruncate,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
@@ -23,6 +29,8 @@ Broken = Callable[[NodeId, NodeId], None]
 
 CALLS = (VoteRequest, VoteResponse, HeartbeatRequest, HeartbeatResponse, TakeLeadership)
 """What travels outside the push stream, and so in any order."""
+PUSHES = (PushCompare, PushTruncate, PushAppend, PushCommit, PushInstall, PushResponse)
+"""What travels in it."""
 
 
 class Network:
@@ -39,6 +47,8 @@ class Network:
         self._last_us: dict[tuple[NodeId, NodeId], int] = {}
         self._life: dict[NodeId, int] = dict.fromkeys(options.names, 0)
         self.blocked: dict[tuple[NodeId, NodeId], bool] = {}
+        self.lost_kinds: dict[tuple[NodeId, NodeId], tuple[type, ...]] = {}
+        """What does not get through in a direction although everything else does."""
         self.faulty = True
         self.hits: Counter[str] = Counter()
 
@@ -50,6 +60,7 @@ class Network:
         """From now on everything arrives, in order and soon; what is late already stays late."""
         self.faulty = False
         self.blocked.clear()
+        self.lost_kinds.clear()
         self._last_us.clear()
 
     def send(self, sender: NodeId, target: NodeId, message: Message) -> None:
@@ -59,6 +70,9 @@ class Network:
             self.hits["blocked"] += 1
             self._lose(sender, target, pushes=pushes)
             return
+        if self.lost_kinds and isinstance(message, self.lost_kinds.get((sender, target), ())):
+            self.hits["lost_of_kind"] += 1
+            return  # nobody notices: what else is under way arrives
         if not self.faulty:
             self._carry(sender, target, message, 300 + int(self._random.random() * 700), pushes=pushes)
             return

@@ -39,8 +39,11 @@ SWARM: Final = (
     "connection_lost",
     "corrupt",
     "set_back",
+    "lose_kind",
+    "hang_flush",
 )
 """Every kind of fault; a seed switches a random part of them on."""
+_FIRST: Final = SWARM.index("set_back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,13 @@ class Options:
 def choose(seed: int, events: int) -> Options:
     """Decide everything about a seed's world."""
     random = Random(f"options/{seed}")
-    more = Random(f"more options/{seed}")
+    more = Random(f"more options/{seed}")  # drawn apart, so that seeds of before stay the same worlds
+    yet_more = Random(f"yet more options/{seed}")
     density = random.choice((0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9))
-    faults = tuple(fault for fault in SWARM if fault != "set_back" and random.random() < density)
-    if more.random() < density:  # drawn apart, so that seeds of before stay the same worlds
+    faults = tuple(fault for fault in SWARM[:_FIRST] if random.random() < density)
+    if more.random() < density:
         faults += ("set_back", "snapshot")
+    faults += tuple(fault for fault in ("lose_kind", "hang_flush") if yet_more.random() < density / 2)
     return Options(
         seed=seed,
         events=events,
