@@ -202,7 +202,7 @@ class Nemesis:
     def _hang_flush(self) -> bool:
         """One member's disk answers no flush for longer than any time-out; heartbeats and reads go on."""
         (node,) = self._some(1)
-        node.slow_flush_us = self._random.choice((8_000_000, 20_000_000))
+        node.slow_flush_us = self._random.choice((5_000_000, 8_000_000))
         self._simulation.scheduler.after(self._duration_us() * 2, self._fast_flush, node)
         return True
 
