@@ -61,6 +61,14 @@ def memory_of(state: MemberState, peer: NodeId) -> EntryId:
     return state.remembered.get(peer, NO_ENTRY) if state.agrees.get(peer) else NO_ENTRY
 
 
+def least_of(state: MemberState, peer: NodeId) -> EntryId:
+    """What a peer must hold for its vote to count; nothing if its history is known to be another one.
+
+    Also before histories were compared, as after every start of this member: it takes no more than this vote from it.
+    """
+    return state.remembered.get(peer, NO_ENTRY) if state.agrees.get(peer) is not False else NO_ENTRY
+
+
 def note(state: MemberState, peer: NodeId, verdict: bool | None) -> None:
     """A peer's history was compared."""
     if verdict is not None or peer not in state.agrees:

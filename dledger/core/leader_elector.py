@@ -244,7 +244,7 @@ class LeaderElector:
         state = self._state
         committed = histories.stated(state)
         for peer in state.peers:
-            remembered = histories.memory_of(state, peer)
+            remembered = histories.least_of(state, peer)
             countersign = state.countersign if pre_vote else 0
             request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered, committed, countersign)
             state.outbox.messages.append((peer, request))

@@ -57,7 +57,7 @@ def _kind_of(decode: Decode, monkeypatch: pytest.MonkeyPatch) -> type[ProtoMessa
     """What a decoder parses."""
     module = inspect.getmodule(decode)
     assert module is not None
-    parse, kinds = module.parse, []  # type: ignore[attr-defined]  # all of these modules have it
+    parse, kinds = module.parse, []
 
     def note(kind: type[ProtoMessage], data: bytes) -> object:
         kinds.append(kind)

@@ -44,6 +44,8 @@ SWARM: Final = (
 )
 """Every kind of fault; a seed switches a random part of them on."""
 _FIRST: Final = SWARM.index("set_back")
+NEW_WORLDS: Final = 100_000
+"""From this seed on all kinds strike; those before stay the worlds in which something was found once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ def choose(seed: int, events: int) -> Options:
     faults = tuple(fault for fault in SWARM[:_FIRST] if random.random() < density)
     if more.random() < density:
         faults += ("set_back", "snapshot")
-    faults += tuple(fault for fault in ("lose_kind", "hang_flush") if yet_more.random() < density / 2)
+    if seed >= NEW_WORLDS:
+        faults += tuple(fault for fault in SWARM[_FIRST + 1 :] if yet_more.random() < density / 2)
     return Options(
         seed=seed,
         events=events,

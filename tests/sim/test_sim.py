@@ -14,7 +14,7 @@ from tests.sim import options, simulation
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
-REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244)
+REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998)
 """Seeds that found a bug once, here or in the checker."""
 
 
@@ -22,7 +22,7 @@ REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244)
 @pytest.mark.parametrize("block", range(10))
 def test_sim_random_seeds_keep_every_promise(block: int) -> None:
     """Raft's safety properties hold after every event, and a healed group makes progress within 10 s."""
-    for seed in range(block * 12, block * 12 + 12):
+    for seed in range(options.NEW_WORLDS + block * 12, options.NEW_WORLDS + block * 12 + 12):
         result = run_seed(seed, EVENTS)
 
         assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
