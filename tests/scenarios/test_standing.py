@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dledger.config import FlushMode
-from dledger.core.histories import stated
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
