@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
+import pytest
+
 from dledger.errors import DLedgerError
 from rocketstore.client import Producer
 from rocketstore.client.connection import PULL
@@ -15,9 +17,14 @@ from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import BrokerGroup
 from tests.support.waiting import wait_until
 
-KEEP_NOTHING = {"fileReservedTime": "0", "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24))}
+KEEP_NOTHING = {
+    "fileReservedTime": "0",
+    "cleanResourceInterval": "500",
+    "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
+}
 
 
+@pytest.mark.soak  # half a minute until the brokers' state lets go of the log's begin
 def test_a_master_with_a_new_disk_goes_on_counting_in_queues_whose_messages_have_expired(
     make_brokers: Callable[..., BrokerGroup],
 ) -> None:

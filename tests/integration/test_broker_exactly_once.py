@@ -19,10 +19,10 @@ from tests.support.broker_load import TOPIC
 from tests.support.waiting import wait_until
 
 KILLS = 3
-MESSAGES_PER_KILL = 10_000
+MESSAGES_PER_KILL = 4_000
 DONE_BEFORE_KILL = 1_000
 TIMEOUT_S = 30.0
-NUMBERED = 20_000
+NUMBERED = 8_000
 APPLICATION = """
 import sys
 from rocketstore.client import Producer
