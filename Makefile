@@ -6,6 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+unexport PYTHONDONTWRITEBYTECODE # every process would compile everything anew
 
 VENV ?= .venv
 STAMP := $(VENV)/.installed
@@ -123,7 +124,6 @@ image: $(STAMP) ## The container image (BASE_IMAGE=python:3.12-slim; without it,
 drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only if nothing is lost (DRILL="all --html r.html")
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then missing=; \
 		command -v dockerd >/dev/null || [ -S /var/run/docker.sock ] || missing="docker.io iptables"; \
-		command -v debootstrap >/dev/null || [ -n "$(BASE_IMAGE)" ] || missing="$$missing debootstrap"; \
 		if [ -n "$$missing" ]; then echo "installing: $$missing"; \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 				apt-get install -qq --no-install-recommends -y $$missing >/dev/null; fi; fi

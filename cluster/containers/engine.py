@@ -31,6 +31,8 @@ RUN_DIR: Final = Path("/run/dledger-engine")
 """Locks, socket, pid and log of our own engine. A short path: sockets' names have little room."""
 DATA_DIR: Final = Path("/var/lib/dledger-engine")
 """Its images, containers and volumes."""
+LAYERS_BYTES_MAX: Final = 4 << 30
+"""Of images and containers, where they lie in memory."""
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 REQUEST_TIMEOUT_S: Final = 300
@@ -168,6 +170,7 @@ def _start() -> EngineClient:
     _pid_file().unlink(missing_ok=True)
     firewall.prepare(_firewall_file())
     log = RUN_DIR / "log"
+    _lay_out_data()
     command = ["setsid", "--fork", "dockerd", "--host", _own_url(), "--data-root", str(DATA_DIR)]
     command += ["--exec-root", str(RUN_DIR / "exec"), "--pidfile", str(_pid_file())]
     command += ["--bridge", "none"]  # containers live on networks that somebody made for them
@@ -186,6 +189,7 @@ def _start() -> EngineClient:
         tail = log.read_bytes()[-_LOG_BYTES_SHOWN:].decode(errors="replace")
         _kill(signal.SIGKILL)
         firewall.restore(_firewall_file())
+        _unmount(DATA_DIR)
         raise EngineUnavailableError(f"{error}; it said:\n{tail}") from None
     return found[0]
 
@@ -207,6 +211,36 @@ def _end(client: EngineClient) -> None:
     _unmount(DATA_DIR)
     shutil.rmtree(DATA_DIR)
     shutil.rmtree(RUN_DIR / "exec", ignore_errors=True)
+
+
+def _lay_out_data() -> None:
+    """Images and containers lie in memory if that has room, volumes (brokers' data) always on the disk.
+
+    Images end with the engine, and are some ten thousand files, which a disk may take half a minute to remove. What an
+    engine that was killed left is used again, unless the machine has forgotten its images since then.
+    """
+    layers = DATA_DIR / "overlay2"
+    if DATA_DIR.is_mount() or (layers.is_dir() and any(layers.iterdir())):
+        return
+    shutil.rmtree(DATA_DIR, ignore_errors=True)
+    if _available_bytes() < 2 * LAYERS_BYTES_MAX:
+        return
+    layers.mkdir(parents=True)
+    size = f"size={LAYERS_BYTES_MAX},mode=0710"
+    for arguments in (
+        ["--bind", str(DATA_DIR), str(DATA_DIR)],  # dockerd would do this, over what is mounted below
+        ["--make-private", str(DATA_DIR)],
+        ["--make-shared", str(DATA_DIR)],
+        ["--types", "tmpfs", "--options", size, "dledger-engine", str(layers)],
+    ):
+        done = subprocess.run(["mount", *arguments], check=False, capture_output=True)
+        if done.returncode:  # then on the disk
+            return
+
+
+def _available_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) << 10
 
 
 def _unmount(directory: Path) -> None:

@@ -1,7 +1,7 @@
 """The image of the present sources: ``python -m cluster.containers.image`` (``make image``).
 
 It is built by ``cluster/deploy/Dockerfile`` on ``BASE_IMAGE`` if that variable names one, with packages from PyPI. Else
-nothing is pulled: the base is made of Debian's packages (``debootstrap``), and what the project needs comes as wheels
+nothing is pulled: the base is made of Debian's packages (by ``apt-get``), and what the project needs comes as wheels
 that the machine's own pip has fetched for the base's Python. All of it is kept under ``build/``, each thing with a key
 made of what went into it, so that it is made again only when that changed.
 """
@@ -84,9 +84,9 @@ def _base_file(script: Path, tag: str) -> Path:
     file = _kept("base", tag)
     if file.exists():
         return file
-    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise ImageError(
-            "a base image of Debian's packages is made by root, with debootstrap (apt-get install debootstrap); "
+            "a base image of Debian's packages is made by root, with apt-get; "
             "where images can be pulled, say BASE_IMAGE=python:3.12-slim"
         )
     _log.info("making a base image of Debian's packages")

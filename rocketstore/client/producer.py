@@ -14,7 +14,7 @@ from typing import Final
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
-from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client.batch import Encoded, SendFuture, SendOptions, SendReceipt, Sent
 from rocketstore.client.connection import PRODUCER, BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
@@ -84,6 +84,7 @@ class Producer:
         self._lock = threading.Lock()  # guards the fields below
         self._direct: Sender | None = None
         self._senders: list[MessageSender] = []
+        self._closed = False
 
     def __enter__(self) -> Producer:
         return self
@@ -96,6 +97,7 @@ class Producer:
     def close(self) -> None:
         """Finish what was begun, then close every connection. Idempotent."""
         with self._lock:
+            self._closed = True
             direct, self._direct = self._direct, None
             senders, self._senders = self._senders, []
         for sender in senders:
@@ -176,8 +178,8 @@ class Producer:
             ordered=ordered,
             producer_name=self._options.producer_name if producer_name is None else producer_name,
         )
-        made = MessageSender(Sender(self._connect, self._note_failure, self._find_master, options), self._encode)
         with self._lock:
+            made = MessageSender(self._make_sender(options), self._encode)
             self._senders = [one for one in self._senders if not one.closed]
             self._senders.append(made)
         return made
@@ -201,9 +203,14 @@ class Producer:
             with self._lock:
                 sender = self._direct
                 if sender is None:
-                    sender = Sender(self._connect, self._note_failure, self._find_master, self._options)
-                    self._direct = sender
+                    sender = self._direct = self._make_sender(self._options)
         return sender
+
+    def _make_sender(self, options: SendOptions) -> Sender:
+        """Under the lock, so that none is left over after ``close``."""
+        if self._closed:
+            raise UnavailableError("the producer is closed")
+        return Sender(self._connect, self._note_failure, self._find_master, options)
 
     def _connect(self, deadline: Deadline) -> SendPipe:
         def attempt() -> SendPipe:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from cluster.broker_target import BrokerTarget
 from cluster.connection import Target
 from cluster.console.guard import Rules
+from cluster.console.playground import open_console
 from cluster.console.server import ConsoleServer, Place
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
@@ -85,6 +87,27 @@ def find(page: Page, **fields: str) -> None:
     )
     page.js(script, fields)
     page.click("#panel-messages button[type=submit]")
+
+
+@pytest.fixture(scope="module")
+def broker_console(brokers: LocalBrokers) -> Iterator[ConsoleServer]:
+    """One for all tests here: they look, and end no broker."""
+    with open_console(brokers, port=0) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_log_console(shared_log_group: LocalGroup) -> Iterator[ConsoleServer]:
+    """The same of the log nodes."""
+    with open_console(shared_log_group, port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def log_console(shared_log_console: ConsoleServer, log_group: LocalGroup) -> ConsoleServer:
+    """It, with all nodes running."""
+    assert all(log_group.is_running(node) for node in log_group.nodes)
+    return shared_log_console
 
 
 @pytest.fixture

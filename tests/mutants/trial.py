@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,7 @@ from tests.mutants.mutant import ROOT, Mutant
 TIMEOUT_S: Final = 300.0
 SEED_S: Final = 3.0
 """What one seed may take at the most."""
+_seconds = itertools.count(1_000_000_000)
 _PYTEST: Final = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header")
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _SEED: Final = re.compile(r"^seed (\d+) FAILED", re.MULTILINE)
@@ -71,11 +73,20 @@ def planted(mutant: Mutant, copy: Path) -> Iterator[str]:
     done = subprocess.run(
         words, cwd=copy, input=mutant.patch, text=True, capture_output=True, check=False, env=environment
     )
+    _renew(kept)
     try:
         yield done.stderr.strip()
     finally:
         for path, content in kept.items():
             path.write_bytes(content)
+        _renew(kept)
+
+
+def _renew(paths: Iterable[Path]) -> None:
+    """Python takes compiled code for that of a source of the same size and second: here no second comes twice."""
+    for path in paths:
+        second = next(_seconds)
+        os.utime(path, (second, second))
 
 
 def try_tests(mutant: Mutant, copy: Path, timeout_s: float = TIMEOUT_S) -> list[Finding]:
@@ -101,8 +112,8 @@ def layer_of(tests: str) -> str:
 
 
 def _run(layer: str, words: Sequence[str], copy: Path, timeout_s: float, pattern: re.Pattern[str]) -> Finding:
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    for name in [name for name in environment if name.startswith(("PYTEST_", "COVERAGE_"))]:
+    environment = os.environ | {"PYTHONPATH": str(copy)}
+    for name in [name for name in environment if name.startswith(("PYTEST_", "COVERAGE_", "PYTHONDONT"))]:
         del environment[name]
     begun = time.monotonic()
     try:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
 
 from pipeline import register, spark_session
+from pipeline.source.datasource import DLedgerDataSource
+from tests.support.spark_nodes import entry_node
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,3 +48,38 @@ def test_register_makes_the_jobs_formats_known(spark: SparkSession, kind: str, m
 
     with pytest.raises(PySparkException, match=f"did you mean {meant}"):
         spark.read.format(kind).option(mistyped, "1").load("/nowhere").collect()
+
+
+def test_processes_that_spark_starts_itself_read_and_write(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As everybody's: each finds and loads what it needs. Those of other tests have it loaded (``spark_forks``)."""
+    starts, python = tmp_path / "starts", tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$*" >> {starts}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    session = spark.newSession()
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    session.dataSource.register(DLedgerDataSource)
+
+    with entry_node(tmp_path / "from") as node, entry_node(tmp_path / "to", "c2") as other:
+        rows = session.range(20).selectExpr("cast(id AS string) AS body")
+        rows.write.format("dledger").mode("append").options(**node.options).save()
+        stream = session.readStream.format("dledger").options(**node.options, startingOffsets="earliest").load()
+        writer = stream.select("body").writeStream.format("dledger").options(**other.options)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        copied = session.read.format("dledger").options(**other.options, pushFilters="true").load()
+        found = copied.filter("index > 0").collect()
+
+    assert sorted(int(bytes(row["body"])) for row in found) == list(range(20))
+    assert {line.split()[-1].rpartition(".")[2] for line in starts.read_text().splitlines()} == {
+        "commit_data_source_write",
+        "create_data_source",
+        "data_source_pushdown_filters",
+        "plan_data_source_read",
+        "python_streaming_sink_runner",
+        "python_streaming_source_runner",
+        "worker",
+        "write_into_data_source",
+    }

@@ -26,6 +26,8 @@ import pytest
 
 from pipeline.errors import JavaMissingError
 from pipeline.session import java_version, spark_session
+from tests.support import memory_disk
+from tests.support.spark_forks import forking_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,22 +65,25 @@ def spark_sockets(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark() -> Iterator[SparkSession]:
     """The session. Skipped, loudly, where there is no Java."""
     try:
         java_version(os.environ)
     except JavaMissingError as error:
         pytest.skip(f"NOT TESTED WITH SPARK: {error}")
-    directory = tmp_path_factory.mktemp("spark")
+    directory = memory_disk.new_directory("spark")
     places = {
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": f"{SETTINGS['spark.driver.extraJavaOptions']} -Dderby.system.home={directory}",
     }
-    with pytest.MonkeyPatch.context() as patch:
-        # Workers find the sources by it; what pytest adds to sys.path they do not know.
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
-        session = spark_session(MASTER, "tests", **(SETTINGS | places))
-    yield session
-    session.stop()
+    with forking_python(directory) as environment:
+        with pytest.MonkeyPatch.context() as patch:
+            # Workers find the sources by it; what pytest adds to sys.path they do not know.
+            patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            session = spark_session(MASTER, "tests", **(SETTINGS | places))
+        yield session
+        session.stop()
     shutil.rmtree(directory, ignore_errors=True)

@@ -63,7 +63,7 @@ def disk_log(tmp_path_factory: pytest.TempPathFactory) -> DiskLog:
     return write_disk_log(tmp_path_factory.mktemp("node"), some_messages(600), noop_every=64)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     split_bytes=st.integers(1024, 1 << 20),
     max_records=st.integers(0, 50),
@@ -344,7 +344,7 @@ def test_a_segment_that_is_gone_when_a_task_reads_it_is_told(tmp_path: Path) -> 
         list(read_split(splits[0], named_columns(("index",), context), context))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(run_bytes=st.integers(1, 1 << 16), window_bytes=st.integers(1, 1 << 17), indexed=st.booleans())
 def test_runs_are_no_longer_than_asked_for(
     disk_log: DiskLog, run_bytes: int, window_bytes: int, *, indexed: bool

@@ -28,8 +28,19 @@ def group(tmp_path: Path) -> Iterator[Group]:
         broker.stop()
 
 
-@pytest.mark.parametrize("damage", ["turned bit", "missing segment", "unreadable sector"])
-@pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/T", "consumequeue/RMQ_SYS_QUEUE_NUMBERS", "checkpoint"])
+DAMAGES = ("turned bit", "missing segment", "unreadable sector")
+LOST = ("consumequeue", "consumequeue/T", "consumequeue/RMQ_SYS_QUEUE_NUMBERS", "checkpoint")
+
+
+PAIRS = [
+    pytest.param(damage, lost, marks=() if damage == DAMAGES[number % len(DAMAGES)] else pytest.mark.soak)
+    for number, lost in enumerate(LOST)
+    for damage in DAMAGES
+]
+"""Each of them with some other; the rest of the pairs is left to the soak."""
+
+
+@pytest.mark.parametrize(("damage", "lost"), PAIRS)
 def test_a_member_whose_log_is_damaged_where_it_is_dispatched_again_starts_and_is_repaired(
     group: Group, monkeypatch: pytest.MonkeyPatch, damage: str, lost: str
 ) -> None:

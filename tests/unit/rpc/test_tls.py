@@ -411,6 +411,7 @@ def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.M
 
 def test_a_plaintext_handshake_that_trickles_in_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without TLS: it would hold a thread, and one of a few places."""
+    monkeypatch.setattr("dledger.rpc.peer_listener.FIRST_BYTES_TIMEOUT_S", 0.3)
     monkeypatch.setattr(push_server, "HANDSHAKE_TIMEOUT_S", 0.3)
     both = configs(Path(), secured=(False, False))
     with (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -40,9 +40,8 @@ def _leader_of(server: ConsoleServer) -> str:
     return str(group["leader"])
 
 
-@pytest.fixture
-def make_console() -> Iterator[MakeConsole]:
-    """A running console over these addresses; ``known`` waits until it knows who leads."""
+@contextmanager
+def _consoles() -> Iterator[MakeConsole]:
     with ExitStack() as stack:
 
         def make(addresses: list[str], *, known: bool = True, **options: object) -> ConsoleServer:
@@ -60,6 +59,20 @@ def make_console() -> Iterator[MakeConsole]:
             return server
 
         yield make
+
+
+@pytest.fixture
+def make_console() -> Iterator[MakeConsole]:
+    """A running console over these addresses; ``known`` waits until it knows who leads."""
+    with _consoles() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_console() -> Iterator[ConsoleServer]:
+    """Over log nodes of its own, for tests that change nothing: starting and stopping one takes longer than they do."""
+    with fake_group() as group, _consoles() as make:
+        yield make(group.addresses)
 
 
 @pytest.fixture

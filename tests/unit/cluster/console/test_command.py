@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import cluster.console
 from cluster.cli import main
 from tests.unit.cluster.console.support import request
 
@@ -45,6 +46,7 @@ def test_a_short_token_is_refused() -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of a traceback."""
+    monkeypatch.setattr(cluster, "console", cluster.console)  # what is imported below would stay there
     for name in [name for name in sys.modules if name.startswith("cluster.console")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "starlette.datastructures", None)

@@ -49,16 +49,16 @@ def states(console: ConsoleServer) -> dict[str, str]:
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_and_every_file_it_names_are_served(console: ConsoleServer) -> None:
+def test_the_page_and_every_file_it_names_are_served(shared_console: ConsoleServer) -> None:
     """And nothing of it comes from elsewhere."""
-    page = request(console.url)
+    page = request(shared_console.url)
     text = page.body.decode()
     named = set(re.findall(r'(?:src|href)="(/[^"#]+)"', text))
-    files = {name: request(console.url.rstrip("/") + name) for name in named}
+    files = {name: request(shared_console.url.rstrip("/") + name) for name in named}
     imported = {
         found.decode() for file in files.values() for found in re.findall(rb'from "\./([a-z]+\.js)"', file.body)
     }
-    files |= {name: request(f"{console.url}static/{name}") for name in imported}
+    files |= {name: request(f"{shared_console.url}static/{name}") for name in imported}
 
     assert page.status == 200
     assert len(named) >= 4
@@ -68,9 +68,9 @@ def test_the_page_and_every_file_it_names_are_served(console: ConsoleServer) -> 
     )
 
 
-def test_pages_may_run_nothing_but_our_own_files(console: ConsoleServer) -> None:
+def test_pages_may_run_nothing_but_our_own_files(shared_console: ConsoleServer) -> None:
     """No inline code or style, no foreign origin, no frames, no markup from strings."""
-    page = request(console.url)
+    page = request(shared_console.url)
     policy = page.headers["content-security-policy"]
 
     assert "default-src 'none'" in policy
@@ -84,7 +84,7 @@ def test_pages_may_run_nothing_but_our_own_files(console: ConsoleServer) -> None
     assert not re.search(r"<script(?![^>]*\bsrc=)|\sstyle=|\son[a-z]+=", text)
 
 
-def test_scripts_never_make_markup_of_strings(console: ConsoleServer) -> None:
+def test_scripts_never_make_markup_of_strings() -> None:
     """What messages hold reaches the document as text nodes only."""
     from cluster.console import app
 
@@ -96,11 +96,11 @@ def test_scripts_never_make_markup_of_strings(console: ConsoleServer) -> None:
     assert [name for name, (body, _, _) in files.items() if name.endswith(".js") and forbidden.search(body)] == []
 
 
-def test_an_unchanged_file_is_not_sent_again(console: ConsoleServer) -> None:
+def test_an_unchanged_file_is_not_sent_again(shared_console: ConsoleServer) -> None:
     """By its entity tag."""
-    first = request(f"{console.url}static/main.js")
+    first = request(f"{shared_console.url}static/main.js")
 
-    again = request(f"{console.url}static/main.js", headers={"if-none-match": first.headers["etag"]})
+    again = request(f"{shared_console.url}static/main.js", headers={"if-none-match": first.headers["etag"]})
 
     assert (again.status, again.body) == (304, b"")
 
@@ -108,9 +108,9 @@ def test_an_unchanged_file_is_not_sent_again(console: ConsoleServer) -> None:
 @pytest.mark.parametrize(
     "path", ["static/../app.py", "static/..%2fapp.py", "static/%2e%2e/app.py", "static/index.html", "x"]
 )
-def test_nothing_else_can_be_fetched(console: ConsoleServer, path: str) -> None:
+def test_nothing_else_can_be_fetched(shared_console: ConsoleServer, path: str) -> None:
     """Only files that were there when it started, by their names."""
-    assert request(f"{console.url}{path}").status == 404
+    assert request(f"{shared_console.url}{path}").status == 404
 
 
 def test_health_needs_no_token(make_console: MakeConsole, log_group: FakeGroup) -> None:
@@ -171,28 +171,30 @@ def test_pages_are_limited(console: ConsoleServer) -> None:
 
 def test_stopping_ends_open_streams(make_console: MakeConsole, log_group: FakeGroup) -> None:
     """A page that is open does not keep the console alive."""
+    before = set(threading.enumerate())
     console = make_console(log_group.addresses)
     with stream(f"{console.url}api/events") as events:
         next(events)
         console.stop()
         assert len(list(events)) < 100
     assert console.wait(0) == 0
-    assert not [one.name for one in threading.enumerate() if one.name.startswith("dledger-console")]
+    left = set(threading.enumerate()) - before
+    assert not [one.name for one in left if one.name.startswith("dledger-console")]
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "", "a:b:c"])
-def test_a_foreign_host_name_is_refused(console: ConsoleServer, host: str) -> None:
+def test_a_foreign_host_name_is_refused(shared_console: ConsoleServer, host: str) -> None:
     """DNS rebinding: the browser would send the foreign name."""
-    assert request(f"{console.url}api/state", headers={"host": host}).status == 421
+    assert request(f"{shared_console.url}api/state", headers={"host": host}).status == 421
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:9", "[::1]:8080"])
-def test_names_of_this_machine_are_ours(console: ConsoleServer, host: str) -> None:
+def test_names_of_this_machine_are_ours(shared_console: ConsoleServer, host: str) -> None:
     """At any port, for it may be forwarded."""
-    assert request(f"{console.url}api/state", headers={"host": host}).status == 200
+    assert request(f"{shared_console.url}api/state", headers={"host": host}).status == 200
 
 
 def test_what_changes_something_needs_the_pages_own_token(console: ConsoleServer) -> None:
@@ -214,21 +216,21 @@ def test_what_changes_something_needs_the_pages_own_token(console: ConsoleServer
     ],
 )
 def test_what_another_site_sends_is_refused_even_with_the_token(
-    console: ConsoleServer, headers: dict[str, str]
+    shared_console: ConsoleServer, headers: dict[str, str]
 ) -> None:
     """Browsers say where a request comes from."""
-    assert act(console, {"action": "transfer"}, **headers).status == 403
+    assert act(shared_console, {"action": "transfer"}, **headers).status == 403
 
 
-def test_another_site_cannot_open_streams_either(console: ConsoleServer) -> None:
+def test_another_site_cannot_open_streams_either(shared_console: ConsoleServer) -> None:
     """They are limited, and could be used up."""
-    assert request(f"{console.url}api/events", headers={"sec-fetch-site": "cross-site"}).status == 403
+    assert request(f"{shared_console.url}api/events", headers={"sec-fetch-site": "cross-site"}).status == 403
 
 
-def test_other_methods_are_refused(console: ConsoleServer) -> None:
+def test_other_methods_are_refused(shared_console: ConsoleServer) -> None:
     """Also on paths that exist."""
-    assert request(f"{console.url}api/act", method="PUT").status == 405
-    assert request(f"{console.url}api/act").status == 405
+    assert request(f"{shared_console.url}api/act", method="PUT").status == 405
+    assert request(f"{shared_console.url}api/act").status == 405
 
 
 def test_with_a_token_everything_but_health_and_the_way_in_is_closed(
@@ -359,17 +361,17 @@ def test_a_transfer_says_what_came_of_it_and_is_listed(console: ConsoleServer) -
         b"x" * 10_000,
     ],
 )
-def test_nonsense_is_refused_with_a_reason(console: ConsoleServer, body: object) -> None:
+def test_nonsense_is_refused_with_a_reason(shared_console: ConsoleServer, body: object) -> None:
     """And nothing happens."""
-    told = act(console, body)
+    told = act(shared_console, body)
 
     assert told.status == 400
     assert told.json()["error"]
 
 
-def test_processes_of_others_are_never_killed(console: ConsoleServer) -> None:
-    """Only a demo's console has that button."""
-    assert act(console, {"action": "kill", "node": "n0"}).status == 403
+def test_processes_of_others_are_never_killed(shared_console: ConsoleServer) -> None:
+    """Only a demo's shared_console has that button."""
+    assert act(shared_console, {"action": "kill", "node": "n0"}).status == 403
 
 
 def test_a_console_that_only_shows_has_no_actions(make_console: MakeConsole, log_group: FakeGroup) -> None:
@@ -441,9 +443,9 @@ def test_the_newest_entries_are_read_where_they_are_known(console: ConsoleServer
         "message?topic=t&queue=70000&offset=0",
     ],
 )
-def test_queries_that_make_no_sense_are_refused(console: ConsoleServer, query: str) -> None:
+def test_queries_that_make_no_sense_are_refused(shared_console: ConsoleServer, query: str) -> None:
     """Before any node is asked."""
-    assert request(f"{console.url}api/{query}").status == 400
+    assert request(f"{shared_console.url}api/{query}").status == 400
 
 
 def test_a_plain_broker_is_shown_with_its_topics(make_console: MakeConsole, broker: FakeBrokers) -> None:

@@ -47,7 +47,7 @@ def main() -> None:
     pid_file = Path(options["--pidfile"])
     if os.environ.get("FAKE_DOCKERD_FAILS"):
         sys.exit("there is no cgroup to be had")
-    Path(options["--data-root"]).mkdir(parents=True)
+    Path(options["--data-root"]).mkdir(parents=True, exist_ok=True)
 
     def end(_number: int, _frame: object) -> None:
         pid_file.unlink()

@@ -122,6 +122,23 @@ def test_an_engine_that_ends_while_it_is_asked_leaves_no_socket(
     assert complaints == []
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_a_killed_engine_left_is_used_only_with_its_images(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, kept: bool
+) -> None:
+    """Those that lay in memory are gone with the machine's restart, and what is known of them is of no use."""
+    monkeypatch.setattr(engines, "DATA_DIR", tmp_path / "data")
+    monkeypatch.setattr(engines, "_available_bytes", lambda: 0)
+    (tmp_path / "data" / "overlay2").mkdir(parents=True)
+    (tmp_path / "data" / "image").mkdir()
+    if kept:
+        (tmp_path / "data" / "overlay2" / "layer").mkdir()
+
+    engines._lay_out_data()
+
+    assert (tmp_path / "data" / "image").exists() == kept
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
 def test_what_the_engine_left_mounted_is_unmounted(tmp_path: Path) -> None:
     """Else its directory cannot be removed: dockerd mounts it on itself."""

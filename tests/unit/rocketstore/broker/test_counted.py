@@ -20,6 +20,7 @@ MANY = 1 << 20
         (pb.CommitPositionRequest, b"\x22\x00" * MANY, "more than 16384 topics"),
         (pb.SendRequest, b"\x0a\x80\x80\x80\x01" + b"\x1a\x00" * MANY, "more than 16384 properties of a message"),
     ],
+    ids=["messages", "offsets", "topics", "properties"],  # else all of the bytes are part of the test's name
 )
 def test_requests_of_very_many_empty_elements_are_refused(kind: type[Wire], data: bytes, what: str) -> None:
     """To make an object of each would hold everything up for a second."""

@@ -395,6 +395,7 @@ def test_a_disk_that_hangs_does_not_hang_the_stop(tmp_path: Path, monkeypatch: p
     fs = FailingFs()
     log = open_log(small_config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH), fs)
     put(log, message())
+    monkeypatch.setattr(log._allocation, "_wait_s", 0.05)
     fs.fails = lambda call, _path: None if call != "sync" or goes_on.wait(10) else IO_ERROR
     put(log, message(), wait=False)
 
