@@ -265,3 +265,18 @@ def test_time_of_the_last_message_is_known(log: FakeLog, service: DispatchServic
     service.catch_up()
 
     assert service.last_store_ms == 77
+
+
+def test_a_part_that_is_gone_undispatched_is_told_of(log: FakeLog, sink: FakeSink) -> None:
+    """Before it is left out: whoever counts by what was dispatched does not know any more where it is."""
+    jumps: list[int] = []
+    service = DispatchService(log, [sink], on_jump=lambda: jumps.append(len(sink.heads)))
+    log.max_offset = 300
+    service.catch_up()
+    assert jumps == []
+
+    log.min_offset, log.max_offset = 600, 900
+    service.catch_up()
+
+    assert jumps == [3]
+    assert offsets(sink) == [0, 100, 200, 600, 700, 800]

@@ -67,6 +67,17 @@ def test_an_append_is_answered_when_it_is_flushed() -> None:
     assert (answer.kind, answer.flushed_index) == (PushKind.APPEND, 0)  # type: ignore[union-attr]  # a PushResponse
 
 
+def test_an_answer_vouches_for_nothing_that_was_not_compared() -> None:
+    """It may be of an older leader, and the present one has others at these places: durable is not replicated."""
+    solo = Solo(terms=(1, 1, 1, 1))
+    solo.flush()
+    source = Source(2, 1, 1, 2)
+
+    (answer,) = solo.push(N1, source.compare(1))
+
+    assert (answer.code, answer.verified_index, answer.flushed_index) == (ResponseCode.SUCCESS, 1, 1)
+
+
 def test_one_answer_covers_all_appends_of_a_flush() -> None:
     """Acknowledgements are as few as flushes."""
     solo = Solo()
