@@ -21,9 +21,9 @@ from cluster import certs
 from cluster.local_group import free_ports
 from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
-from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, VoteRequest
+from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
 from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
-from dledger.rpc import push_frames, push_server, tls
+from dledger.rpc import codec, options, push_frames, push_server, tls
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.rpc.tls_keeper import FileWatch, TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
@@ -32,7 +32,7 @@ from tests.support.certificates import expire, files, reissue
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 
-N0, N1 = NodeId("n0"), NodeId("n1")
+N0, N1, N2 = (NodeId(f"n{number}") for number in range(3))
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def transports(
             transport.close()
 
 
-def envelope(message: VoteRequest | HeartbeatRequest | PushCommit) -> Envelope:
+def envelope(message: VoteRequest | HeartbeatRequest | TakeLeadership | PushCommit) -> Envelope:
     return Envelope("c", "default", N0, N1, message)
 
 
@@ -387,6 +387,37 @@ def test_who_answers_at_a_member_s_address_must_be_it(here: Path, caplog: pytest
         receiving.close()
 
     assert not receiver.received
+
+
+def test_a_member_speaks_in_its_own_name_only(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With n2's certificate, and key, nobody pushes, asks for votes, beats or hands over as n0."""
+    certs.make_node(here, "n2")
+    first, second = (replace(one, members=(*one.members, Member(N2, "127.0.0.1", 1))) for one in configs(here))
+    imposter = TlsKeeper(security_of(here, "n2"), name="n0", member="n2")
+    sending, receiving, receiver = GrpcTransport(first, tls_keeper=imposter), GrpcTransport(second), RecordingReceiver()
+    calls = {
+        "Vote": envelope(VoteRequest(Term(1), NO_ENTRY, pre_vote=False, transfer=False)),
+        "Heartbeat": envelope(HeartbeatRequest(Term(1), 1, "")),
+        "TakeLeadership": envelope(TakeLeadership(Term(1))),
+    }
+    own = files(here, "n2")
+    credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in (own.ca, own.key, own.cert) if path))
+    try:
+        receiving.start(receiver)
+        sending.start(RecordingReceiver())
+        sending.send(COMMIT)
+        wait_until(lambda: "is not n0's" in caplog.text, "the push is refused")
+        with grpc.secure_channel(f"127.0.0.1:{receiving.port}", credentials) as channel:
+            for name, message in calls.items():
+                call = channel.unary_unary(options.method(options.RAFT_SERVICE, name))
+                with pytest.raises(grpc.RpcError, match="is not n0's"):
+                    call(codec.encode(message), timeout=10)
+    finally:
+        sending.close()
+        receiving.close()
+
+    assert not receiver.received
+    assert not receiver.requested
 
 
 def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
