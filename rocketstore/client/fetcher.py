@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SLAVE_SESSION_S: Final = 1.0
 """How long to read from a slave before looking for a master again."""
+BEYOND_END_S = 3.0
+"""How long masters must go on saying that a queue ends before the wanted offset, until that is believed: a master that
+was cut off, or paused, does not know yet that it is none any more, nor what was stored since."""
 IDLE_PAUSE_S: Final = 0.05
 """The pause after an answer without messages that came at once, although it could have waited for some."""
 
@@ -102,6 +105,7 @@ class QueueFetcher:
         self._due: float | None = None  # when the answer must be there
         self._overdue = False  # why the session was ended: no answer in time,
         self._moved = False  # or another broker is the master
+        self._beyond_since: float | None = None  # since when the queue is said to end before the wanted offset
         self._thread = threading.Thread(
             target=self._run, name=f"rocketstore-pull-{pulls.topic}-{queue_id}", daemon=True
         )
@@ -131,6 +135,7 @@ class QueueFetcher:
         with self._lock:
             self._epoch += 1
             self._offset = offset
+            self._beyond_since = None
             self._stock.clear()
             self._stock_bytes = 0
             self._error = None
@@ -296,10 +301,18 @@ class QueueFetcher:
             status in _NOTHING_YET and response.max_offset < offset
         ):
             # A slave may lag; only the master's word says that there never will be such a message.
-            if at_master:
+            if at_master and self._is_long_beyond():
                 self._go_to(max(response.max_offset, 0), f"the queue ends at {response.max_offset}, before {offset}")
+            return
         elif status not in _NOTHING_YET:
             raise BadAnswerError(f"queue {self.queue_id}: {status!r} is no answer to a pull")
+        self._beyond_since = None
+
+    def _is_long_beyond(self) -> bool:
+        now = time.monotonic()
+        if self._beyond_since is None:
+            self._beyond_since = now
+        return now >= self._beyond_since + BEYOND_END_S
 
     def _go_to(self, offset: int, why: str) -> None:
         if not self._pulls.go_on_when_out_of_range:

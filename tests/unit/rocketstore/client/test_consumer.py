@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
-from rocketstore.client import Consumer, ConsumerOptions
+from rocketstore.client import Consumer, ConsumerOptions, fetcher
 from rocketstore.client.errors import (
     BadAnswerError,
     MessageRefusedError,
@@ -368,8 +368,9 @@ def test_messages_that_are_gone_are_skipped_and_counted(brokers: FakeBrokers) ->
         assert source.skipped == 4
 
 
-def test_a_queue_that_ends_earlier_is_read_from_its_end(brokers: FakeBrokers) -> None:
+def test_a_queue_that_ends_earlier_is_read_from_its_end(brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch) -> None:
     """OFFSET_OVERFLOW_BADLY from the master: the log lost its end; what comes now must not be missed."""
+    monkeypatch.setattr(fetcher, "BEYOND_END_S", 0.2)
     put(brokers, 3)
     brokers.offsets["billing", "orders", 0] = 8
 
@@ -379,6 +380,21 @@ def test_a_queue_that_ends_earlier_is_read_from_its_end(brokers: FakeBrokers) ->
         assert drain(source, 1) == [b"0-3"]
 
     assert committed(brokers)[0] == 4
+
+
+def test_a_master_that_is_none_any_more_is_no_reason_to_go_back(brokers: FakeBrokers) -> None:
+    """Paused or cut off, it says for a moment that the queue ends before what its successor has given out already."""
+    put(brokers, 3)
+    with consumer(brokers, queues=[0], pull_wait_ms=10) as source:
+        drain(source, 3)
+        old = pb.PullResponse(status="OFFSET_OVERFLOW_BADLY", next_offset=1, max_offset=1)
+        for node in brokers.nodes:
+            node.pulls.extend([old] * 5)
+        wait_until(lambda: any(not node.pulls for node in brokers.nodes), "all of its answers")
+
+        assert source.positions() == {0: 3}
+        put(brokers, 1, start=3)
+        assert drain(source, 1) == [b"0-3"]
 
 
 def test_a_slave_that_lags_is_no_reason_to_go_back(brokers: FakeBrokers) -> None:
@@ -401,8 +417,11 @@ def test_a_slave_that_lags_is_no_reason_to_go_back(brokers: FakeBrokers) -> None
 
 
 @pytest.mark.parametrize("offset", [2, 12])
-def test_out_of_range_is_an_error_if_asked_for(brokers: FakeBrokers, offset: int) -> None:
+def test_out_of_range_is_an_error_if_asked_for(
+    brokers: FakeBrokers, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every poll tells it, until ``seek``."""
+    monkeypatch.setattr(fetcher, "BEYOND_END_S", 0.2)
     put(brokers, 10)
     brokers.queues["orders", 0].base = 6
     brokers.offsets["billing", "orders", 0] = offset
