@@ -20,12 +20,11 @@ from tests.support.waiting import wait_until
 def refusing_server(code: grpc.StatusCode, *, after: int) -> Iterator[str]:
     """Takes ``after`` requests of each append stream, answers none, and ends it with ``code``."""
 
-    def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
         context.send_initial_metadata(())
         for _ in range(after):
             next(requests)
         context.abort(code, "the permission was withdrawn")
-        yield b""
 
     service, _, method = options.method(options.LOG_SERVICE, "AppendStream").lstrip("/").partition("/")
     handler = grpc.stream_stream_rpc_method_handler(stream)

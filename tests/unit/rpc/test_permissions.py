@@ -60,13 +60,19 @@ def served(permission: str) -> Iterator[tuple[grpc.Channel, Callable[[str], obje
         server.close()
 
 
+def stream_of(channel: grpc.Channel, name: str) -> grpc.StreamStreamMultiCallable[bytes, bytes]:
+    """A method, called as if both sides were streams."""
+    path = options.method(options.LOG_SERVICE, name)
+    return channel.stream_stream(path, request_serializer=None, response_deserializer=None)
+
+
 def refusal_of(channel: grpc.Channel, name: str) -> grpc.StatusCode | None:
     """With what a call that has no valid request is refused; None if it is answered."""
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     requests.put(b"")
-    call = channel.stream_stream(options.method(options.LOG_SERVICE, name))(iter(requests.get, None), 10, KEY)
+    call = stream_of(channel, name)(iter(requests.get, None), 10, KEY)
     try:
-        next(call)
+        next(iter(call))
     except grpc.RpcError as error:
         code: grpc.StatusCode = error.code()
         return code
@@ -89,14 +95,13 @@ def test_an_open_append_stream_ends_with_the_permission() -> None:
     """Without another request: what would come next is not stored."""
     with served("PUB") as (channel, change):
         requests: SimpleQueue[bytes | None] = SimpleQueue()
-        stream = channel.stream_stream(options.method(options.LOG_SERVICE, "AppendStream"))
-        call = stream(iter(requests.get, None), 10, KEY)
+        call = stream_of(channel, "AppendStream")(iter(requests.get, None), 10, KEY)
         requests.put(codec.encode_append(codec.Append("default", [b"x"])))
-        next(call)
+        next(iter(call))
 
         change(RULES.format("SUB"))
         with pytest.raises(grpc.RpcError) as ended:
-            next(call)
+            next(iter(call))
 
         requests.put(None)
         assert ended.value.code() is DENIED

@@ -409,7 +409,8 @@ def test_a_member_speaks_in_its_own_name_only(here: Path, caplog: pytest.LogCapt
         wait_until(lambda: "is not n0's" in caplog.text, "the push is refused")
         with grpc.secure_channel(f"127.0.0.1:{receiving.port}", credentials) as channel:
             for name, message in calls.items():
-                call = channel.unary_unary(options.method(options.RAFT_SERVICE, name))
+                path = options.method(options.RAFT_SERVICE, name)
+                call = channel.unary_unary(path, request_serializer=None, response_deserializer=None)
                 with pytest.raises(grpc.RpcError, match="is not n0's"):
                     call(codec.encode(message), timeout=10)
     finally:
