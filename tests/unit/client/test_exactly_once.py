@@ -229,6 +229,16 @@ def test_append_as_tells_what_is_wrong_with_the_numbers(client: DLedgerClient, g
     assert group.nodes[0].bodies() == [b"a"]
 
 
+def test_a_refusal_after_an_unknown_outcome_leaves_it_unknown(client: DLedgerClient, group: FakeGroup) -> None:
+    """The refusal is of the repetition: what was sent first may be stored all the same."""
+    group.nodes[0].fail_appends = [TermChangedError("lost"), EntryTooLargeError("limits have changed")]
+
+    with pytest.raises(EntryTooLargeError) as caught:
+        client.append_as("job", 0, [b"a"])
+
+    assert caught.value.outcome == "unknown"
+
+
 def test_an_interrupted_append_does_not_hold_up_others(client: DLedgerClient, group: FakeGroup) -> None:
     """Whoever gives up waiting leaves its place; later ones learn whether they are stored."""
     client.append(b"a")

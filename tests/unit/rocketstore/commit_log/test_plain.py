@@ -326,6 +326,31 @@ def test_a_slow_flush_is_told_as_a_timeout_with_an_unknown_outcome(tmp_path: Pat
     log.shutdown()
 
 
+def test_a_batch_across_two_files_is_durable_when_both_are(tmp_path: Path) -> None:
+    """The second file's flush hangs: what is in the first alone is no answer for the batch."""
+    goes_on = threading.Event()
+    fs = FailingFs()
+    log = open_log(small_config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH, sync_flush_timeout=50), fs)
+    second = str(log_path(tmp_path, 1))
+    hangs = threading.Event()
+
+    def fails(call: str, path: str) -> int | None:
+        if call == "sync" and path == second:
+            hangs.set()
+            goes_on.wait(10)
+        return None
+
+    fs.fails = fails
+    results = put(log, *(message() for _ in range(FILE_BYTES // RECORD_BYTES + 2)))
+
+    assert {result.status for result in results} == {Status.FLUSH_DISK_TIMEOUT}
+    assert stored(results[-1]).offset >= FILE_BYTES
+    wait_until(hangs.is_set, "the first file is flushed, the second one under way")
+    assert log.flushed_offset <= FILE_BYTES
+    goes_on.set()
+    log.shutdown()
+
+
 def test_a_failed_flush_is_not_told_as_sent(tmp_path: Path) -> None:
     """Nothing counts as durable then, and nothing more is taken (issue 2706)."""
     fs = FailingFs()
