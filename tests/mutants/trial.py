@@ -136,4 +136,6 @@ def _run(layer: str, words: Sequence[str], copy: Path, timeout_s: float, pattern
         return Finding(layer, Outcome.SURVIVED, "", seconds)
     if done.returncode == 1 and found is not None:
         return Finding(layer, Outcome.CAUGHT, found[1], seconds)
+    if done.returncode < 0:
+        return Finding(layer, Outcome.CAUGHT, f"signal {-done.returncode}", seconds)
     return Finding(layer, Outcome.BROKEN, (done.stdout + done.stderr)[-400:], seconds)

@@ -142,6 +142,18 @@ def test_every_part_is_signed(server: Server, name: str) -> None:
     server.admit(signed)
 
 
+@pytest.mark.parametrize("change", ["", "cut", "longer", "upper"])
+def test_a_signature_is_compared_as_a_whole(server: Server, change: str) -> None:
+    """Not as far as it goes: an empty one would fit everything."""
+    signed = server.signer().sign(METHOD, "here", b"body")
+    whole = dict(signed)[signing.SIGNATURE]
+    wrong = {"": "", "cut": whole[:-1], "longer": whole + "0", "upper": "x" + whole[1:]}[change]
+
+    with pytest.raises(NotAuthenticatedError):
+        server.admit(changed(signed, signing.SIGNATURE, wrong))
+    server.admit(signed)
+
+
 def test_the_body_and_the_method_are_signed(server: Server) -> None:
     """A captured signature is worth nothing for another request."""
     signed = server.signer().sign(METHOD, "here", b"body")

@@ -97,3 +97,15 @@ def test_memory_does_not_grow_with_requests() -> None:
     [session] = window._sessions.values()
     assert session.seen.bit_length() <= SPAN
     assert len(window) == 1
+
+
+def test_a_clock_that_is_set_back_lets_nothing_in_again() -> None:
+    """What was forgotten in a sweep stays refused, also after another sweep under the earlier clock."""
+    window = ReplayWindow(WINDOW, sessions_max=10, account_sessions_max=1)
+    assert window.take("y", "s", 1, 5000, 5000)
+    assert window.take("x", "s", 1, 7000, 7000)
+    for timestamp_ms, now_ms in ((7000, 7000), (6500, 5500)):
+        with pytest.raises(TooManySessionsError):
+            window.take("x", "another", 1, timestamp_ms, now_ms)
+
+    assert not window.take("y", "s", 1, 5000, 5500)

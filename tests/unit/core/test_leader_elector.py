@@ -6,7 +6,7 @@ import pytest
 
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core.member_state import Candidate, Follower
-from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest
+from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest, VoteResult
 from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, Header
@@ -133,6 +133,20 @@ def test_a_granted_vote_postpones_the_own_election() -> None:
     solo.ask_vote(N1, 1)
 
     assert solo.node.elector.step(400) == 900
+
+
+def test_a_vote_is_given_once_in_a_term_also_to_one_with_a_newer_log() -> None:
+    """Two candidates of one term, each with a majority that this member is in, would both lead it."""
+    solo = Solo(terms=(1, 1))
+    last = solo.state.log.last
+
+    first = solo.ask_vote(N1, 2, last)
+    second = solo.ask_vote(N2, 2, EntryId(Term(2), LogIndex(9)))
+    again = solo.ask_vote(N1, 2, last)
+
+    assert (first.granted, second.granted, again.granted) == (True, False, True)
+    assert second.result is VoteResult.REJECT_ALREADY_VOTED
+    assert solo.state.hard_state.vote == N1
 
 
 def test_a_vote_given_while_asking_for_pre_votes_keeps_the_role() -> None:

@@ -191,6 +191,20 @@ def test_progress_advances_only_after_success_and_a_refused_put_is_repeated(brok
     assert broker.schedule.progress()[1] == (1, 1)
 
 
+def test_a_put_whose_outcome_is_unknown_is_repeated(broker: Broker) -> None:
+    """It may not have been stored: a message too often is better than one that is lost."""
+    broker.send(1)
+    broker.store.refusals = [PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown")]
+    broker.schedule.start()
+    broker.advance(LEVEL_1_MS)
+    assert broker.schedule.progress()[1] == (0, 1)
+
+    broker.advance(300)
+
+    assert broker.bodies() == [b""]
+    assert broker.schedule.progress()[1] == (1, 1)
+
+
 def test_a_slow_answer_is_waited_for(broker: Broker) -> None:
     broker.send(1)
     broker.schedule.start()

@@ -341,14 +341,16 @@ def test_a_batch_across_two_files_is_durable_when_both_are(tmp_path: Path) -> No
         return None
 
     fs.fails = fails
-    results = put(log, *(message() for _ in range(FILE_BYTES // RECORD_BYTES + 2)))
+    try:
+        results = put(log, *(message() for _ in range(FILE_BYTES // RECORD_BYTES + 2)))
 
-    assert {result.status for result in results} == {Status.FLUSH_DISK_TIMEOUT}
-    assert stored(results[-1]).offset >= FILE_BYTES
-    wait_until(hangs.is_set, "the first file is flushed, the second one under way")
-    assert log.flushed_offset <= FILE_BYTES
-    goes_on.set()
-    log.shutdown()
+        assert {result.status for result in results} == {Status.FLUSH_DISK_TIMEOUT}
+        assert stored(results[-1]).offset >= FILE_BYTES
+        wait_until(hangs.is_set, "the first file is flushed, the second one under way")
+        assert log.flushed_offset <= FILE_BYTES
+    finally:
+        goes_on.set()
+        log.shutdown()
 
 
 def test_a_failed_flush_is_not_told_as_sent(tmp_path: Path) -> None:
