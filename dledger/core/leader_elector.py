@@ -311,7 +311,7 @@ class LeaderElector:
         histories.note(state, sender, agree)
         self._note_countersign(sender, request, now_ms)
         if request.pre_vote:
-            result = self._judge_pre_vote(sender, request, now_ms)
+            result = self._judge_pre_vote(request, now_ms)
         else:
             result = self._judge_vote(sender, request, now_ms)
         if result is VoteResult.ACCEPT and (agree is False or state.fenced):
@@ -355,14 +355,13 @@ class LeaderElector:
         is_less = state.standing.counts and state.log.last < request.remembered
         return Standing.DOUBTFUL if is_less else state.standing
 
-    def _judge_pre_vote(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
+    def _judge_pre_vote(self, request: VoteRequest, now_ms: int) -> VoteResult:
         state = self._state
         if state.hears_leader(now_ms):
             return VoteResult.REJECT_ALREADY_HAS_LEADER
-        if request.term < state.term:
+        if request.term <= state.term:
+            # A candidate's term is above that of all who vote for it: it may have led this one, and forgotten.
             return VoteResult.REJECT_EXPIRED_TERM
-        if request.term == state.term and state.hard_state.vote not in (None, sender):
-            return VoteResult.REJECT_ALREADY_VOTED
         if request.last < state.log.last:
             return VoteResult.REJECT_SMALL_LEDGER_END
         return VoteResult.ACCEPT
@@ -412,7 +411,8 @@ class LeaderElector:
                 return
         if not isinstance(role, Candidate) or role.pre_vote != response.pre_vote or response.term != expected:
             return
-        if state.log.last < response.remembered and response.remembered.term >= expected:
+        forgot = state.log.last < response.remembered and response.remembered.term >= expected
+        if forgot and sender not in state.contradicted_by:
             # It held an entry of this very term, which it has forgotten: it may be the one who led it.
             state.become_follower(expected, None, now_ms)
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import ConfigError
-from dledger.store.fs import FileSystem, create_durably, make_dirs_durably
+from dledger.store.fs import TMP_SUFFIX, FileSystem, create_durably, make_dirs_durably
 
 _log = logging.getLogger("dledger")
 
@@ -41,7 +41,10 @@ def make_aside_near(fs: FileSystem, node: Path, data: Path) -> Path:
 
 
 def mark_as_log(fs: FileSystem, segments: Path, reason: str) -> None:
-    """What was put into ``segments`` is the end of a log, which nothing proves that others hold. Raises ``OSError``."""
+    """What is put into ``segments`` is the end of a log, which nothing proves that others hold. Raises ``OSError``.
+
+    Durable before anything of it is moved there: whatever comes in between, it is not taken for segments alone.
+    """
     text = f"{reason}\n".encode()
     create_durably(fs, segments.parent / _REASON, lambda fd: fs.write(fd, text, 0))
 
@@ -67,7 +70,10 @@ def _numbered(parent: Path) -> dict[int, Path]:
 
 
 def _holds_segments_alone(path: Path) -> bool:
-    return {one.name for one in path.iterdir()} <= {_SEGMENTS}
+    names = {one.name for one in path.iterdir()} - {f"{_REASON}{TMP_SUFFIX}"}
+    if names == {_SEGMENTS, _REASON}:  # of a start that failed before it moved anything
+        return not any((path / _SEGMENTS).iterdir())
+    return names <= {_SEGMENTS}
 
 
 def _remove_oldest(fs: FileSystem, parent: Path) -> None:

@@ -36,6 +36,8 @@ class DamagedStart:
         self._fs = fs
         self._directory = directory
         self._aside: Path | None = None
+        self._cut_off = ""
+        """Why the log's end is put aside, once it is."""
         self.holes: list[CorruptLogError] = []
         """Segments that stand there empty."""
         self.cut = False
@@ -87,6 +89,9 @@ class DamagedStart:
         )
         hard_state.doubt(reason)
         self.cut = True
+        self._cut_off = reason
+        if self._aside is not None:  # from here on it takes parts of the log
+            mark_as_log(self._fs, self._aside, reason)
         for found in misshapen:
             if found.base >= end.position and found.path.exists():
                 self.put_aside(found.path)
@@ -101,14 +106,17 @@ class DamagedStart:
                 self._keep_copy(file)
         if self._aside is not None:
             self._fs.sync_dir(self._aside)
-            mark_as_log(self._fs, self._aside, reason)
         return Cut(end, f"damaged: {damage.reason}")
 
     def _keep_copy(self, file: MappedFile) -> None:
-        fd = self._fs.create(self._target(file.path))
+        path = self._target(file.path)
+        fd = self._fs.create(path)
         try:
             file.salvage(fd, file.size)
             self._fs.sync(fd)
+        except OSError:
+            path.unlink(missing_ok=True)  # the original is where it was
+            raise
         finally:
             self._fs.close(fd)
 
@@ -129,4 +137,6 @@ class DamagedStart:
         """Where a file is kept: ``damaged-<n>`` in the node's directory, or beside the segments on another disk."""
         if self._aside is None:
             self._aside = make_aside_near(self._fs, self._directory, path.parent)
+            if self._cut_off:
+                mark_as_log(self._fs, self._aside, self._cut_off)
         return self._aside / path.name

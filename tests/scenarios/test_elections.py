@@ -302,7 +302,7 @@ def test_each_reason_to_refuse_a_vote() -> None:
     assert Solo(hard_state=voted).ask_vote(N1, 2).result is VoteResult.REJECT_EXPIRED_TERM
     assert Solo(hard_state=voted).ask_vote(N1, 2, pre_vote=True).result is VoteResult.REJECT_EXPIRED_TERM
     assert Solo(hard_state=voted).ask_vote(N1, 3).result is VoteResult.REJECT_ALREADY_VOTED
-    assert Solo(hard_state=voted).ask_vote(N1, 3, pre_vote=True).result is VoteResult.REJECT_ALREADY_VOTED
+    assert Solo(hard_state=voted).ask_vote(N1, 3, pre_vote=True).result is VoteResult.REJECT_EXPIRED_TERM
     assert Solo(terms=(1,)).ask_vote(N1, 2, pre_vote=True).result is VoteResult.REJECT_SMALL_LEDGER_END
     following = Solo(hard_state=HardState(Term(3), standing=Standing.VOTER))
     following.hear(N2, 3)

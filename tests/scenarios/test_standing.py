@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dledger.config import FlushMode
+from dledger.core.histories import stated
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
+    PushAppend,
     PushKind,
     Readmission,
     VoteRequest,
@@ -432,3 +434,53 @@ def test_a_question_states_what_the_voter_must_hold(*, compared: bool | None) ->
     asked = [m.remembered for target, m in solo.time_out() if target == N1 and isinstance(m, VoteRequest)]
 
     assert asked == [NO_ENTRY if compared is False else held]
+
+
+def test_a_member_in_doubt_leads_no_term_that_it_has_led_before() -> None:
+    """Found by the simulator (seed 300435): it was set back, and all who knew were restarted within a second.
+
+    Both others have their votes of term 2 for it on their disks, and would give them again.
+    """
+    cluster = Cluster(3)
+    cluster.elect(N0)
+    saved = cluster[N0].saved
+    assert saved.term == 1
+    entries = cluster[N0].log.last.index
+    cluster.restart(N0)
+    cluster.drop(PushAppend, sender=N0)
+    cluster.drop(HeartbeatRequest, sender=N0)
+    cluster.advance_until(lambda: cluster.role(N0) is Role.LEADER)
+    first = cluster.term(N0)
+    assert first == 2
+    lost = cluster[N0].log.last
+    assert lost == EntryId(Term(2), LogIndex(entries + 1))
+
+    for one in cluster.ids:
+        cluster.crash(one)
+    cluster[N0].log.truncate(LogIndex(entries + 1))
+    cluster[N0].log.flush()
+    assert cluster[N0].log.last.index == entries
+    cluster[N0].saved = saved.doubted("its disk was set back")
+    cluster.heal()
+    for one in cluster.ids:
+        cluster.start(one)
+    cluster.advance_until(lambda: cluster.leader() is not None)
+
+    leader = cluster.leader()
+    assert leader is not None
+    assert cluster.term(leader) > first, (leader, cluster.term(leader))
+
+
+def test_the_memory_of_one_that_contradicts_ends_no_campaign() -> None:
+    """What a member of another history remembers takes no standing; nor may it end the elections of the others."""
+    solo = Solo(terms=(1, 1, 1), committed=2)
+    solo.time_out()
+    solo.state.contradicted_by.add(N2)
+    held = EntryId(solo.state.term, LogIndex(5000))
+
+    solo.vote(N2, granted=False, pre_vote=True, remembered=held)
+    assert solo.state.has_standing
+    solo.vote(N1, pre_vote=True, committed=stated(solo.state))
+    solo.vote(N1, committed=stated(solo.state))
+
+    assert solo.role is Role.LEADER

@@ -122,8 +122,8 @@ def _any_log_wins(self: LeaderElector, sender: NodeId, request: VoteRequest, now
     return _judge_vote(self, sender, replace(request, last=max(request.last, self._state.log.last)), now_ms)
 
 
-def _any_log_may_win(self: LeaderElector, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
-    return _judge_pre_vote(self, sender, replace(request, last=max(request.last, self._state.log.last)), now_ms)
+def _any_log_may_win(self: LeaderElector, request: VoteRequest, now_ms: int) -> VoteResult:
+    return _judge_pre_vote(self, replace(request, last=max(request.last, self._state.log.last)), now_ms)
 
 
 def _unconfirmed_reads(self: ReadIndexQueue) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from dledger.errors import CorruptLogError
+from dledger.errors import CorruptLogError, DiskFullError
 from dledger.store.aside import ASIDE_MAX, make_aside_near
 from dledger.store.file_store import FileStore
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.mmap_file import MappedFile
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import (
     SEGMENT_BYTES,
@@ -44,7 +46,14 @@ def path_of(directory: Path, number: int) -> Path:
     return directory / "data" / f"{number * SEGMENT_BYTES:020d}"
 
 
-def mended(directory: Path, verify: int = 0) -> FileStore:
+def turn_bit(path: Path) -> None:
+    """Damage the segment's sixth record."""
+    content = bytearray(path.read_bytes())
+    content[5 * 148 + 60] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def mended(directory: Path, verify: int = 0, fs: FileSystem | None = None) -> FileStore:
     """Open it as a member of a group does; by default only what follows the mark is verified."""
     return FileStore.open(
         small_config(directory.parent, recovery_verify_bytes=verify),
@@ -52,7 +61,7 @@ def mended(directory: Path, verify: int = 0) -> FileStore:
         group="g",
         node_id="n0",
         clock=FakeClock(),
-        fs=UnsyncedFs(),
+        fs=fs or UnsyncedFs(),
         mend=True,
     )
 
@@ -141,6 +150,59 @@ def test_what_was_cut_off_is_for_a_person_to_remove(directory: Path) -> None:
     assert sorted(directory.glob("damaged-1/**/*")) == kept
     assert "its log was damaged" in (directory / "damaged-1" / "reason.txt").read_text()
     assert not (directory / "damaged-2").exists()
+
+
+class _Crash(BaseException):
+    """The process dies."""
+
+
+class _Crashing(UnsyncedFs):
+    """Dies before the given change of a name, counted from 1."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise _Crash
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_crash_at_any_step_of_a_cut_leaves_what_was_cut_off_for_a_person(directory: Path, at: int) -> None:
+    """Why it was cut off stands there before anything is moved: the next start finds nothing to tell it by."""
+    turn_bit(path_of(directory, 2))
+    sound = {path_of(directory, number).name: path_of(directory, number).read_bytes() for number in (3, 4, 5)}
+
+    with pytest.raises(_Crash):
+        mended(directory, verify=1 << 30, fs=_Crashing(at))
+    mended(directory, verify=1 << 30).close()
+    for _ in range(ASIDE_MAX + 1):
+        make_aside_near(RealFileSystem(), directory, directory / "data")
+
+    kept = {path.name: path.read_bytes() for path in directory.glob("damaged-*/data/*")}
+    assert kept.items() >= sound.items()
+
+
+def test_starts_that_find_no_room_for_a_cut_remove_nothing_and_do_not_count_as_logs(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shortened last segment is moved first; then there is no room for a copy of the damaged one, at each start."""
+    turn_bit(path_of(directory, 3))
+    left = ruin(path_of(directory, 5), "short")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MappedFile, "salvage", full)
+        for _ in range(ASIDE_MAX + 2):
+            with pytest.raises(DiskFullError):
+                mended(directory, verify=1 << 30)
+    mended(directory, verify=1 << 30).close()
+
+    assert [path.read_bytes() for path in directory.glob(f"damaged-*/data/{path_of(directory, 5).name}")] == [left]
 
 
 @pytest.mark.parametrize("sector", [0, 3, 7])
