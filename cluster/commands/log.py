@@ -29,7 +29,7 @@ PIPELINE_MAX = 10_000
 """Appends in flight at once; the same bound as a leader's default for pending entries."""
 READ_PAGE = 1000
 INTERNAL_AT_END = 16
-"""What ``tail`` reads beyond the wanted entries at once, for those of no application between them."""
+"""What ``tail`` reads first beyond the wanted entries, for those of no application between them."""
 
 
 @click.command(
@@ -233,9 +233,14 @@ def tail(
 
 
 def _start_of_last(read: Callable[..., list[Entry]], begin: int, end: int, lines: int) -> int:
-    """Where the last ``lines`` entries of applications begin: what a term or a producer begins with counts for none."""
+    """Where the last ``lines`` entries of applications begin: what a term or a producer begins with counts for none.
+
+    Each read makes the leader confirm that it leads, so steps back double up to a page.
+    """
+    step = min(lines + INTERNAL_AT_END, READ_PAGE)
     while lines and end > begin:
-        start = max(end - min(lines + INTERNAL_AT_END, READ_PAGE), begin)
+        start = max(end - step, begin)
+        step = min(2 * step, READ_PAGE)
         pages = _pages(read, start, end)
         found = [entry.index for page in pages for entry in page if entry.magic is Magic.NORMAL][-lines:]
         if len(found) == lines:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cluster.commands.mq_print import host_text
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rocketstore.message.message import Message
 
 PAGE_MAX: Final = 100
+ANSWER_BYTES_MAX: Final = 1 << 20
+"""A list's entries are fetched up to so many bytes."""
 PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
@@ -220,14 +223,17 @@ class EntryBrowser:
         self._target = target
 
     def by_index(self, group: str, index: int, count: int) -> dict[str, object]:
-        """Committed entries from ``index`` on; negative: that many before the end."""
+        """Committed entries from ``index`` on; negative: that many before the end, fewer where they are large."""
         with closing(replace(self._target, group=group).connect()) as client:
             status = client.metadata()
             begin, last = max(status.begin_index, 0), status.committed_index
             start = max(last + 1 + index if index < 0 else index, begin)
             # Of the same member: another may not have heard yet of what this one knows to be committed.
-            address = status.client_address or None
-            entries = client.read(start, count=count, max_bytes=1 << 20, address=address) if start <= last else []
+            read = partial(client.read, count=count, max_bytes=ANSWER_BYTES_MAX, address=status.client_address or None)
+            entries = read(start) if start <= last else []
+            while index < 0 and entries and entries[-1].index < last:  # halving bounds what is read for nothing
+                start = max(entries[-1].index, (start + last) // 2) + 1
+                entries = read(start)
         return {"begin": begin, "last": last, "entries": [_entry_json(one) for one in entries[:count]]}
 
     def one(self, group: str, index: int) -> dict[str, object] | None:

@@ -52,3 +52,21 @@ def test_the_end_of_a_log_is_as_many_entries_of_applications_as_asked_for(kinds:
 def test_nothing_before_the_begin_of_the_log_is_asked_for() -> None:
     """A log that has been trimmed begins later."""
     assert _start_of_last(log("aaaaaa"), 4, 6, 10) == 4
+
+
+def test_the_way_back_over_entries_of_no_application_takes_few_reads() -> None:
+    """Each makes the leader confirm that it leads."""
+    count, asked = 20 * READ_PAGE, 0
+    entries = log("." * count)
+
+    def read(index: LogIndex, *, count: int) -> list[Entry]:
+        nonlocal asked
+        asked += 1
+        return [
+            entry
+            for start in range(index, index + count, 300)
+            for entry in entries(start, count=min(300, index + count - start))
+        ]
+
+    assert _start_of_last(read, 0, count, 10) == 0
+    assert asked <= 30

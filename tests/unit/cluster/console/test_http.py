@@ -428,6 +428,22 @@ def test_the_newest_entries_are_read_where_they_are_known(console: ConsoleServer
     assert [one["index"] for one in newest["entries"]] == [25, 26, 27, 28, 29]  # type: ignore[attr-defined]  # JSON
 
 
+@pytest.mark.parametrize(("count", "entry_bytes"), [(30, 100_000), (100, 300_000), (3, 2_000_000), (30, 3)])
+def test_the_newest_entries_are_the_newest_ones_also_where_they_are_large(
+    console: ConsoleServer, log_group: FakeGroup, count: int, entry_bytes: int
+) -> None:
+    """What does not fit into an answer is the older ones."""
+    for _ in range(count):
+        log_group.nodes[0].submit_append([bytes(entry_bytes)], lambda _: None)
+    log_group.elect(0)
+
+    newest = request(f"{console.url}api/entries?index=-20&count=20").json()
+
+    shown = [one["index"] for one in newest["entries"]]  # type: ignore[attr-defined]  # JSON
+    assert shown == list(range(count - len(shown), count))
+    assert len(shown) >= min(20, count, max(1, (1 << 20) // entry_bytes // 2))
+
+
 @pytest.mark.parametrize(
     "query",
     [
