@@ -9,7 +9,7 @@ Then comes a blank line, then the patch, as ``git diff`` writes it::
     Seeds: 300
 
 ``Tests`` are files and directories, the cheapest first; all of them pass without the bug. ``Seeds`` is how many seeds
-of the simulator find it at the latest; without it, the simulator is not asked.
+the simulator is given to find it, too; without it, the simulator is not asked.
 """
 
 from __future__ import annotations
