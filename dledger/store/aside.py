@@ -28,23 +28,61 @@ _SEGMENTS: Final = "data"
 _REASON: Final = "reason.txt"
 
 
-def make_aside_near(fs: FileSystem, node: Path, data: Path) -> Path:
-    """A new directory, durable, for damaged segments of the directory ``data``. Raises ``OSError``.
+class Aside:
+    """Where one start, or one repair, keeps what it replaces: a directory on each disk, made when it is needed."""
 
-    In the node's directory or, if that is on another disk, beside the segments.
-    """
-    parent = node if data.stat().st_dev == node.stat().st_dev else data
+    def __init__(self, fs: FileSystem, node: Path) -> None:
+        """``node`` is the node's directory."""
+        self._fs = fs
+        self._node = node
+        self._made: dict[Path, Path] = {}
+        self._cut_off = ""
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """Those that were made, in order."""
+        return tuple(self._made.values())
+
+    def target(self, path: Path) -> Path:
+        """Where the file ``path`` is to be kept. Raises ``OSError``."""
+        parent = _place_of(self._fs, self._node, path.parent)
+        if parent not in self._made:
+            made = make_aside_near(self._fs, self._node, path.parent)
+            if self._cut_off:
+                _mark_as_log(self._fs, made, self._cut_off)
+            self._made[parent] = made
+        return self._made[parent] / path.name
+
+    def mark_as_log(self, reason: str) -> None:
+        """What is kept from here on is the end of a log, which nothing proves that others hold. Raises ``OSError``.
+
+        Durable before anything of it is moved: whatever comes in between, it is not taken for segments alone.
+        """
+        self._cut_off = reason
+        for made in self.directories:
+            _mark_as_log(self._fs, made, reason)
+
+    def sync(self) -> None:
+        """Make what was moved there durable. Raises ``OSError``."""
+        for made in self.directories:
+            self._fs.sync_dir(made)
+
+
+def make_aside_near(fs: FileSystem, node: Path, data: Path) -> Path:
+    """A new directory, durable, for damaged segments of the directory ``data``. Raises ``OSError``."""
+    parent = _place_of(fs, node, data)
     _remove_oldest(fs, parent)
     path = next_aside(parent) / _SEGMENTS
     make_dirs_durably(fs, path)
     return path
 
 
-def mark_as_log(fs: FileSystem, segments: Path, reason: str) -> None:
-    """What is put into ``segments`` is the end of a log, which nothing proves that others hold. Raises ``OSError``.
+def _place_of(fs: FileSystem, node: Path, data: Path) -> Path:
+    """The node's directory or, if that is on another disk, beside the segments."""
+    return node if fs.device(data) == fs.device(node) else data
 
-    Durable before anything of it is moved there: whatever comes in between, it is not taken for segments alone.
-    """
+
+def _mark_as_log(fs: FileSystem, segments: Path, reason: str) -> None:
     text = f"{reason}\n".encode()
     create_durably(fs, segments.parent / _REASON, lambda fd: fs.write(fd, text, 0))
 

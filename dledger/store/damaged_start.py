@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dledger.errors import CorruptLogError
-from dledger.store.aside import check_room_for_log, make_aside_near, mark_as_log
+from dledger.store.aside import Aside, check_room_for_log
 from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.fs import FileSystem, create_durably
 from dledger.store.hard_state import FileHardState
@@ -35,9 +35,7 @@ class DamagedStart:
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
         self._directory = directory
-        self._aside: Path | None = None
-        self._cut_off = ""
-        """Why the log's end is put aside, once it is."""
+        self._aside = Aside(fs, directory)
         self.holes: list[CorruptLogError] = []
         """Segments that stand there empty."""
         self.cut = False
@@ -70,7 +68,7 @@ class DamagedStart:
 
     def put_aside(self, path: Path) -> None:
         """Keep a file that is replaced."""
-        self._fs.rename(path, self._target(path))
+        self._fs.rename(path, self._aside.target(path))
 
     def _cut(
         self,
@@ -89,9 +87,7 @@ class DamagedStart:
         )
         hard_state.doubt(reason)
         self.cut = True
-        self._cut_off = reason
-        if self._aside is not None:  # from here on it takes parts of the log
-            mark_as_log(self._fs, self._aside, reason)
+        self._aside.mark_as_log(reason)
         for found in misshapen:
             if found.base >= end.position and found.path.exists():
                 self.put_aside(found.path)
@@ -104,12 +100,11 @@ class DamagedStart:
                     self.put_aside(file.path)
             elif file.base + file.size > end.position:
                 self._keep_copy(file)
-        if self._aside is not None:
-            self._fs.sync_dir(self._aside)
+        self._aside.sync()
         return Cut(end, f"damaged: {damage.reason}")
 
     def _keep_copy(self, file: MappedFile) -> None:
-        path = self._target(file.path)
+        path = self._aside.target(file.path)
         fd = self._fs.create(path)
         try:
             file.salvage(fd, file.size)
@@ -132,11 +127,3 @@ class DamagedStart:
         size = files.segment_bytes
         create_durably(self._fs, path, lambda fd: self._fs.allocate(fd, size))
         files.data.replace(MappedFile(self._fs, path, base, size, writable=True))
-
-    def _target(self, path: Path) -> Path:
-        """Where a file is kept: ``damaged-<n>`` in the node's directory, or beside the segments on another disk."""
-        if self._aside is None:
-            self._aside = make_aside_near(self._fs, self._directory, path.parent)
-            if self._cut_off:
-                mark_as_log(self._fs, self._aside, self._cut_off)
-        return self._aside / path.name

@@ -71,6 +71,9 @@ class FileSystem(Protocol):
     def usage(self, path: Path) -> DiskUsage:
         """How full the path's file system is."""
 
+    def device(self, path: Path) -> int:
+        """Which file system the path is on: nothing is renamed from one to another."""
+
 
 class RealFileSystem:
     """The machine's file system."""
@@ -121,6 +124,9 @@ class RealFileSystem:
             available_bytes=stat.f_bavail * stat.f_frsize,
             used_bytes=(stat.f_blocks - stat.f_bfree) * stat.f_frsize,
         )
+
+    def device(self, path: Path) -> int:
+        return path.stat().st_dev
 
 
 def _is_read_by_group(directory: Path) -> bool:

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from dledger.config import MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
-from dledger.store.aside import make_aside_near
+from dledger.store.aside import Aside
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import Follow, Scan, after, blank_head, header_chain_crc, segment_name
 from dledger.store.fs import TMP_SUFFIX, FileSystem
@@ -45,7 +45,10 @@ class SegmentSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did: the segments that were replaced, and where the damaged ones are (None: there were none)."""
+    """What a repair did: the segments that were replaced, and where the damaged ones are (None: there were none).
+
+    Of damaged ones on several disks, ``aside`` is where the first of them is.
+    """
 
     bases: tuple[int, ...]
     aside: Path | None
@@ -263,19 +266,19 @@ class Mender:
 
     def _install(self, fetched: list[MappedFile], end: Mark) -> Repaired:
         """Let them take their places; the node's lock is waited for behind ``shape_lock``, so that is held briefly."""
-        aside: Path | None = None
+        aside = Aside(self._fs, self._directory)
         state = self._state
         changed = [file for file in fetched if not self._is_here(file, end)]
         for file in changed:
-            aside = aside or make_aside_near(self._fs, self._directory, file.path.parent)
+            kept = aside.target(file.path.with_name(segment_name(file.base)))
             if file.base + file.size <= end.position:
-                self._exchange(file, aside)
+                self._exchange(file, kept)
             else:
-                self._write_again(file, aside, end)
+                self._write_again(file, kept, end)
             with state.lock:
                 state.generation += 1  # who read meanwhile reads again
         self._write_units(fetched, end)
-        return Repaired(tuple(file.base for file in changed), aside)
+        return Repaired(tuple(file.base for file in changed), next(iter(aside.directories), None))
 
     def _is_here(self, file: MappedFile, end: Mark) -> bool:
         """Whether what came is what is here: only its neighbour was damaged."""
@@ -289,13 +292,12 @@ class Mender:
         except UnreadableError:
             return False
 
-    def _exchange(self, file: MappedFile, aside: Path) -> None:
+    def _exchange(self, file: MappedFile, kept: Path) -> None:
         fs, data, path = self._fs, self._files.data, file.path.with_name(segment_name(file.base))
         with self._state.shape_lock:
             if not self._is_wanted(file):
                 return
             old = data.find(file.base)
-            kept = aside / path.name
             if old is not None and not old.is_empty():  # else it stands for a missing one
                 fs.rename(old.path, kept)
             try:
@@ -306,23 +308,23 @@ class Mender:
                 raise
             file.path = path
             data.replace(file)
-        fs.sync_dir(aside)
+        fs.sync_dir(kept.parent)
         fs.sync_dir(path.parent)
 
-    def _write_again(self, file: MappedFile, aside: Path, end: Mark) -> None:
+    def _write_again(self, file: MappedFile, kept: Path, end: Mark) -> None:
         """Only bytes of committed entries change, and to what they were: readers and the one writer may go on."""
         fs, old = self._fs, self._files.data.find(file.base)
         if old is None:
             raise DiskError(f"{segment_name(file.base)}, which is being written, is missing")
         stop = end.position - old.base
         pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
-        fd = fs.create(aside / old.path.name)
+        fd = fs.create(kept)
         try:
             old.salvage(fd, stop)
             fs.sync(fd)
         finally:
             fs.close(fd)
-        fs.sync_dir(aside)
+        fs.sync_dir(kept.parent)
         for offset, length in pieces:
             data = file.read_cold(offset, length)
             with self._state.shape_lock:

@@ -16,6 +16,7 @@ from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
 from dledger.store.identity import DirectoryLock
 from dledger.store.opening import CHECKPOINT_FILE, layout_of
+from dledger.store.remembered import REMEMBERED_FILE
 from dledger.types import HardState, Standing
 
 
@@ -23,7 +24,8 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
     """Move the damaged log of a stopped node away and leave an empty one; returns where its bytes are now.
 
     The vote goes first, so that a crash in between leaves a node that may not vote; the fence of one whose history is
-    not the group's goes last, so that it serves none of it. If term and vote themselves are
+    not the group's goes last, so that it serves none of it, and what it remembers of others, which is of that history,
+    goes with the log: it would have sound members doubt themselves. If term and vote themselves are
     unreadable, they start over, which is safe only because the node may not vote. Data directories given by
     ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running, and
     ``ConfigError`` if too many logs were set aside before.
@@ -54,6 +56,9 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         checkpoint = layout.directory / CHECKPOINT_FILE
         if checkpoint.exists():
             fs.rename(checkpoint, aside / CHECKPOINT_FILE)
+        remembered = layout.directory / REMEMBERED_FILE
+        if state.fenced and remembered.exists():
+            fs.rename(remembered, aside / REMEMBERED_FILE)
         create_checkpoint(fs, checkpoint, Checkpoint())
         if state.fenced:
             create_hard_state(fs, layout.directory, blank)

@@ -31,6 +31,21 @@ class UnsyncedFs(RealFileSystem):
         pass
 
 
+class TwoDisksFs(UnsyncedFs):
+    """Whatever is in a directory with the given name, or below it, is on a disk of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def device(self, path: Path) -> int:
+        return int(self._name in path.parts)
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self.device(source) != self.device(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        super().rename(source, target)
+
+
 class FakeClock:
     """A clock that stands still until it is moved."""
 

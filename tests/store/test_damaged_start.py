@@ -16,6 +16,7 @@ from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import (
     SEGMENT_BYTES,
     FakeClock,
+    TwoDisksFs,
     UnsyncedFs,
     abandon,
     bodies_of,
@@ -203,6 +204,44 @@ def test_starts_that_find_no_room_for_a_cut_remove_nothing_and_do_not_count_as_l
     mended(directory, verify=1 << 30).close()
 
     assert [path.read_bytes() for path in directory.glob(f"damaged-*/data/{path_of(directory, 5).name}")] == [left]
+
+
+@pytest.fixture
+def dirs(tmp_path: Path) -> tuple[Path, Path]:
+    """Data directories on two disks, of which ``TwoDisksFs("far")`` knows."""
+    return tmp_path / "near", tmp_path / "far"
+
+
+def mended_of(base: Path, *data_dirs: Path) -> FileStore:
+    """Open a log that lies in ``data_dirs``, verified as a whole, as a member of a group does."""
+    config = small_config(base, recovery_verify_bytes=1 << 30, data_dirs=data_dirs)
+    clock, fs = FakeClock(), TwoDisksFs("far")
+    return FileStore.open(config, cluster_id="c", group="g", node_id="n0", clock=clock, fs=fs, mend=True)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_is_cut_off_on_two_disks_is_put_aside_on_each(
+    tmp_path: Path, dirs: tuple[Path, Path], number: int
+) -> None:
+    """Nothing is renamed from one disk to another; on both it is for a person to remove."""
+    store = mended_of(tmp_path, *dirs)
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+    fill(store, ENTRIES)
+    store.close()
+    places = {path.name: path for one in dirs for path in one.glob("0*")}
+    assert {path.parent for path in places.values()} == set(dirs)
+    sound = {f"{one * SEGMENT_BYTES:020d}" for one in range(number + 1, 6)}
+    contents = {name: places[name].read_bytes() for name in sound}
+    turn_bit(places[f"{number * SEGMENT_BYTES:020d}"])
+
+    store = mended_of(tmp_path, *dirs)
+
+    assert store.last.index == 27 * number + 4
+    kept = {path.name: path for path in tmp_path.glob("*/damaged-1/data/0*")}
+    assert {name: kept[name].read_bytes() for name in sound} == contents
+    assert all(("far" in path.parts) == ("far" in places[name].parts) for name, path in kept.items())
+    assert all((path.parents[1] / "reason.txt").exists() for path in kept.values())
+    store.close()
 
 
 @pytest.mark.parametrize("sector", [0, 3, 7])

@@ -20,7 +20,17 @@ from dledger.store.mending import Repaired
 from dledger.store.mmap_file import MappedFile
 from dledger.store.scrub import Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
-from tests.store.support import SEGMENT_BYTES, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config, spoil
+from tests.store.support import (
+    SEGMENT_BYTES,
+    TwoDisksFs,
+    UnsyncedFs,
+    abandon,
+    bodies_of,
+    fill,
+    open_store,
+    small_config,
+    spoil,
+)
 
 ENTRIES = 150
 COMMITTED = 145
@@ -212,6 +222,31 @@ def test_adjacent_damage_is_repaired_together(store: FileStore, peer: FileStore)
 
     assert done.bases == (SEGMENT_BYTES, 2 * SEGMENT_BYTES, 3 * SEGMENT_BYTES)
     assert bodies_of(store) == sound
+
+
+def test_adjacent_damage_on_two_disks_is_repaired_together(peer: FileStore, tmp_path: Path) -> None:
+    """What is replaced is kept on the disk that it was on: nothing is renamed from one to another."""
+    dirs = (tmp_path / "near", tmp_path / "far")
+    store = _filled(open_store(small_config(tmp_path / "a", data_dirs=dirs), fs=TwoDisksFs("far")))
+    sound = bodies_of(store)
+    places = {path.name: path for one in dirs for path in one.glob("0*")}
+    damaged = [places[f"{number * SEGMENT_BYTES:020d}"] for number in (1, 2, 5)]
+    assert {path.parent for path in damaged[:2]} == set(dirs)
+    for path in damaged:
+        with path.open("r+b") as file:
+            file.seek(36)
+            file.write(b"\xff")
+
+    done = repair(store, peer, 1)
+    repair(store, peer, 5)
+
+    assert done.bases == (SEGMENT_BYTES, 2 * SEGMENT_BYTES)
+    assert bodies_of(store) == sound
+    kept = {path.name: path for one in (store.directory, dirs[1]) for path in one.glob("damaged-*/data/0*")}
+    assert {name: "far" in path.parts for name, path in kept.items()} == {
+        path.name: "far" in path.parts for path in damaged
+    }
+    store.close()
 
 
 @pytest.mark.parametrize("offsets", [(60, 60), (3000, 36), (36, 3000), (3000, 3000)])

@@ -8,7 +8,9 @@ import pytest
 
 from dledger.store.fs import RealFileSystem
 from dledger.store.remembered import REMEMBERED_FILE, RememberedFile, read_remembered
-from dledger.types import EntryId, LogIndex, NodeId, Term
+from dledger.store.repair import set_aside_damaged
+from dledger.types import EntryId, HardState, LogIndex, NodeId, Standing, Term
+from tests.store.support import open_store, small_config
 
 HELD = {NodeId("n1"): EntryId(Term(3), LogIndex(70)), NodeId("n2"): EntryId(Term(2), LogIndex(9))}
 
@@ -56,3 +58,20 @@ def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     file.save(HELD)
 
     assert read_remembered(tmp_path / "absent") == HELD
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_log_that_is_set_aside_takes_along_what_is_remembered_of_another_history(
+    tmp_path: Path, *, fenced: bool
+) -> None:
+    """Told to the group, it would take the standing of sound members. What is of the group's history stays."""
+    store = open_store(small_config(tmp_path))
+    state = HardState(Term(1), None, Standing.VOTER)
+    store.hard_state.save(state.fence("another history") if fenced else state)
+    RememberedFile(RealFileSystem(), store.directory).save(HELD)
+    store.close()
+
+    aside = set_aside_damaged(small_config(tmp_path), "n0")
+
+    assert read_remembered(store.directory) == ({} if fenced else HELD)
+    assert read_remembered(aside) == (HELD if fenced else {})
