@@ -132,11 +132,15 @@ class Stage:
         self._recorder.event(EventKind.RECOVERED, text, node=one.victim, at_s=one.recovered_s)
 
     def wait_alike(self) -> int:
-        """The load is over: wait until every node has everything, in its log and in its queues; gives the log's end."""
+        """The load is over: wait until every node has everything, in its log and in its queues; gives the log's end.
+
+        Statuses from before this wait may be alike, too, and know nothing of the last messages.
+        """
+        began_s = self._recorder.now_s
         found: list[int] = []
 
         def alike() -> bool:
-            statuses = list(self.watch.statuses.values())
+            statuses = list(self.watch.statuses_since(began_s).values())
             ends = {(status.max_offset, status.end_offset) for status in statuses}
             found[:] = [end for _, end in ends]
             return (

@@ -28,7 +28,8 @@ class Watch:
     def __init__(self, addresses: Mapping[NodeId, str], recorder: Recorder) -> None:
         self._recorder = recorder
         self._lock = threading.Lock()  # guards the fields below
-        self._statuses: dict[NodeId, BrokerStatus] = {}
+        self._statuses: dict[NodeId, tuple[float, BrokerStatus]] = {}
+        """With when it was asked for."""
         self._views: dict[NodeId, NodeView] = {}
         self._stopping = threading.Event()
         self._threads = [
@@ -52,8 +53,12 @@ class Watch:
     @property
     def statuses(self) -> dict[NodeId, BrokerStatus]:
         """By node, those that answer."""
+        return self.statuses_since(float("-inf"))
+
+    def statuses_since(self, asked_s: float) -> dict[NodeId, BrokerStatus]:
+        """By node, those that were asked for at ``asked_s`` (of the recorder's time) or later."""
         with self._lock:
-            return dict(self._statuses)
+            return {node: status for node, (at_s, status) in self._statuses.items() if at_s >= asked_s}
 
     def leader(self, timeout_s: float, *, other_than: NodeId | None = None) -> NodeId:
         """Wait for a node that leads and takes messages; of several, the one of the newest term."""
@@ -70,11 +75,12 @@ class Watch:
     def _look_at(self, node: NodeId, address: str) -> None:
         with closing(Admin([address], timeout_s=ANSWER_TIMEOUT_S, security=SECURITY)) as admin:
             while not self._stopping.wait(INTERVAL_S):
+                asked_s = self._recorder.now_s
                 try:
                     status: BrokerStatus | None = admin.status(address)
                 except DLedgerError:
                     status = None
-                self._take(node, status)
+                self._take(node, asked_s, status)
 
     def _look_at_ourselves(self) -> None:
         before_s = self._recorder.now_s
@@ -84,13 +90,13 @@ class Watch:
                 self._recorder.stalled(before_s, now_s)
             before_s = now_s
 
-    def _take(self, node: NodeId, status: BrokerStatus | None) -> None:
+    def _take(self, node: NodeId, asked_s: float, status: BrokerStatus | None) -> None:
         view = NodeView() if status is None else NodeView(status.raft_role, status.term, status.is_master)
         with self._lock:
             if status is None:
                 self._statuses.pop(node, None)
             else:
-                self._statuses[node] = status
+                self._statuses[node] = asked_s, status
             changed = self._views.get(node) != view
             self._views[node] = view
         if changed:

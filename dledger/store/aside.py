@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +53,11 @@ class Aside:
                 _mark_as_log(self._fs, made, self._cut_off)
             self._made[parent] = made
         return self._made[parent] / path.name
+
+    def check_room_for_log(self, paths: Iterable[Path]) -> None:
+        """Raise ``ConfigError`` if too many logs were set aside already in a place where one of ``paths`` would go."""
+        for place in sorted({_place_of(self._fs, self._node, path.parent) for path in paths}):
+            check_room_for_log(place)
 
     def mark_as_log(self, reason: str) -> None:
         """What is kept from here on is the end of a log, which nothing proves that others hold. Raises ``OSError``.

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dledger.errors import CorruptLogError
-from dledger.store.aside import Aside, check_room_for_log
+from dledger.store.aside import Aside
 from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.fs import FileSystem, create_durably
 from dledger.store.hard_state import FileHardState
@@ -81,25 +81,27 @@ class DamagedStart:
         end = facts.end
         if end.position > damage.position or not facts.mark_agrees:
             raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
-        check_room_for_log(self._directory)
+        lost = [one.path for one in misshapen if one.base >= end.position and one.path.exists()]
+        behind = [file for file in files.data.files() if file.base + file.size > end.position]
+        blank = [file for file in behind if file.base >= end.position and file.is_empty()]
+        self._aside.check_room_for_log([*lost, *(file.path for file in behind if file not in blank)])
         reason = (
             f"its log was damaged ({damage.path}, offset {damage.offset}): entries after {end.index} are fetched again"
         )
         hard_state.doubt(reason)
         self.cut = True
         self._aside.mark_as_log(reason)
-        for found in misshapen:
-            if found.base >= end.position and found.path.exists():
-                self.put_aside(found.path)
-        for file in files.data.files():
-            if file.base >= end.position and file.base + file.size > end.position:
-                files.data.forget(file.base)
-                if file.is_empty():
-                    self._fs.unlink(file.path)
-                else:
-                    self.put_aside(file.path)
-            elif file.base + file.size > end.position:
+        for path in lost:
+            self.put_aside(path)
+        for file in behind:
+            if file.base < end.position:
                 self._keep_copy(file)
+                continue
+            files.data.forget(file.base)
+            if file in blank:
+                self._fs.unlink(file.path)
+            else:
+                self.put_aside(file.path)
         self._aside.sync()
         return Cut(end, f"damaged: {damage.reason}")
 

@@ -41,6 +41,7 @@ from rocketstore.consume_queue.units import (
     pack_unit,
     pack_units,
     parse_units,
+    unit_columns,
 )
 from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile
@@ -56,8 +57,8 @@ FOREVER: Final = (1 << 63) - 1
 _GAP_FILES_MAX: Final = 16
 """A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
 _FILLERS_AT_ONCE: Final = 1 << 16
-_NEAR_UNITS: Final = 256
-"""More than a page of them."""
+_LOOKED_UNITS: Final = 1 << 16
+"""So many are looked through at once."""
 _STEP_UNITS: Final = 1024
 _UNKNOWN: Final = (1, 0)
 """Between these lies nothing."""
@@ -148,6 +149,8 @@ class ConsumeQueue:
         """Units before this one are fillers, or their records are gone."""
         self._begin_for = _UNKNOWN
         """With the log's begin between these two, it is where the queue begins."""
+        self._looked = (0, 0)
+        """A begin of the log, and where the queue began then: what is before was looked through."""
         self._max_physical_offset = -1
         self._floor = 0
         """Offsets below this one were given out, as the log says, whatever units are here; see ``raise_to``."""
@@ -213,6 +216,8 @@ class ConsumeQueue:
             return False
         self._files.adopt([base for base, _ in end.files], end.end)
         self._begin, self._begin_for, self._max_physical_offset = end.begin, end.begin_for, end.max_physical
+        if end.begin_for[0] <= end.begin_for[1]:
+            self._looked = (end.begin_for[0], end.begin)
         self.is_adopted = True
         return True
 
@@ -269,7 +274,7 @@ class ConsumeQueue:
             self._files.last_file(end)  # a begun queue keeps one, so that offsets are not given out again
         self._max_physical_offset = self._end_of_last(physical, limit)
         self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if self._files.files() else 0)
-        self._begin_for = _UNKNOWN
+        self._begin_for, self._looked = _UNKNOWN, (0, 0)
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
 
     def _end_of_last(self, physical: int, limit: int) -> int:
@@ -481,6 +486,8 @@ class ConsumeQueue:
             if file is None or self._destroyed or offset >= self.stored_end:
                 return
             self._begin_for = _UNKNOWN
+            if offset < self._looked[1]:
+                self._looked = (0, 0)
             try:
                 file.rewrite(offset * UNIT_BYTES - file.base, pack_unit(unit))
             except OSError as error:
@@ -491,11 +498,12 @@ class ConsumeQueue:
     def correct_min_offset(self, physical: int, first: First | None = None) -> int:
         """Begin with the first message whose record is at or after ``physical``; returns ``min_offset``.
 
-        ``first`` is that message, if the log was asked. Else units are believed that say that their records are gone:
-        nothing else can be held against them but the units beside them. Raises ``DiskError``.
+        ``first`` is that message, if the log was asked. Else units are believed that say that their records are gone,
+        unless the order of all units before the begin is broken. Raises ``DiskError``.
         """
         if not self._begin_for[0] <= physical <= self._begin_for[1]:
             self._begin = self._beginning(physical, first)
+            self._looked = (physical, self._begin)
             unit = next(iter(self._read(self._begin, 1)), FILLER)
             self._begin_for = _UNKNOWN if unit == FILLER else (physical, unit.offset)
         return self.min_offset
@@ -540,17 +548,44 @@ class ConsumeQueue:
         return next(self._reals(low, end), (end, FILLER))[0]
 
     def _misled(self, low: int, begin: int, physical: int) -> int | None:
-        """A unit before ``begin`` whose record is not before ``physical``, if there is one near: the search was misled.
+        """A unit before ``begin`` whose record is not before ``physical``: the search was misled. None: it was not.
 
-        Whole sectors of units may be lost, or be those of another place: these break the order.
+        Units that were lost, or are those of another place, break the order somewhere, however many they are. Only then
+        the log is asked: about the last one, since the records of all others are before its record. That may write
+        units again, which then tell the truth. What was looked through for an earlier begin of the log is not looked at
+        again, so that this costs one look at each unit in a run, and one at the files' expired units after a start. Bad
+        sectors among these keep nothing from being removed.
         """
-        highest = -1
-        for at, unit in self._reals(max(low, begin - _NEAR_UNITS), begin):
-            claims = unit.offset >= physical
-            if (claims or unit.offset <= highest) and self._leads_behind(at, physical, unit if claims else BROKEN):
-                return at
-            highest = max(highest, unit.offset)
-        return None
+        looked_for, looked = self._looked if physical >= self._looked[0] else (0, 0)
+        low = max(low, looked)
+        if self._is_ordered(low, begin, looked_for if low == looked else 0, physical):
+            return None
+        last = self._last_real(low, begin)
+        if last >= 0 and self._leads_behind(last, physical, BROKEN):
+            return last
+        claims: list[int] = []
+        with suppress(DiskError):
+            claims.extend(at for at, unit in self._reals(low, begin) if unit.offset >= physical)
+        return next((at for at in claims[-1:] + claims[:1] if self._leads_behind(at, physical)), None)
+
+    def _is_ordered(self, low: int, high: int, least: int, physical: int) -> bool:
+        """Whether the units in ``[low, high)`` lead on and on, from ``least`` on, to what is before ``physical``."""
+        while low < high and (file := self._files.find(low * UNIT_BYTES)) is not None:
+            at = low * UNIT_BYTES - file.base
+            count = min(_LOOKED_UNITS, high - low, (file.readable - at) // UNIT_BYTES)
+            try:
+                data = file.read(at, count * UNIT_BYTES, cold=True) if count > 0 else None
+            except DiskError:
+                return False
+            offsets, sizes, fillers = unit_columns(data or b"")
+            if not len(offsets):  # removed meanwhile
+                break
+            real = offsets[~fillers]
+            if (sizes <= 0).any() or (np.diff(real, prepend=least - 1, append=physical) <= 0).any():
+                return False
+            least = int(real[-1]) + 1 if len(real) else least
+            low += len(offsets)
+        return True
 
     def delete_expired(self, physical: int) -> int:
         """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.

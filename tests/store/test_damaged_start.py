@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import CorruptLogError, DiskFullError
-from dledger.store.aside import ASIDE_MAX, make_aside_near
+from dledger.errors import ConfigError, CorruptLogError, DiskFullError
+from dledger.store.aside import ASIDE_LOGS_MAX, ASIDE_MAX, make_aside_near
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.hard_state import read_hard_state
 from dledger.store.mmap_file import MappedFile
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import (
@@ -242,6 +243,26 @@ def test_what_is_cut_off_on_two_disks_is_put_aside_on_each(
     assert all(("far" in path.parts) == ("far" in places[name].parts) for name, path in kept.items())
     assert all((path.parents[1] / "reason.txt").exists() for path in kept.values())
     store.close()
+
+
+def test_no_more_logs_are_put_aside_on_another_disk_than_people_have_looked_at(tmp_path: Path) -> None:
+    """Each may hold what nobody else has any more: beyond a number the start is refused, and nothing is changed."""
+    far = tmp_path / "far"
+    for number in range(ASIDE_LOGS_MAX + 1):
+        store = mended_of(tmp_path, far)
+        assert len(list(far.glob("damaged-*"))) == number
+        store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+        fill(store, 60)
+        store.flush()
+        store.close()
+        turn_bit(sorted(far.glob("0*"))[-2])
+    before = {path: path.read_bytes() for path in far.rglob("0*")}
+
+    with pytest.raises(ConfigError, match=r"far holds 8 logs that were set aside"):
+        mended_of(tmp_path, far)
+
+    assert {path: path.read_bytes() for path in far.rglob("0*")} == before
+    assert read_hard_state(tmp_path / "dledger-n0").standing is Standing.VOTER
 
 
 @pytest.mark.parametrize("sector", [0, 3, 7])

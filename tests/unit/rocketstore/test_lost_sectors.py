@@ -11,14 +11,25 @@ from rocketstore import queue_truth
 from rocketstore.message.message import Message
 from tests.unit.rocketstore.bench import WAIT_S, bodies, running, small_config
 
-EXPIRED, UNITS, UNIT_BYTES = 60, 25, 20
+UNIT_BYTES = 20
 KIB = 1024
+SECTOR, PAGE = 25, 204
+"""As units."""
 
 
 @pytest.mark.parametrize("what", ["zeros", "older units"])
-@pytest.mark.parametrize("before", [0, 1, 3, 6, 11, 40])
-def test_a_lost_sector_hides_no_message_that_the_log_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, what: str
+@pytest.mark.parametrize(
+    ("expired", "before", "units"),
+    [
+        *((60, before, SECTOR) for before in (0, 1, 3, 6, 11, 40)),
+        *((450, 40, units) for units in (PAGE, 255, 270, 2 * PAGE)),
+        (450, 0, 270),
+        (450, 300, 270),
+        (900, 1, 4 * PAGE),
+    ],
+)
+def test_lost_sectors_hide_no_message_that_the_log_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expired: int, before: int, units: int, what: str
 ) -> None:
     """Its units say that their records have expired: the log finds the live ones, and those before them, all the same.
 
@@ -26,7 +37,7 @@ def test_a_lost_sector_hides_no_message_that_the_log_has(
     """
     monkeypatch.setattr(queue_truth, "_SCAN_BYTES", 4 * KIB)
     config = small_config(
-        tmp_path, mapped_file_size_consume_queue=UNIT_BYTES * 200, file_reserved_time=0, flush_interval_commit_log=10
+        tmp_path, mapped_file_size_consume_queue=UNIT_BYTES * 2000, file_reserved_time=0, flush_interval_commit_log=10
     )
     with running(config) as store:
 
@@ -34,29 +45,31 @@ def test_a_lost_sector_hides_no_message_that_the_log_has(
             for _ in range(count):
                 assert store.put(Message(topic, body, 0)).ok
 
-        for number in range(EXPIRED):
+        for number in range(expired):
             put("T", 1, b"%d" % number)
-        put("busy", 8, b"x" * 3000)
-        end = EXPIRED + before + UNITS + 75
-        for number in range(EXPIRED, end):
+        busy_from = store.log.max_offset
+        put("busy", 16, b"x" * 3000)
+        end = expired + before + units + 75
+        for number in range(expired, end):
             put("T", 1, b"%d" % number)
         put("busy", 1, b"x")
         assert store.wait_dispatched(WAIT_S)
         store.flush()
         queue = store._queues.find("T", 0)
         assert queue is not None
-        first_live = queue.units(EXPIRED, 1)[0].offset
+        first_live = queue.units(expired, 1)[0].offset
         path = next((tmp_path / "consumequeue" / "T" / "0").iterdir())
         with path.open("r+b") as file:
             file.seek(UNIT_BYTES * 10)
-            older = file.read(UNIT_BYTES * UNITS)
-            file.seek(UNIT_BYTES * (EXPIRED + before))
-            file.write(bytes(UNIT_BYTES * UNITS) if what == "zeros" else older)
+            older = file.read(UNIT_BYTES * units)
+            file.seek(UNIT_BYTES * (expired + before))
+            file.write(bytes(UNIT_BYTES * units) if what == "zeros" else older)
 
-        store.keep_for(lambda _durable: 16 * KIB)
+        kept_from = -(-busy_from // (16 * KIB)) * 16 * KIB
+        store.keep_for(lambda _durable: kept_from)
         store._let_go()
         store.log.delete_expired(now_ms=sys.maxsize, immediately=True)
         store._cleaner.follow()
 
-        assert 0 < store.log.min_offset <= first_live
-        assert set(range(EXPIRED, end)) <= set(bodies(store, topic="T"))
+        assert busy_from <= store.log.min_offset <= first_live - 6 * KIB
+        assert set(range(expired, end)) <= set(bodies(store, topic="T"))

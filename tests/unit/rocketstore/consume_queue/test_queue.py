@@ -11,6 +11,7 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import RealFileSystem
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Repeated, Surroundings
 from rocketstore.consume_queue.units import FILLER
+from rocketstore.mapped.file import StoreFile
 from rocketstore.types import QueueUnit, RecordHead
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.unit.rocketstore.heads import head, heads
@@ -295,6 +296,34 @@ def test_min_offset_follows_the_log(tmp_path: Path) -> None:
         assert queue.min_offset == first
     assert queue.units(2, 1) == []
     assert len(queue.units(3, 1)) == 1
+
+
+def test_expired_units_are_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, read, places = filled(tmp_path), StoreFile.read, list[int]()
+
+    def noted(file: StoreFile, offset: int, size: int, *, cold: bool = False) -> bytes | None:
+        places.extend(range((file.base + offset) // 20, (file.base + offset + size) // 20))
+        return read(file, offset, size, cold=cold)
+
+    monkeypatch.setattr(StoreFile, "read", noted)
+    assert queue.correct_min_offset(600) == 6
+    assert {0, 1, 2, 3, 4, 5} <= set(places)
+    places.clear()
+    assert queue.correct_min_offset(1100) == 11
+    assert {6, 7, 8, 9, 10} <= set(places)
+    assert min(places) == 6
+
+
+def test_a_bad_sector_of_expired_units_does_not_stop_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, read = filled(tmp_path), StoreFile.read
+
+    def failing(file: StoreFile, offset: int, size: int, *, cold: bool = False) -> bytes | None:
+        if file.base + offset <= 20 < file.base + offset + size:
+            raise DiskError("a bad sector")
+        return read(file, offset, size, cold=cold)
+
+    monkeypatch.setattr(StoreFile, "read", failing)
+    assert queue.correct_min_offset(1100) == 11
 
 
 def test_min_offset_passes_over_fillers(tmp_path: Path) -> None:
