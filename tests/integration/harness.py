@@ -70,7 +70,11 @@ class WatchedGroup(LocalGroup):
         return found
 
     def digests(self) -> dict[NodeId, str]:
-        """Of each node's log, once all have converged and hold the same entries; each must begin at the same one."""
+        """Of each node's log, once all have converged and hold the same entries; each must begin at the same one.
+
+        Somebody leads by then: the next leader would add an entry.
+        """
+        self.leader()
         statuses = self.wait_converged(30.0)
         position = max(one.begin_position for one in statuses.values())
         return {node: digest_of(self.data_dir(node), position, one.end_position) for node, one in statuses.items()}
