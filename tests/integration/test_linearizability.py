@@ -96,8 +96,10 @@ def test_one_log_explains_all_that_clients_were_told(adopt: Adopt, tmp_path: Pat
         with load:
             while len(group.history.appends) + len(group.history.reads) < operations:
                 undo = chance.choice(faults)(group, chance)
-                load.history.wait_for_acks(UNDER_A_FAULT, SERVICE_TIMEOUT_S)
-                undo()
+                try:
+                    load.history.wait_for_acks(UNDER_A_FAULT, SERVICE_TIMEOUT_S)
+                finally:
+                    undo()
                 load.history.wait_for_acks(ROUND, ROUND_TIMEOUT_S)
 
         group.verify()
