@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 SLAVE_SESSION_S: Final = 1.0
 """How long to read from a slave before looking for a master again."""
 BEYOND_END_S = 3.0
-"""How long masters must go on saying that a queue ends before the wanted offset, until that is believed: a master that
-was cut off, or paused, does not know yet that it is none any more, nor what was stored since."""
+"""How long masters must keep saying that a queue ends before the wanted offset until that is believed: one that was
+paused or cut off may not know yet that it has been replaced, nor what has been stored since."""
 IDLE_PAUSE_S: Final = 0.05
 """The pause after an answer without messages that came at once, although it could have waited for some."""
 
@@ -301,7 +301,9 @@ class QueueFetcher:
             status in _NOTHING_YET and response.max_offset < offset
         ):
             # A slave may lag; only the master's word says that there never will be such a message.
-            if at_master and self._is_long_beyond():
+            if not at_master:
+                self._beyond_since = None
+            elif self._is_long_beyond():
                 self._go_to(max(response.max_offset, 0), f"the queue ends at {response.max_offset}, before {offset}")
             return
         elif status not in _NOTHING_YET:
@@ -322,5 +324,6 @@ class QueueFetcher:
             self.skipped += offset - self._offset
         else:
             self.rewound = True
+        self._beyond_since = None
         self._offset = offset
         self._stock.append(Chunk(b"", offset))

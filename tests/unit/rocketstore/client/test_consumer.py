@@ -397,6 +397,23 @@ def test_a_master_that_is_none_any_more_is_no_reason_to_go_back(brokers: FakeBro
         assert drain(source, 1) == [b"0-3"]
 
 
+def test_each_shorter_queue_must_be_confirmed_anew(brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one was, says nothing of the next one: the queue may have been cut only once."""
+    monkeypatch.setattr(fetcher, "BEYOND_END_S", 0.3)
+    put(brokers, 3)
+    brokers.offsets["billing", "orders", 0] = 8
+    again = pb.PullResponse(status="OFFSET_OVERFLOW_BADLY", next_offset=1, max_offset=1)
+
+    with consumer(brokers, queues=[0], pull_wait_ms=10) as source:
+        wait_until(lambda: not source.poll(1, 0.01) and source.positions()[0] == 3, "the end of the queue")
+        for node in brokers.nodes:
+            node.pulls.append(again)
+        wait_until(lambda: any(not node.pulls for node in brokers.nodes), "another such answer")
+        put(brokers, 1, start=3)
+        assert drain(source, 1) == [b"0-3"]
+        assert source.positions() == {0: 4}
+
+
 def test_a_slave_that_lags_is_no_reason_to_go_back(brokers: FakeBrokers) -> None:
     """It does not know yet what the consumer has read already."""
     put(brokers, 3)
