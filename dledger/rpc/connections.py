@@ -15,6 +15,7 @@ gRPC itself takes twice as many as ``connections_max``, so that there is room fo
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import stat
@@ -39,6 +40,8 @@ CROWDED_INTERVAL_S: Final = 0.1
 """When there are more than half as many connections as may be."""
 GRACE_S: Final = 2.0
 """A connection is not idle until it has been without a call for so long: a new one must get to its first."""
+BUSY: Final = math.inf
+"""Quiet since when, of a connection with a call under way."""
 _DESCRIPTORS: Final = "/proc/self/fd"
 
 Place = tuple[str, int]
@@ -201,11 +204,13 @@ class Connections:
     def _make_room(self, links: list[_Link]) -> bool:
         """Whether there are so many that it is worth looking again soon."""
         now = time.monotonic()
-        self._first_seen = {one: self._first_seen.get(one, now) for one in links}
+        present = set(links)
+        seen_before = {one: at for one, at in self._first_seen.items() if one in present}
+        self._first_seen = seen_before | {one: now for one in links if one not in seen_before}  # the newest last
         known = {one.place: one for one in tuple(self._known.values())}
         total_max = self._limits.connections_max
         leaving = surplus(
-            {one: self._quiet_since(one, known.get(one.place), now) for one in links},
+            {one: self._quiet_since(one, known.get(one.place)) for one in self._first_seen},
             total_max=total_max,
             address_max=max(1, total_max * self._share // 100),
             idle_before=now - GRACE_S,
@@ -228,11 +233,11 @@ class Connections:
                 known.hung_up = True
         _hang_up(links)
 
-    def _quiet_since(self, link: _Link, known: Connection | None, now: float) -> float:
-        """Since when it is without a call; ``now`` if it has one."""
+    def _quiet_since(self, link: _Link, known: Connection | None) -> float:
+        """Since when it is without a call; ``BUSY`` if it has one."""
         if known is None:
             return self._first_seen[link]
-        return now if known.calls else max(known.heard_at, self._first_seen[link])
+        return BUSY if known.calls else max(known.heard_at, self._first_seen[link])
 
 
 class _Link(NamedTuple):
@@ -244,11 +249,14 @@ class _Link(NamedTuple):
 
 
 def surplus(quiet_since: Mapping[_Link, float], *, total_max: int, address_max: int, idle_before: float) -> list[_Link]:
-    """Which connections are too many: of the address with the most, first those idle for longest, then the newest."""
+    """Which connections are too many, of those given the newest last: of the address with the most, first those idle
+    for longest, then the newest without a call, then the newest.
+    """
+    age = {link: -number for number, link in enumerate(quiet_since)}
 
-    def rank(link: _Link) -> tuple[bool, float]:
+    def rank(link: _Link) -> tuple[bool, bool, float]:
         since = quiet_since[link]
-        return (False, since) if since < idle_before else (True, -link.inode)
+        return (False, False, since) if since < idle_before else (True, since == BUSY, age[link])
 
     by_host: dict[str, deque[_Link]] = {}
     for link in sorted(quiet_since, key=rank):

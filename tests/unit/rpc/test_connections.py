@@ -117,7 +117,7 @@ def test_those_of_the_greediest_address_go_first_idle_before_busy_old_before_new
     """Whoever has few connections keeps them."""
     now = 100.0
     greedy = {link("a", number): float(number) for number in range(6)}  # idle, the last for the shortest time
-    busy = {link("a", 10 + number): now for number in range(2)}
+    busy = {link("a", 10 + number): connections.BUSY for number in range(2)}
     modest: dict[connections._Link, float] = {link("b", 20): 0.0}
 
     gone = surplus(greedy | busy | modest, total_max=6, address_max=5, idle_before=50)
@@ -125,6 +125,16 @@ def test_those_of_the_greediest_address_go_first_idle_before_busy_old_before_new
     assert places(gone) == [("a", 0), ("a", 1), ("a", 2)]
     gone = surplus(busy | modest, total_max=100, address_max=1, idle_before=50)
     assert places(gone) == [("a", 11)]
+
+
+def test_who_works_outlives_newcomers_whatever_the_numbers_of_their_sockets() -> None:
+    """Before anybody is idle, too: numbers of sockets are given out by processor, not in order of time."""
+    busy = {link("a", 30): connections.BUSY}
+    newcomers = {link("a", number): 99.0 for number in (2, 1)}
+
+    gone = surplus(busy | newcomers, total_max=1, address_max=1, idle_before=50)
+
+    assert places(gone) == [("a", 1), ("a", 2)]
 
 
 def places(links: list[connections._Link]) -> list[Place]:
