@@ -115,7 +115,6 @@ def link(host: str, number: int) -> connections._Link:
 
 def test_those_of_the_greediest_address_go_first_idle_before_busy_old_before_new() -> None:
     """Whoever has few connections keeps them."""
-    now = 100.0
     greedy = {link("a", number): float(number) for number in range(6)}  # idle, the last for the shortest time
     busy = {link("a", 10 + number): connections.BUSY for number in range(2)}
     modest: dict[connections._Link, float] = {link("b", 20): 0.0}
