@@ -17,16 +17,14 @@ from click.testing import CliRunner
 from hypothesis import event, given
 
 from cluster.cli import main as command_line
-from cluster.local_group import free_ports
 from dledger.errors import DLedgerError
 from dledger.store.traces import TRACES_FILE
 from rocketstore.broker.server import BrokerServer
-from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, GetMessageStatus
+from tests.fuzz.brokers import CONFIGS, SETTINGS
 from tests.fuzz.damage import OF_CONTENT, Damage, damages, nothing_unexpected, struck
 from tests.fuzz.shapes import fuzzed
 from tests.support.waiting import wait_until
@@ -36,48 +34,6 @@ QUEUES = 3
 COMMITTED = 11
 DERIVED = frozenset({"consumequeue", "index", "index-sums", "checkpoint"})
 FOREVER_MS = 1 << 60
-_SETTINGS = {
-    "mappedFileSizeCommitLog": "16k",
-    "mappedFileSizeConsumeQueue": "400",
-    "maxHashSlotNum": "20",
-    "maxIndexNum": "64",
-    "maxMessageSize": "4096",
-    "deleteWhen": "",
-    "diskMaxUsedSpaceRatio": "100",
-    "diskSpaceWarningLevelRatio": "100",
-    "diskSpaceCleanForciblyRatio": "100",
-}
-
-
-def _plain(root: Path) -> BrokerConfig:
-    return load_broker_settings(None, {}, {**_SETTINGS, "storePathRootDir": str(root), "listenPort": "0"})[0]
-
-
-def _replicated(root: Path, *others: str) -> BrokerConfig:
-    peer, listen, client = free_ports(3)
-    flags = {
-        "storePathRootDir": str(root),
-        "enableDLegerCommitLog": "true",
-        "dLegerGroup": "G",
-        "dLegerSelfId": "n0",
-        "dLegerPeers": ";".join([f"n0-127.0.0.1:{peer}", *others]),
-        "cluster_id": "C",
-        "listenPort": str(listen),
-        "client_port": str(client),
-        "index_segment_bytes": "1600",
-        "max_entry_bytes": "8192",
-        "warm_bytes": "0",
-    }
-    return load_broker_settings(None, {}, _SETTINGS | flags)[0]
-
-
-def _member(root: Path) -> BrokerConfig:
-    """The others do not run."""
-    one, two = free_ports(2)
-    return _replicated(root, f"n1-127.0.0.1:{one}", f"n2-127.0.0.1:{two}")
-
-
-CONFIGS = {"plain": _plain, "alone": _replicated, "member": _member}
 
 
 @dataclass
@@ -106,7 +62,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     kind, end = request.param
     root, live = (tmp_path_factory.mktemp("broker") / name for name in ("root", "live"))
     made = Written(kind, root)
-    broker = BrokerServer((_plain if kind == "plain" else _replicated)(live)).start()
+    broker = BrokerServer(CONFIGS["plain" if kind == "plain" else "alone"](live)).start()
     try:
         wait_until(lambda: broker.store.role is not BrokerRole.SLAVE, "it is master")
         state = broker.state
@@ -214,7 +170,7 @@ def test_a_damaged_directory_never_gives_other_messages(written: Written, tmp_pa
 def test_verify_says_something_about_any_broker(written: Written, tmp_path: Path) -> None:
     """In sentences: the command is for directories that are broken."""
     copy, conf = tmp_path / "copy", tmp_path / "broker.conf"
-    conf.write_text("".join(f"{name} = {value}\n" for name, value in _SETTINGS.items()))
+    conf.write_text("".join(f"{name} = {value}\n" for name, value in SETTINGS.items()))
 
     @fuzzed(5)
     @given(damages())
