@@ -17,7 +17,7 @@ from rocketstore.pb import broker_pb2
 from rocketstore.types import BrokerRole, GetMessageStatus
 from tests.fuzz.brokers import CONFIGS
 from tests.fuzz.requests import Player, Port, Step, nothing_escapes, nothing_piles_up, steps
-from tests.fuzz.shapes import fuzzed
+from tests.fuzz.shapes import Known, fuzzed
 from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until
 
@@ -92,7 +92,7 @@ def test_whatever_is_asked_of_a_broker_it_serves_on(broker: BrokerServer) -> Non
     end = broker.store.max_offset("Own", 0)
     assert end == 0
 
-    @fuzzed(40)
+    @fuzzed(25)
     @given(steps(port, BROKER_NAMES))
     def run(sequence: list[Step]) -> None:
         player = Player(port)
@@ -122,6 +122,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
 def test_whatever_is_asked_of_nodes_they_serve_on(group: RunningGroup, kind: str) -> None:
     """At the port of clients, and at that of members, in whose name anybody may speak without TLS."""
     node = group.nodes[0]
+    names: Known
     if kind == "client":
         port, names = Port(node.client_address, (client_pb2.DESCRIPTOR,)), LOG_NAMES
     else:
@@ -129,7 +130,7 @@ def test_whatever_is_asked_of_nodes_they_serve_on(group: RunningGroup, kind: str
         port, names = Port(address, (raft_pb2.DESCRIPTOR,), raft_pb2.PushRequest), PEER_NAMES
     own: dict[LogIndex, bytes] = {}
 
-    @fuzzed(40)
+    @fuzzed(12)
     @given(steps(port, names))
     def run(sequence: list[Step]) -> None:
         player = Player(port)
@@ -143,6 +144,7 @@ def test_whatever_is_asked_of_nodes_they_serve_on(group: RunningGroup, kind: str
             assert [entry.body for entry in client.read(index, count=1, timeout_s=SERVES_S)] == [expected]
 
     with DLedgerClient([one.client_address for one in group.nodes], timeout_s=SERVES_S) as client:
+        client.append(b"so that it is connected")
         with nothing_escapes(), nothing_piles_up():
             run()
         for index, expected in own.items():
