@@ -37,3 +37,8 @@ class ErrorReportingGroup(click.Group):
                     "The outcome is unknown: it may or may not have happened. Look before you repeat it.", err=True
                 )
             context.exit(EXIT_UNKNOWN_OUTCOME if unknown else EXIT_FAILED)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+            context.exit(EXIT_FAILED)

@@ -106,6 +106,12 @@ def is_intact(content: bytes) -> bool:
     return bool(_CRC.unpack_from(content, end)[0] == zlib.crc32(content[:end]))
 
 
+def read_checkpoint_file(path: Path) -> bytes:
+    """What is there of the file; behind that nothing counts. Raises ``OSError``."""
+    with path.open("rb") as file:
+        return file.read(CHECKPOINT_BYTES)
+
+
 class CheckpointFile:
     """The file of one store. Not thread-safe: the store writes it under its flush lock."""
 
@@ -117,7 +123,7 @@ class CheckpointFile:
     def read(self) -> Checkpoint:
         """What it says; nothing known if there is no file. Raises ``DiskError``."""
         try:
-            return decode_checkpoint(self._path.read_bytes())
+            return decode_checkpoint(read_checkpoint_file(self._path))
         except FileNotFoundError:
             return Checkpoint()
         except OSError as error:

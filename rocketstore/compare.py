@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dledger.store.format import parse_segment_name
+from dledger.store.fs import read_whole
 from rocketstore.consume_queue.units import FILLER, UNIT, UNIT_BYTES
 from rocketstore.index.chains import ENTRIES, HEADER, KEY, IndexHeader, chained, seconds_since
 from rocketstore.index.file import HEADER_BYTES, IndexShape
@@ -70,7 +71,7 @@ class Tally:
 def read_deleted(path: Path) -> dict[tuple[str, int], int]:
     """Where queues of deleted topics ended, by the broker's ``deletedQueues.json``; nothing without it."""
     try:
-        topics = json.loads(path.read_text())
+        topics = json.loads(read_whole(path))
     except FileNotFoundError:
         return {}
     return {(topic, int(queue)): int(end) for topic, queues in topics.items() for queue, end in queues.items()}

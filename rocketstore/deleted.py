@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
-from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.types import QueueKey
 
 DELETED_FILE: Final = "deletedQueues.json"
@@ -33,7 +33,7 @@ class DeletedQueues:
     def load(self) -> None:
         """Read the file. Raises ``CorruptLogError`` if it is unreadable, ``DiskError``."""
         try:
-            topics = json.loads(self._path.read_text())
+            topics = json.loads(read_whole(self._path))
             self._ends = {
                 (str(topic), int(queue_id)): int(end)
                 for topic, queues in topics.items()
@@ -43,7 +43,7 @@ class DeletedQueues:
             self._ends = {}
         except OSError as error:
             raise DiskError(f"reading {self._path} failed: {error}") from error
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptLogError(self._path, 0, f"it is no list of queues ({error})", _ADVICE) from error
 
     def add(self, ends: Offsets, living: Offsets) -> None:

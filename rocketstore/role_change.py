@@ -117,8 +117,8 @@ class RoleStore(Protocol):
 class ReplicatedState(Protocol):
     """Topics, groups, consumer offsets and delay progress; ``rocketstore.state.BrokerState``."""
 
-    def catch_up(self) -> None:
-        """Apply all that is dispatched."""
+    def catch_up(self, *, cancelled: threading.Event) -> None:
+        """Apply all that is dispatched; ends early, with an error, once ``cancelled``."""
 
 
 class MasterService(Protocol):
@@ -239,7 +239,7 @@ class BrokerRoleChange:
         steps: tuple[Callable[[], None], ...] = (
             lambda: self._wait_committed(target, term),
             lambda: self._wait_dispatched(target),
-            self._state.catch_up,
+            lambda: self._state.catch_up(cancelled=target.cancelled),
             self._store.rebuild_queue_offsets,
             lambda: self._take_puts(target, term),
             self._schedule.start,

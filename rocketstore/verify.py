@@ -16,10 +16,10 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import RealFileSystem, read_whole
 from dledger.store.inspect import ProblemItem
 from dledger.store.mmap_file_list import list_segments
-from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile, is_intact
+from rocketstore.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile, is_intact, read_checkpoint_file
 from rocketstore.compare import Bounds, Difference, compare_index, compare_queues, read_deleted, read_keys
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
@@ -250,7 +250,7 @@ def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
     """What the broker says it has dispatched: all of the log if it stopped in order. Its small files are checked."""
     root = found.root
     checkpoint = root / CHECKPOINT_FILE
-    if checkpoint.exists() and not is_intact(checkpoint.read_bytes()):
+    if checkpoint.exists() and not is_intact(read_checkpoint_file(checkpoint)):
         found.add(checkpoint, 0, "the checkpoint does not check out: the next start builds queues and index anew")
     deleted_path = store.config_dir / DELETED_FILE
     deleted: dict[tuple[str, int], int] = {}
@@ -284,7 +284,7 @@ def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBro
     """The state's snapshot must check out, and the record that it says it ends with must be where it says."""
     path = store.config_dir / SNAPSHOT_FILE
     try:
-        snapshot = decode_snapshot(path.read_bytes())
+        snapshot = decode_snapshot(read_whole(path))
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MalformedStateError) as error:

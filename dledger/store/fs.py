@@ -5,6 +5,7 @@ Reading (list, stat, map, pread) is not part of it: it cannot lose data.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -16,6 +17,8 @@ from typing import Final, Protocol
 _LOG = logging.getLogger("dledger")
 
 TMP_SUFFIX: Final = ".tmp"
+WHOLE_BYTES_MAX: Final = 1 << 30
+"""More than any file has that is read whole; what is larger is none of ours, or was lengthened."""
 _GROUP_READS: Final = 0o050
 """Of a directory's mode, when nobody else may do anything: the administrator lets its group read what is in it."""
 
@@ -146,6 +149,14 @@ def keep_private(directory: Path) -> None:
         directory.chmod(mode & ~0o077)
     except PermissionError:
         _LOG.warning("%s can be read by other users (mode %o), and is not ours to change", directory, mode)
+
+
+def read_whole(path: Path, bytes_max: int = WHOLE_BYTES_MAX) -> bytes:
+    """A file's content. Raises ``OSError``, also for a file of more than ``bytes_max``: it may claim any length."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > bytes_max:
+            raise OSError(errno.EFBIG, f"larger than {bytes_max} bytes", str(path))
+        return file.read(bytes_max)
 
 
 def create_durably(fs: FileSystem, path: Path, fill: Callable[[int], None]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import CorruptLogError, DirectoryLockedError, DiskError, IdentityError
-from dledger.store.fs import FileSystem, replace_durably
+from dledger.store.fs import FileSystem, read_whole, replace_durably
 
 FORMAT_VERSION: Final = 1
 IDENTITY_FILE: Final = "identity"
@@ -37,8 +37,8 @@ def read_identity(directory: Path) -> Identity | None:
     if not path.exists():
         return None
     try:
-        found = Identity(**json.loads(path.read_bytes()))
-    except (ValueError, TypeError):
+        found = Identity(**json.loads(read_whole(path)))
+    except (ValueError, TypeError, RecursionError):
         found = None
     if found is None or any(type(value) is not type(asdict(_EXAMPLE)[name]) for name, value in asdict(found).items()):
         advice = "Copy the file of another member of the group, and put this node's id into it"

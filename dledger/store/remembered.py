@@ -15,7 +15,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from dledger.store.fs import FileSystem, replace_durably
+from dledger.store.fs import FileSystem, read_whole, replace_durably
 from dledger.types import EntryId, LogIndex, NodeId, Term
 
 REMEMBERED_FILE: Final = "remembered"
@@ -26,7 +26,7 @@ def read_remembered(directory: Path) -> dict[NodeId, EntryId]:
     """What was saved last; nothing if that cannot be known."""
     path = directory / REMEMBERED_FILE
     try:
-        crc, _, text = path.read_bytes().partition(b"\n")
+        crc, _, text = read_whole(path).partition(b"\n")
     except FileNotFoundError:
         return {}
     except OSError as error:

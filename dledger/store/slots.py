@@ -62,7 +62,8 @@ def decode_slot(number: int, raw: bytes) -> Slot | None:
 
 def read_slots(path: Path, count: int) -> list[Slot]:
     """The readable slots, newest first."""
-    raw = path.read_bytes()
+    with path.open("rb") as file:
+        raw = file.read(count * SLOT_BYTES)
     slots = (decode_slot(number, raw[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]) for number in range(count))
     return sorted((slot for slot in slots if slot), key=lambda slot: slot.sequence, reverse=True)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.config import FlushMode
-from dledger.store.fs import FileSystem, replace_durably
+from dledger.store.fs import FileSystem, read_whole, replace_durably
 
 TRACES_FILE: Final = "traces"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -115,10 +115,10 @@ def last_life(directory: Path) -> LastLife:
 
 def _read(directory: Path) -> Traces | None:
     try:
-        found = json.loads((directory / TRACES_FILE).read_bytes())
+        found = json.loads(read_whole(directory / TRACES_FILE))
         inodes = {str(name): Inode(int(number), int(age)) for name, (number, age) in found["inodes"].items()}
         return Traces(str(found["boot_id"]), str(found["flush_mode"]), inodes)
-    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 

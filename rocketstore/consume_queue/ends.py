@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.types import QueueKey
 
 QUEUE_ENDS_FILE: Final = "queueEnds.json"
@@ -49,7 +49,7 @@ def write_ends(fs: FileSystem, path: Path, place: tuple[int, int], ends: Mapping
 def read_ends(path: Path, place: tuple[int, int]) -> dict[QueueKey, QueueEnd]:
     """What the file says if it goes with that checkpoint; else nothing."""
     try:
-        data = path.read_bytes()
+        data = read_whole(path)
         if data[:_CRC_BYTES] != b"%08x\n" % zlib.crc32(data[_CRC_BYTES:]):
             return {}
         found = json.loads(data[_CRC_BYTES:])

@@ -30,7 +30,14 @@ from numpy.typing import NDArray
 
 from dledger.clock import Clock, SystemClock
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
-from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem, make_dirs_durably, replace_durably
+from dledger.store.fs import (
+    TMP_SUFFIX,
+    FileSystem,
+    RealFileSystem,
+    make_dirs_durably,
+    read_whole,
+    replace_durably,
+)
 from rocketstore.index.chains import IndexHeader
 from rocketstore.index.file import ADVICE, IndexFile, IndexShape
 from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
@@ -439,8 +446,12 @@ class IndexService:
 
     def _kept_sums(self, path: Path) -> IndexSums | None:
         try:
-            return decode_sums((self._sums_dir / path.name).read_bytes(), self.shape.slots)
+            return decode_sums(read_whole(self._sums_dir / path.name), self.shape.slots)
         except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
             return None
 
     def _keep(self, file: IndexFile, sums: IndexSums) -> None:

@@ -189,22 +189,23 @@ class BrokerState:
             self._write_snapshot()
             self._write_rocketmq_files()
 
-    def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
+    def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S, cancelled: threading.Event | None = None) -> None:
         """Wait until everything in the log is dispatched and applied; before the store becomes master.
 
-        Raises ``StateBehindError`` after ``timeout_s``; ``StateIncompleteError`` and ``StateBlockedError`` if this node
-        should leave the role to another.
+        Raises ``StateBehindError`` after ``timeout_s`` or once it is ``cancelled``; ``StateIncompleteError`` and
+        ``StateBlockedError`` if this node should leave the role to another.
         """
         deadline = time.monotonic() + timeout_s
         if not self._store.wait_dispatched(timeout_s):
             raise StateBehindError(f"broker state: the log is not dispatched to its end within {timeout_s:g} s")
-        pause = threading.Event()
+        cancelled = cancelled or threading.Event()
         while not self._apply_to_end():
             if self._applier.blocked:
                 raise StateBlockedError(self._applier.blocked)
             if time.monotonic() > deadline:
                 raise StateBehindError(f"broker state: not applied to its end within {timeout_s:g} s")
-            pause.wait(0.01)
+            if cancelled.wait(0.01):
+                raise StateBehindError("broker state: nobody wants it any more")
         if not self._applier.is_complete:
             self._accept_incomplete()
         if not self._store.log.is_replicated:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dledger.errors import InvalidRequestError
-from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.state.changes import (
     OFFSETS_MAX,
     Change,
@@ -92,7 +92,7 @@ def _taken_over(path: Path) -> list[Change] | None:
         return None
     try:
         changes = list(_READERS[path.name](content))
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidRequestError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidRequestError) as error:
         _log.error("%s: not taken over: %s", path, error)
         return None
     _log.info("%s: taken over", path)
@@ -103,10 +103,10 @@ def _content(path: Path) -> _Content | None:
     """What the file says, or its backup where it cannot be read; None if neither can."""
     for one in (path, _backup(path)):
         try:
-            return _parse(one.read_text(encoding="utf-8"))
+            return _parse(read_whole(one).decode())
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, InvalidRequestError) as error:
+        except (OSError, ValueError, RecursionError, InvalidRequestError) as error:
             _log.error("%s: cannot be read: %s", one, error)
     return None
 

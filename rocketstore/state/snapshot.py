@@ -15,7 +15,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from dledger.store.fs import FileSystem, make_dirs_durably, replace_durably
+from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.state.changes import Change, MalformedStateError, changes_from_json, encode_change
 
 SNAPSHOT_FILE: Final = "brokerState.json"
@@ -62,7 +62,7 @@ def read_snapshot(directory: Path) -> Snapshot | None:
     """The file's content; None, with a line in the log, if there is none that can be used."""
     path = directory / SNAPSHOT_FILE
     try:
-        return decode_snapshot(path.read_bytes())
+        return decode_snapshot(read_whole(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MalformedStateError) as error:

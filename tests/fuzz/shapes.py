@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -31,21 +33,29 @@ def fuzzed(examples: int = EXAMPLES) -> Callable[[Callable[..., None]], Callable
     )
 
 
-def messages(kind: type[Message]) -> st.SearchStrategy[bytes]:
+Known = Mapping[str, Sequence[Any]]
+"""What a field of that name may be said to be: mostly one of these, where it is of their type."""
+
+
+def messages(kind: type[Message], known: Known = MappingProxyType({})) -> st.SearchStrategy[bytes]:
     """Encoded messages of a type: each field there or not, with any value that its type has; some of them mutilated."""
 
     @st.composite
     def build(draw: st.DrawFn) -> bytes:
         message = kind()
-        _fill(draw, message, message.DESCRIPTOR, 0)
+        _fill(draw, message, message.DESCRIPTOR, 0, known)
         encoded = message.SerializeToString()
-        return draw(mutilated(encoded)) if draw(st.booleans()) else encoded
+        return draw(mutilated(encoded)) if draw(st.integers(0, 3 if known else 1)) == 0 else encoded
 
     return build()
 
 
-def _fill(draw: st.DrawFn, message: Any, kind: Any, depth: int) -> None:  # noqa: ANN401  # by reflection
+def _fill(draw: st.DrawFn, message: Any, kind: Any, depth: int, known: Known) -> None:  # noqa: ANN401  # by reflection
     for field in kind.fields:
+        values = known.get(field.name)
+        if values and field.message_type is None and draw(st.integers(0, 7)):
+            _say(message, field, draw(st.sampled_from(values)))
+            continue
         if draw(st.integers(0, 3)) == 0:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -56,11 +66,19 @@ def _fill(draw: st.DrawFn, message: Any, kind: Any, depth: int) -> None:  # noqa
             target = getattr(message, field.name)
             for one in [target.add() for _ in range(draw(st.integers(0, 3)))] if field.is_repeated else [target]:
                 one.SetInParent()
-                _fill(draw, one, field.message_type, depth + 1)
+                _fill(draw, one, field.message_type, depth + 1, known)
         elif field.is_repeated:
             getattr(message, field.name).extend(draw(st.lists(_scalar(field), max_size=3)))
         else:
             setattr(message, field.name, draw(_scalar(field)))
+
+
+def _say(message: Any, field: FieldDescriptor, value: Any) -> None:  # noqa: ANN401  # by reflection
+    with suppress(TypeError, ValueError):  # of another type here
+        if field.is_repeated:
+            getattr(message, field.name).append(value)
+        else:
+            setattr(message, field.name, value)
 
 
 def _scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:

@@ -25,18 +25,26 @@ def why_not() -> str:
     """Why namespaces cannot be used here, in words; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "iptables", "nsenter") if shutil.which(tool) is None]
     if missing:
-        return f"network namespaces need {' and '.join(missing)} (packages iproute2 and iptables)"
+        return f"network namespaces need {' and '.join(missing)} (packages iproute2, iptables and util-linux)"
     probe = f"dlprobe{os.getpid()}"
     try:
         _run("ip", "netns", "add", probe)
-        _run("ip", "netns", "exec", probe, "iptables", "-L", "INPUT", "-n")
+        _run(*inside(probe), "iptables", "-L", "INPUT", "-n")
     except subprocess.CalledProcessError as error:
         return f"network namespaces do not work here: {error.stderr.strip()}"
     finally:
         subprocess.run(["ip", "netns", "del", probe], check=False, capture_output=True)
     return ""
+
+
+def inside(namespace: str) -> list[str]:
+    """The words before a command that put it there.
+
+    Not ``ip netns exec``: that makes a mount namespace, too, which would keep alive whatever is mounted at the time.
+    """
+    return ["nsenter", f"--net=/run/netns/{namespace}"]
 
 
 _BRIDGE: Final = "br0"
@@ -81,7 +89,7 @@ class NamespacedGroup(Group):
             self._remove()
             raise
         self.nodes.update(self.hosts)
-        self.prefixes = {node: ["ip", "netns", "exec", one.namespace] for node, one in self.hosts.items()}
+        self.prefixes = {node: inside(one.namespace) for node, one in self.hosts.items()}
 
     def _make_hub(self, address: str) -> None:
         """The bridge, and a cable to it with our own address."""
@@ -124,7 +132,7 @@ class NamespacedGroup(Group):
             _run(*self._iptables(node), "-F", "INPUT")
 
     def _iptables(self, node: NodeId) -> list[str]:
-        return ["ip", "netns", "exec", self.hosts[node].namespace, "iptables", "-w"]
+        return [*inside(self.hosts[node].namespace), "iptables", "-w"]
 
     def close(self) -> None:
         """End the nodes, then remove the network."""

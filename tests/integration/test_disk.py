@@ -333,14 +333,19 @@ def test_failed_flush_ends_the_node(group: Group, role: str) -> None:
 
 @needs_strace
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_stalled_flush_costs_no_election(group: Group, role: str) -> None:
-    """fdatasync that takes 2 s holds neither the GIL nor the node's lock, so heartbeats go on (trap 5)."""
+def test_stalled_flush_costs_no_election(make_group: Callable[..., Group], role: str) -> None:
+    """fdatasync that takes 6 s holds neither the GIL nor the node's lock, so heartbeats go on (trap 5).
+
+    The time-outs are long because a busy machine, with a tracer on the node, is late for short ones by itself.
+    """
+    group = make_group(settings={"election_timeout_ms_min": "3000", "election_timeout_ms_max": "4500"})
+    group.start_all()
     with group.workload() as load:
         load.history.wait_for_acks(50)
         leader, term = group.leader(), group.term()
         victim = leader if role == "leader" else group.followers(leader)[0]
 
-        with traced(group.pid(victim), "fdatasync:delay_enter=2000000") as trace:
+        with traced(group.pid(victim), "fdatasync:delay_enter=6000000") as trace:
             wait_until(lambda: trace.count("fdatasync") >= 2, "two stalled flushes")
             load.history.wait_for_acks(50)
             assert group.term() == term

@@ -270,9 +270,10 @@ def test_another_identity_is_refused_naming_both(config: StoreConfig) -> None:
     with pytest.raises(IdentityError, match="segment_bytes is 4096 there and 8192 here"):
         reopen(changed=small_config(config.base_dir, segment_bytes=8192))
     reopen()
-    (config.base_dir / "dledger-n0" / "identity").write_text("{")
-    with pytest.raises(IdentityError, match="cannot be read, so nothing is touched here"):
-        reopen()
+    for text in ("{", "[" * 100_000):
+        (config.base_dir / "dledger-n0" / "identity").write_text(text)
+        with pytest.raises(IdentityError, match="cannot be read, so nothing is touched here"):
+            reopen()
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "hard_state"])

@@ -58,12 +58,17 @@ class LoopDisk:
             os.close(fd)
 
     def restore(self) -> None:
-        """It comes back. Nobody may have a file open there any more."""
-        wait_until(self._unmounted, f"{self.directory} is let go", 20)
+        """It comes back. Nobody may have a file open there any more, nor a copy of the mount in a namespace."""
+        wait_until(self._unmounted, f"{self.directory} is let go", 60)
+        wait_until(self._detached, f"{self._image} is let go: does another mount namespace hold {self.directory}?", 60)
         self._mount()
 
     def _unmounted(self) -> bool:
         return subprocess.run(["umount", self.directory], check=False, capture_output=True).returncode == 0
+
+    def _detached(self) -> bool:
+        """Else the next mount would be one more of the file system that was shut down."""
+        return not _run("losetup", "--associated", str(self._image)).stdout
 
     def close(self) -> None:
         """Remove it."""
@@ -71,5 +76,5 @@ class LoopDisk:
         self._image.unlink(missing_ok=True)
 
 
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, check=True, capture_output=True, text=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 POLL_S = 0.005
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0, *, poll_s: float = POLL_S) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0, *, poll_s: float = POLL_S) -> None:
     """Return once ``condition()`` holds; fail with ``what`` after ``timeout_s``. It looks every ``poll_s``."""
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s

@@ -1,26 +1,3 @@
 """Directories for several tests or examples lie where those of single tests do."""
 
-from __future__ import annotations
-
-import copy
-import shutil
-from collections.abc import Iterator
-
-import pytest
-
-from tests.support import memory_disk
-
-
-@pytest.fixture(scope="session")
-def tmp_path_factory(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[pytest.TempPathFactory]:
-    """As pytest's own, but in memory where that is all the same; what it made is removed unless a test failed."""
-    if memory_disk.why_not():
-        yield tmp_path_factory
-        return
-    factory = copy.copy(tmp_path_factory)
-    factory._basetemp = memory_disk.new_directory("session")
-    yield factory
-    if not request.session.testsfailed:
-        shutil.rmtree(factory._basetemp, ignore_errors=True)
+from tests.support.memory_factory import tmp_path_factory as tmp_path_factory

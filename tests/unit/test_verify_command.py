@@ -152,3 +152,15 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 
     assert shown.exit_code == 2
     assert "holds neither a node" in shown.output
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """In a sentence."""
+    log = tmp_path / "commitlog"
+    log.mkdir()
+    (log / f"{0:020d}").symlink_to(log / f"{0:020d}")
+
+    shown = CliRunner().invoke(main, ["verify", str(tmp_path)])
+
+    assert shown.exit_code == 1
+    assert shown.output.startswith(f"error: {log}/{0:020d}: ")

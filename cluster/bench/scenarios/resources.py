@@ -26,7 +26,8 @@ PENDING_SETTINGS: Final = {
     "election_timeout_ms_min": "8000",
     "election_timeout_ms_max": "12000",
     "ack_timeout_ms": "60000",
-    # Single calls of one connection: more than a server allows by itself.
+    # Single calls of one connection, which may have half of what waits: more than a server allows by itself.
+    "pending_entries_max": str(3 * PENDING_APPENDS),
     "connection_calls_max": str(2 * PENDING_APPENDS),
     "call_ms_max": "120000",
 }

@@ -210,7 +210,7 @@ def test_appender_without_a_group_fails_within_its_deadline(group: FakeGroup, cl
     with client.appender(timeout_s=0.5) as appender:
         future = appender.append(b"a")
 
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 10
     error = future.exception()
     assert isinstance(error, UnavailableError)
     assert error.outcome == "not_applied"

@@ -52,12 +52,12 @@ class AsyncGroup:
 Test = Callable[[AsyncGroup, AsyncDLedgerClient], Awaitable[None]]
 
 
-def run(test: Test, *, group: str = "default", timeout_s: float = 5.0, idempotent: bool = True) -> None:
+def run(test: Test, *, group: str = "default", timeout_s: float = 30.0, idempotent: bool = True) -> None:
     """Run a test body with a served group and a client."""
 
     async def main() -> None:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(120),
             _served() as served,
             AsyncDLedgerClient(
                 served.addresses, group=group, timeout_s=timeout_s, enable_idempotence=idempotent

@@ -361,7 +361,7 @@ def test_an_appender_leaves_a_frozen_leader(client: DLedgerClient, group: FakeGr
 
 def test_an_appender_goes_on_after_a_batch_that_was_refused() -> None:
     """Its number is given to what comes next, under the same name."""
-    with fake_group(1, max_entry_bytes=1000) as group, DLedgerClient(group.addresses) as client:
+    with fake_group(1, max_entry_bytes=1000) as group, DLedgerClient(group.addresses, timeout_s=60) as client:
         with client.appender(batch_entries=1) as appender:
             futures = [appender.append(body) for body in (b"a", b"x" * 2000, b"b", b"c", b"x" * 2000, b"d")]
 

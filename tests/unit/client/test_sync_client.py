@@ -179,7 +179,7 @@ def test_append_without_any_node_is_not_applied() -> None:
 
     assert caught.value.outcome == "not_applied"
     assert address in str(caught.value)
-    assert 0.4 < time.monotonic() - started < 3
+    assert 0.4 < time.monotonic() - started < 10
 
 
 def test_append_to_a_silent_node_keeps_its_deadline() -> None:
@@ -195,7 +195,7 @@ def test_append_to_a_silent_node_keeps_its_deadline() -> None:
             with pytest.raises((UnavailableError, RequestTimeoutError)):
                 client.read(0)
 
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10
 
 
 def test_append_without_a_leader_says_so(client: DLedgerClient, group: FakeGroup) -> None:
@@ -383,7 +383,7 @@ def test_a_wrong_group_is_told_at_once(group: FakeGroup) -> None:
     with DLedgerClient(group.addresses, group="other") as client, pytest.raises(IdentityError, match="not 'other'"):
         client.append(b"a")
 
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 5
 
 
 def test_a_peer_port_is_recognised() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from struct import pack
@@ -70,6 +71,15 @@ def test_a_changed_byte_in_what_was_added_later_takes_that_alone(at: int) -> Non
 @pytest.mark.parametrize("length", [0, 1, 40, 95])
 def test_a_short_file_means_that_nothing_is_known(length: int) -> None:
     assert decode_checkpoint(FULL.encode()[:length]) == Checkpoint()
+
+
+def test_what_somebody_appended_is_not_read(tmp_path: Path) -> None:
+    """Nor is the memory asked for that a hole of a terabyte would take."""
+    path = tmp_path / "checkpoint"
+    CheckpointFile(RealFileSystem(), path).write(FULL)
+    os.truncate(path, 1 << 40)
+
+    assert CheckpointFile(RealFileSystem(), path).read() == FULL
 
 
 def test_replay_time_is_three_seconds_before_the_older_of_log_and_queues() -> None:

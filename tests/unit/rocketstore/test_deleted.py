@@ -37,7 +37,9 @@ def test_without_a_file_nothing_was_deleted(tmp_path: Path) -> None:
     assert opened(tmp_path / "deleted").over({("T", 0): 1}) == {("T", 0): 1}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"T": 5}', '{"T": {"x": 5}}', '{"T": {"0": "x"}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"T": 5}', '{"T": {"x": 5}}', '{"T": {"0": "x"}}', '{"T": {"0": Infinity}}', "[" * 10**5]
+)
 def test_an_unreadable_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "deleted").write_text(text)
 

@@ -104,7 +104,7 @@ class FakeBroker:
 
     # The broker state and the schedule.
 
-    def catch_up(self) -> None:
+    def catch_up(self, *, cancelled: threading.Event) -> None:
         self.note("catch up")
 
     def start(self) -> None:

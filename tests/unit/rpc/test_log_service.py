@@ -228,8 +228,8 @@ def test_ten_thousand_appends_wait_without_threads() -> None:
         service.node.hold = True
         append = service.channel.unary_unary(_path("Append"), request_serializer=None, response_deserializer=None)
 
-        calls = [append.future(append_request(b"x", request_id=number), timeout=60) for number in range(pending)]
-        wait_until(lambda: len(service.node.held) == pending, "all pending", timeout_s=60)
+        calls = [append.future(append_request(b"x", request_id=number), timeout=300) for number in range(pending)]
+        wait_until(lambda: len(service.node.held) == pending, "all pending", timeout_s=240)
         threads = threading.active_count()
         service.node.release()
 

@@ -349,7 +349,7 @@ def test_close_does_not_wait_for_a_dead_peer(config: ServerConfig) -> None:
             transport.send(envelope(PushCommit(Term(1), 0, LogIndex(0)), sender=N1, target=N0))
         transport.close()
 
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
         assert transport.dropped(N0) == 0  # a closed transport has no links
     wait_until(lambda: set(threading.enumerate()) <= before, "all threads joined")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -255,6 +256,21 @@ def test_catching_up_does_not_skip_what_is_not_readable_yet(
     slave.state.catch_up(1)
 
     assert names(slave) == ["T"]
+
+
+def test_catching_up_ends_with_the_wish_for_it(
+    add_member: AddMember, master: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is stopped, or leads no longer, does not wait for what is not readable."""
+    put_topic(master, "T")
+    slave, cancelled = add_member("slave"), threading.Event()
+    monkeypatch.setattr(
+        slave.store, "get", lambda *_args, **_kwargs: GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, 0, 0, 1)
+    )
+    cancelled.set()
+
+    with pytest.raises(StateBehindError, match="nobody wants it"):
+        slave.state.catch_up(60, cancelled)
 
 
 def test_a_damaged_message_leaves_the_state_incomplete(

@@ -78,13 +78,32 @@ def test_rocketmq_files_are_taken_over(tmp_path: Path) -> None:
     assert tables.delay_offsets == {1: 3, 2: 4}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"offsetTable":{"T@g":{"0":-5}}}', '{"offsetTable":{"T@g":3}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"offsetTable":{"T@g":{"0":-5}}}',
+        '{"offsetTable":{"T@g":3}}',
+        '{"offsetTable":{"T@g":{"0":Infinity}}}',
+        "[" * 100_000,
+    ],
+)
 def test_a_file_that_is_no_such_file_is_left_out(tmp_path: Path, text: str) -> None:
     """The others are taken over."""
     (tmp_path / "consumerOffset.json").write_text(text)
     (tmp_path / "delayOffset.json").write_text('{"offsetTable":{"2":4}}')
 
     assert read_rocketmq_files(tmp_path) == (SetDelayOffsets(((2, 4),)),)
+
+
+def test_a_file_of_any_length_is_left_out(tmp_path: Path) -> None:
+    """Nobody asks for the memory that a hole of a terabyte would take."""
+    (tmp_path / "topics.json").touch()
+    os.truncate(tmp_path / "topics.json", 1 << 40)
+
+    assert read_rocketmq_files(tmp_path) == ()
 
 
 def test_numbers_in_names_are_left_alone(tmp_path: Path) -> None:

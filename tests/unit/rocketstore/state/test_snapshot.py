@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_every_flipped_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
                 accepted.append(found)
 
     assert all(found == SNAPSHOT for found in accepted)  # white space at the end does not matter
+
+
+def test_a_snapshot_that_was_lengthened_beyond_measure_is_not_used(tmp_path: Path) -> None:
+    write_snapshot(RealFileSystem(), tmp_path, SNAPSHOT)
+    os.truncate(tmp_path / SNAPSHOT_FILE, 1 << 40)
+
+    assert read_snapshot(tmp_path) is None
 
 
 def test_a_snapshot_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

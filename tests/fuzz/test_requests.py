@@ -1,0 +1,152 @@
+"""Any requests at any port, in any order: typed answers, and what was acknowledged is there afterwards as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+
+from dledger.client import DLedgerClient
+from dledger.pb import client_pb2, raft_pb2
+from dledger.types import LogIndex
+from rocketstore.broker.server import BrokerServer
+from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record
+from rocketstore.pb import broker_pb2
+from rocketstore.types import BrokerRole, GetMessageStatus
+from tests.fuzz.brokers import CONFIGS
+from tests.fuzz.requests import Player, Port, Step, nothing_escapes, nothing_piles_up, steps
+from tests.fuzz.shapes import Known, fuzzed
+from tests.support.running_group import RunningGroup
+from tests.support.waiting import wait_until
+
+SERVES_S = 30.0
+NUMBERS = (0, 1, 2, 5, -1, 1 << 20, (1 << 31) - 1, (1 << 63) - 1)
+LOG_NAMES = {
+    "group": ("default", "G"),
+    "producer": ("p", "q", ""),
+    "sequence": NUMBERS,
+    "first_index": NUMBERS,
+    "target": ("n0", "n1", ""),
+    "bodies": (b"", b"body", b"x" * 5000),
+    **dict.fromkeys(("count", "max_bytes", "from_position", "end_position", "block_bytes", "chunk_bytes"), NUMBERS),
+}
+BROKER_NAMES = {
+    **LOG_NAMES,
+    "topic": ("T", "U", "SCHEDULE_TOPIC_XXXX", "no topic", ""),
+    "name": ("T", "U"),
+    "group": ("g", "G", ""),
+    "queue_id": (0, 1, 7, -1),
+    "body": (b"", b"body", b"y" * 3000),
+    "tag_expression": ("*", "a || b", ""),
+    "wait_ms": (0, 10, -1),
+    **dict.fromkeys(("offset", "timestamp_ms", "max_messages", "begin_ms", "end_ms", "position", "index"), NUMBERS),
+    "read_queues": (1, 4, 0),
+    "write_queues": (1, 4, -1),
+    "permission": (6, 2, 4, 9),
+    "message_id": ("", "7F00000100002A9F0000000000000000", "x" * 32),
+    "property_string": (b"KEYS\x01k\x02", b"DELAY\x011\x02", b"\x01\x02", b""),
+}
+PEER_NAMES = {
+    "cluster_id": ("default/n0,n1,n2",),
+    "group": ("default",),
+    "sender": ("n1", "n2", "n0", "n9"),
+    "target": ("n0", "n0", "n1"),
+    "term": (1, 2, 3, 0, -1),
+    "epoch": (0, 1, 2),
+    "members": ("n0-127.0.0.1:1",),
+    "protocol_version": (1,),
+    **dict.fromkeys(("index", "position", "commit_index", "first_index", "last_index", "indexes"), NUMBERS),
+}
+
+
+@pytest.fixture(scope="module", params=["plain", "alone"])
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
+    """One for all examples; its own topic is deleted by nobody."""
+    server = BrokerServer(CONFIGS[request.param](tmp_path_factory.mktemp("broker"))).start()
+    try:
+        wait_until(lambda: server.store.role is not BrokerRole.SLAVE, "it is master", SERVES_S)
+        yield server
+    finally:
+        server.stop()
+
+
+def _check_messages(broker: BrokerServer, sent: list[bytes]) -> None:
+    """One more is taken, and all are in their queue as they were sent."""
+    body = b"own message %d" % len(sent)
+    result = broker.store.put(Message("Own", body, 0, {"KEYS": "k"}))
+    assert result.ok, result
+    sent.append(body)
+    assert broker.store.wait_dispatched(SERVES_S)
+    found: list[bytes] = []
+    while (result_ := broker.store.get("Own", 0, len(found), max_count=64)).status is GetMessageStatus.FOUND:
+        found += [decode_record(record).body for record in result_.records]
+    assert found == sent
+
+
+def test_whatever_is_asked_of_a_broker_it_serves_on(broker: BrokerServer) -> None:
+    """Its own service, the log's, and bytes that are neither, over several connections at once."""
+    port = Port(broker.address, (broker_pb2.DESCRIPTOR, client_pb2.DESCRIPTOR))
+    sent: list[bytes] = []
+    end = broker.store.max_offset("Own", 0)
+    assert end == 0
+
+    @fuzzed(25)
+    @given(steps(port, BROKER_NAMES))
+    def run(sequence: list[Step]) -> None:
+        player = Player(port)
+        try:
+            player.play(sequence)
+        finally:
+            player.close()
+        _check_messages(broker, sent)
+
+    with nothing_escapes(), nothing_piles_up():
+        run()
+    assert broker.fatal is None
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
+    """Three members."""
+    made = RunningGroup(tmp_path_factory.mktemp("group"))
+    try:
+        made.wait_for_leader()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.mark.parametrize("kind", ["client", "peer"])
+def test_whatever_is_asked_of_nodes_they_serve_on(group: RunningGroup, kind: str) -> None:
+    """At the port of clients, and at that of members, in whose name anybody may speak without TLS."""
+    node = group.nodes[0]
+    names: Known
+    if kind == "client":
+        port, names = Port(node.client_address, (client_pb2.DESCRIPTOR,)), LOG_NAMES
+    else:
+        address = node.config.self_member.address
+        port, names = Port(address, (raft_pb2.DESCRIPTOR,), raft_pb2.PushRequest), PEER_NAMES
+    own: dict[LogIndex, bytes] = {}
+
+    @fuzzed(12)
+    @given(steps(port, names))
+    def run(sequence: list[Step]) -> None:
+        player = Player(port)
+        try:
+            player.play(sequence)
+        finally:
+            player.close()
+        body = b"own entry %d" % len(own)
+        own[client.append(body, timeout_s=SERVES_S).index] = body
+        for index, expected in list(own.items())[-20:]:
+            assert [entry.body for entry in client.read(index, count=1, timeout_s=SERVES_S)] == [expected]
+
+    with DLedgerClient([one.client_address for one in group.nodes], timeout_s=SERVES_S) as client:
+        client.append(b"so that it is connected")
+        with nothing_escapes(), nothing_piles_up():
+            run()
+        for index, expected in own.items():
+            assert [entry.body for entry in client.read(index, count=1, timeout_s=SERVES_S)] == [expected]
+    assert all(one.fatal is None for one in group.nodes)
