@@ -55,6 +55,7 @@ class Disk:
         self.hits: Counter[str] = Counter()
         self.names: dict[Path, Inode] = {}
         """What is where, as the processes see it."""
+        self._listing: dict[Path, dict[str, Path]] = {}
         self.durable_names: dict[Path, Inode] = {}
         self.durable_dirs: set[Path] = {root}
         self.pending: list[_Entry] = []
@@ -96,7 +97,7 @@ class Disk:
                 path.unlink()
         for directory in sorted(dirs):
             directory.mkdir(parents=True, exist_ok=True)
-        self.names, self.durable_names, self.durable_dirs, self.pending = {}, {}, dirs, []
+        self.names, self._listing, self.durable_names, self.durable_dirs, self.pending = {}, {}, {}, dirs, []
         for path in sorted(kept):
             self._put(path, contents[path], times.get(path, (EPOCH_MS + self.scheduler.now_ms) * 1_000_000))
         self.hits["power cut"] += 1
@@ -107,13 +108,14 @@ class Disk:
             file.truncate(0)
             file.write(content)
         os.utime(path, ns=(time_ns, time_ns))
-        self.names[path] = self.durable_names[path] = Inode(content)
+        inode = self.durable_names[path] = Inode(content)
+        self.enter(path, inode)
 
     def _look_around(self) -> None:
         """What was removed without our knowing (temporary files, empty directories)."""
         for path in [path for path in self.names if not path.exists()]:
             self.pending.append(_Entry("unlink", path))
-            del self.names[path]
+            self.leave(path)
         for directory in sorted(self.durable_dirs, reverse=True):
             if not directory.exists():
                 self.pending.append(_Entry("rmdir", directory))
@@ -192,9 +194,20 @@ class Disk:
         self.pending = left
 
     def _look_around_in(self, directory: Path) -> None:
-        for path in [path for path in self.names if path.parent == directory and not path.exists()]:
+        present = set(os.listdir(directory)) if directory.exists() else set()
+        for path in [path for name, path in self._listing.get(directory, {}).items() if name not in present]:
             self.pending.append(_Entry("unlink", path))
-            del self.names[path]
+            self.leave(path)
+
+    def enter(self, path: Path, inode: Inode) -> None:
+        """A name is a file's from now on."""
+        self.names[path] = inode
+        self._listing.setdefault(path.parent, {})[path.name] = path
+
+    def leave(self, path: Path) -> Inode | None:
+        """A name is nobody's from now on."""
+        self._listing.get(path.parent, {}).pop(path.name, None)
+        return self.names.pop(path, None)
 
     def entered(self, kind: str, path: Path, inode: Inode | None = None, source: Path | None = None) -> None:
         """A directory was changed."""
@@ -261,7 +274,7 @@ class SimFs(RealFileSystem):
         self._fill(path)
         fd = super().create(path)
         disk, inode = self._disk, Inode()
-        disk.names[path] = inode
+        disk.enter(path, inode)
         disk.entered("create", path, inode)
         self._open[fd] = (path, inode)
         self._touch(path)
@@ -271,7 +284,10 @@ class SimFs(RealFileSystem):
         if self._is_dead():
             raise Killed
         fd = super().open(path, writable=writable)
-        self._open[fd] = (path, self._disk.names.setdefault(path, Inode()))
+        inode = self._disk.names.get(path)
+        if inode is None:
+            self._disk.enter(path, inode := Inode())
+        self._open[fd] = (path, inode)
         return fd
 
     def close(self, fd: int) -> None:
@@ -326,15 +342,20 @@ class SimFs(RealFileSystem):
         self._begin("rename", target)
         super().rename(source, target)
         disk = self._disk
-        for old in [old for old in disk.names if old == source or source in old.parents]:
-            new = target / old.relative_to(source) if old != source else target
-            inode = disk.names[new] = disk.names.pop(old)
-            disk.entered("rename", new, inode, old)
+        olds = [source]
+        if target.is_dir():
+            olds = [old for old in disk.names if source in old.parents]
+        for old in olds:
+            inode = disk.leave(old)
+            if inode is not None:
+                new = target / old.relative_to(source)
+                disk.enter(new, inode)
+                disk.entered("rename", new, inode, old)
 
     def unlink(self, path: Path) -> None:
         self._begin("unlink", path)
         super().unlink(path)
-        self._disk.names.pop(path, None)
+        self._disk.leave(path)
         self._disk.entered("unlink", path)
 
     def make_dir(self, path: Path) -> None:
