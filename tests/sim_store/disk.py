@@ -86,10 +86,14 @@ class Disk:
         names, dirs = dict(self.durable_names), set(self.durable_dirs)
         for one in entries:
             _apply(one, names, dirs)
-        contents = {path: self._content(inode) for path, inode in names.items()}
-        times = {path: (self.root / path).stat().st_mtime_ns for path in names if (self.root / path).exists()}
-        kept = {path for path in names if all(above in dirs for above in _dirs_above(self.root, path))}
+        self.become({path: self._content(inode) for path, inode in names.items()}, dirs)
+        self.hits["power cut"] += 1
+
+    def become(self, contents: dict[Path, bytes], dirs: set[Path]) -> None:
+        """Hold these files, all durable, and nothing else, while nobody runs."""
+        times = {path: (self.root / path).stat().st_mtime_ns for path in contents if (self.root / path).exists()}
         dirs = {one for one in dirs if one == self.root or all(above in dirs for above in _dirs_above(self.root, one))}
+        kept = {path for path in contents if all(above in dirs for above in _dirs_above(self.root, path))}
         for path in sorted(self.root.rglob("*")):
             if path.is_dir() and path not in dirs:
                 shutil.rmtree(path)
@@ -100,7 +104,10 @@ class Disk:
         self.names, self._listing, self.durable_names, self.durable_dirs, self.pending = {}, {}, {}, dirs, []
         for path in sorted(kept):
             self._put(path, contents[path], times.get(path, (EPOCH_MS + self.scheduler.now_ms) * 1_000_000))
-        self.hits["power cut"] += 1
+
+    def snapshot(self) -> tuple[dict[Path, bytes], set[Path]]:
+        """What ``become`` brings back: what is durable now."""
+        return {path: inode.durable for path, inode in self.durable_names.items()}, set(self.durable_dirs)
 
     def _put(self, path: Path, content: bytes, time_ns: int) -> None:
         """In place, because members know their files by their inodes."""

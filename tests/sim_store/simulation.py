@@ -2,69 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
-import zlib
-from collections import Counter, deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
 
-import dledger.store.traces
 from tests.sim_store.broker import PlainBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues, wait_until
 from tests.sim_store.clients import Clients
-from tests.sim_store.disk import Disk
-from tests.sim_store.model import Model, ViolationError, require
+from tests.sim_store.disk import Disk, SimFs
+from tests.sim_store.model import ViolationError, require
 from tests.sim_store.options import Options, at, choose
-from tests.sim_store.substitutes import substitute
-from tests.sim_store.threads import DeadlockError, Group, Scheduler, running
-from tests.support.memory_disk import new_directory
+from tests.sim_store.threads import Group
+from tests.sim_store.world import Counts, Result, World, run_world
 
-TAIL: Final = 60
 START_S: Final = 120.0
 """Of virtual time: a start has ended by then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a seed."""
-
-    seed: int
-    decisions: int = 0
-    simulated_ms: int = 0
-    changes: int = 0
-    crashes: int = 0
-    acked: int = 0
-    lost: int = 0
-    operations: Counter[str] = field(default_factory=Counter)
-    hits: Counter[str] = field(default_factory=Counter)
-    trace_hash: int = 0
-    failure: str | None = None
-    tail: tuple[str, ...] = ()
-
-
-class BootId:
-    """What the kernel calls the boot of the machine that the running task is on."""
-
-    def read_text(self) -> str:
-        """As a file in ``/proc`` gives it."""
-        group = running().current.group
-        return "" if group is None else group.boot_id
-
-
-class Simulation:
+class Simulation(World):
     """The world of one seed with a plain broker."""
 
     def __init__(self, options: Options, root: Path, *, trace: bool = False) -> None:
         seed = options.seed
+        super().__init__(seed, root, preempt=options.preempt, trace=trace)
         self.options = options
-        self.root = root
-        self.random = Random(f"driver/{seed}")
-        self.scheduler = Scheduler(Random(f"schedule/{seed}"), preempt=options.preempt)
         self.disk = Disk(root / "disk", self.scheduler, Random(f"disk/{seed}"))
         self.disk.trace = self._trace_disk
-        self.model = Model()
         self.clients = Clients(
             self.scheduler,
             self.model,
@@ -77,20 +40,6 @@ class Simulation:
         self.healed = False
         self.crashes = 0
         self.boot = 0
-        self.hits: Counter[str] = Counter()
-        self.trace_hash = seed
-        self._trace: deque[str] = deque(maxlen=None if trace else TAIL)
-        self._root_text = str(self.disk.root)
-        self._groups: list[Group] = []
-
-    # -- telling -------------------------------------------------------------------------------------------------
-
-    def event(self, what: str, *details: object) -> None:
-        """Note an event."""
-        line = f"{self.scheduler.now_us / 1000:12.3f} ms  {self.scheduler.current.name:24} {what} {details or ''}"
-        line = line.replace(self._root_text, "")
-        self.trace_hash = zlib.crc32(line.encode(), self.trace_hash)
-        self._trace.append(line)
 
     def _trace_disk(self, what: str, where: str) -> None:
         self.event(what, where)
@@ -144,13 +93,14 @@ class Simulation:
         self.boot += 1
         self.faulty = False
         group = Group(f"life {self.boot}", boot_id=f"boot-{self.crashes}")
-        self._groups = [group]
+        group.fs = SimFs(self.disk, lambda: group.dead)
+        self.groups = [group]
         config = at(self.options, self.disk.root / "store")
         made: list[PlainBroker] = []
         started: list[bool] = []
 
         def start() -> None:
-            made.append(PlainBroker.make(group, config, self.options.state, self.disk, self.scheduler))
+            made.append(PlainBroker.make(group, config, self.options.state, self.scheduler))
             made[0].start()
             started.append(True)
 
@@ -315,45 +265,11 @@ class Simulation:
         last = self._begin(end)
         require(last is not None, "a healed broker does not start again")
 
-    def end(self) -> None:
-        """End whatever still runs."""
-        for group in self._groups:
-            self.scheduler.kill(group)
-
-    def result(self, failure: str | None = None) -> Result:
-        """What came of it."""
-        return Result(
-            seed=self.options.seed,
-            decisions=self.scheduler.points,
-            simulated_ms=self.scheduler.now_ms,
-            changes=self.disk.changes,
-            crashes=self.hits["power"] + self.hits["kill"],
-            acked=self.model.acked,
-            lost=self.model.lost,
-            operations=self.clients.operations,
-            hits=self.hits + self.disk.hits,
-            trace_hash=self.trace_hash,
-            failure=failure,
-            tail=tuple(self._trace) if failure or self._trace.maxlen is None else (),
-        )
+    def counts(self) -> Counts:
+        """For the result."""
+        return Counts(self.disk.changes, self.hits["power"] + self.hits["kill"], self.disk.hits)
 
 
 def run_seed(seed: int, *, trace: bool = False) -> Result:
-    """Run one seed; never raises for what goes wrong in it."""
-    root = new_directory("sim-store")
-    options = choose(seed)
-    simulation = Simulation(options, root, trace=trace)
-    boot_file = dledger.store.traces._BOOT_ID
-    dledger.store.traces._BOOT_ID = BootId()  # type: ignore[misc,assignment]  # a file of the machine
-    try:
-        with substitute(simulation.scheduler):
-            try:
-                simulation.run()
-            except (Exception, DeadlockError) as error:  # noqa: BLE001 - whatever goes wrong belongs to its seed
-                return simulation.result(f"{type(error).__name__}: {error}".replace(str(simulation.disk.root), ""))
-            finally:
-                simulation.end()
-        return simulation.result()
-    finally:
-        dledger.store.traces._BOOT_ID = boot_file  # type: ignore[misc]
-        shutil.rmtree(root, ignore_errors=True)
+    """Run one seed of a plain broker; never raises for what goes wrong in it."""
+    return run_world(lambda root: Simulation(choose(seed), root, trace=trace))

@@ -34,8 +34,10 @@ class DeadlockError(Exception):
 class Group:
     """A process: its tasks end with it."""
 
-    def __init__(self, name: str, boot_id: str = "") -> None:
+    def __init__(self, name: str, boot_id: str = "", fs: Any = None) -> None:  # noqa: ANN401  # ``disk`` needs this module
         self.name = name
+        self.fs = fs
+        """What its processes see of their disk."""
         self.boot_id = boot_id
         self.dead = False
         self.tasks: list[Task] = []
@@ -426,6 +428,10 @@ class SimpleQueue:
         with self._changed:
             self._items.append(item)
             self._changed.notify()
+
+    def qsize(self) -> int:
+        """As the real one."""
+        return len(self._items)
 
     def get(self) -> Any:  # noqa: ANN401  # anything
         """As the real one."""
