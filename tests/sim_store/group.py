@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -59,7 +60,7 @@ class Member:
         """Begin a process."""
         world = self.world
         self.boots += 1
-        self.faulty = False
+        self.faulty = self.disk.full or self.disk.fail_sync + self.disk.fail_write > 0
         group = self.group = Group(f"{self.name}/{self.boots}", boot_id=f"{self.name}-{self.power_cuts}")
         group.fs = SimFs(self.disk, lambda: group.dead)
         world.groups.append(group)
@@ -198,9 +199,8 @@ class GroupSimulation(World):
                 self._failed(member, group.failure)
             elif broker is not None and broker.failure is not None:
                 if not member.faulty:
-                    raise ViolationError(
-                        f"{member.name} gave up on a sound disk: {broker.failure!r}"
-                    ) from broker.failure
+                    problem = f"{member.name} gave up on a sound disk: {broker.failure!r}"
+                    raise ViolationError(problem) from broker.failure
                 self.hits["gave up"] += 1
                 self._down(member, "kill")
             elif member.impaired and member.counts_again():
@@ -345,7 +345,7 @@ class GroupSimulation(World):
             broker, group = member.broker, member.group
             if broker is not None and group is not None and broker.is_master:
                 self.hits["transfer"] += 1
-                self.scheduler.spawn("transfer", lambda: broker.node.submit_transfer(None, lambda _: None), group)
+                self.scheduler.spawn("transfer", partial(broker.node.submit_transfer, None, lambda _: None), group)
                 return
 
     def _clean_stop(self) -> None:
@@ -412,21 +412,22 @@ class GroupSimulation(World):
         if broker is None:
             return f"{member.name} down {member.impaired}"
         status, store = broker.node.status(), broker.store
+        log, leader = store.log, status.leader and status.leader.node_id
+        counts = f"{'' if status.voter else 'blank '}{member.impaired}"
         return (
-            f"{member.name} {status.role} term {status.term} of {status.leader and status.leader.node_id} {store.role} "
-            f"{'' if status.voter else 'blank '}{member.impaired} log {store.log.min_offset}..{store.log.max_offset} of "
-            f"{store.log.end_offset} dispatched {store.dispatch_position} serves {broker.serves} "
-            f"{[str(one.message) for one in status.conditions]}"
+            f"{member.name} {status.role} term {status.term} of {leader} {store.role} {counts} "
+            f"log {log.min_offset}..{log.max_offset} of {log.end_offset} dispatched {store.dispatch_position} "
+            f"serves {broker.serves} {[one.message for one in status.conditions]}"
         )
 
     def _finish(self) -> None:
         """Everything that was promised is on every member."""
         master = next(member for member in self.members if member.broker is not None and member.broker.is_master)
         self._put_once_more(master)
-        self._wait(lambda: self._on_master(all_delivered_of(self)), "delayed messages are not delivered")
-        self._wait(self._is_settled, "the group does not settle")
+        self._wait(self._has_delivered, "delayed messages are not delivered")
+        self._wait(self._is_well, "the group does not settle")
         for member in self.members:
-            self._run_on(member, lambda broker: self._check(broker))
+            self._run_on(member, self._check)
         digests = {self._digest(member) for member in self.members}
         require(len(digests) == 1, "logs differ", digests)
 
@@ -441,14 +442,11 @@ class GroupSimulation(World):
             self._look_after()
         raise ViolationError("the healed group takes no message")
 
-    def _is_settled(self) -> bool:
-        return self._is_well()
-
-    def _on_master(self, ask: Callable[[MemberBroker], bool]) -> bool:
+    def _has_delivered(self) -> bool:
         answers: list[bool] = []
         for member in self.members:
             if member.broker is not None and member.broker.is_master:
-                self._run_on(member, lambda broker: answers.append(ask(broker)))
+                self._run_on(member, lambda broker: answers.append(all_delivered(broker.store, self.model)))
         return any(answers)
 
     def _run_on(self, member: Member, action: Callable[[MemberBroker], None]) -> None:
@@ -504,11 +502,6 @@ class GroupSimulation(World):
         if network is not None:
             hits += network.hits
         return Counts(sum(one.disk.changes for one in self.members), self.hits["power"] + self.hits["kill"], hits)
-
-
-def all_delivered_of(world: GroupSimulation) -> Callable[[MemberBroker], bool]:
-    """Asks a master whether it has delivered what was delayed."""
-    return lambda broker: all_delivered(broker.store, world.model)
 
 
 def run_group(seed: int, *, trace: bool = False) -> Result:

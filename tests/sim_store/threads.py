@@ -19,6 +19,8 @@ from typing import Any, Final
 
 _STEP_US: Final = 40
 """A decision takes up to so long."""
+_TURNS_MAX: Final = 500
+"""A thread that waits for nobody gives way after so many locks, as it does in production after a while."""
 EPOCH_MS: Final = 1_700_000_000_000
 _STACK_BYTES: Final = 512 * 1024
 
@@ -87,7 +89,8 @@ class Scheduler:
         self._ready: list[Task] = []
         self._timers: list[tuple[int, int, Waiter]] = []
         self._sequence = 0
-        self._stopping = False
+        self._turns = 0
+        """How often it might have been somebody else's turn since it last was."""
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -159,7 +162,8 @@ class Scheduler:
         me = self.current
         if _is_dead(me):
             raise Killed
-        if self.random.random() < chance:
+        self._turns += 1
+        if self.random.random() < chance or self._turns > _TURNS_MAX:
             self._ready.append(me)
             self._switch(me)
 
@@ -185,6 +189,7 @@ class Scheduler:
 
     def _switch(self, me: Task) -> None:
         following = self._next()
+        self._turns = 0
         if following is not me:
             self.switches += 1
             self.current = following
