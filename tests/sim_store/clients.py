@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -215,19 +216,29 @@ class _Client:
         return results[0] if results and not self._group.dead else None
 
     def _commit(self) -> None:
+        """Some at once, in any order: only the furthest counts."""
         topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(QUEUES)
         group, end = self.dice.choice(("g", "h")), self._store.max_offset(topic, queue_id)
-        offset = self.dice.randrange(end + 1)
+        offsets = [self.dice.randrange(end + 1) for _ in range(self.dice.choice((1, 1, 2, 3)))]
+        results: list[tuple[int, PutResult]] = []
+        answered = Event()
+
+        def done(offset: int, result: PutResult) -> None:
+            results.append((offset, result))
+            if len(results) == len(offsets):
+                answered.set()
+
         try:
-            result = self._change(
-                lambda done: self._state.commit_offsets(group, [(topic, queue_id, offset)], done=done)
-            )
+            for offset in offsets:
+                self._state.commit_offsets(group, [(topic, queue_id, offset)], done=partial(done, offset))
         except InvalidRequestError:
-            require(self._state.topic(topic) is None, "a possible offset is refused", topic, queue_id, offset, end)
+            require(self._state.topic(topic) is None, "a possible offset is refused", topic, queue_id, offsets, end)
             self._change(lambda done: self._state.put_topic(TopicConfig(topic, QUEUES, QUEUES), done))
             return
-        if result is not None:
-            self._model.committed((group, topic, queue_id), offset, result)
+        require(answered.wait(ANSWER_S), "commits are not answered")
+        if not self._group.dead:
+            for offset, result in results:
+                self._model.committed((group, topic, queue_id), offset, result)
 
     def _beyond(self) -> None:
         topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(QUEUES)

@@ -13,7 +13,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.state.broker_state import StateSettings
 from rocketstore.types import FlushDiskType
 
-FAULTS: Final = ("kill", "power", "full", "eio", "hang", "slow", "early_crash")
+FAULTS: Final = ("kill", "power", "full", "eio", "hang", "slow", "early_crash", "crash_point", "derived")
 LEVELS: Final = "1s 3s"
 LEVEL_MS: Final = (1000, 3000)
 
