@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 DELETED: Final = "D"
 """This topic is deleted now and then."""
 TOPICS: Final = ("A", "B", DELETED)
-QUEUES: Final = 2
 ANSWER_S: Final = 60.0
 """Of virtual time: every put is answered by then."""
 
@@ -39,6 +38,7 @@ class Clients:
         model: Model,
         dice: Random,
         *,
+        queues: int,
         retention: bool,
         may_fail: Callable[[], bool],
         alone: bool = True,
@@ -47,6 +47,7 @@ class Clients:
         self._scheduler = scheduler
         self._model = model
         self.dice = dice
+        self.queues = queues
         self._retention = retention
         self._may_fail = may_fail
         self.alone = alone
@@ -121,7 +122,7 @@ class _Client:
         operations[name]()
 
     def _place(self) -> Place:
-        return self.dice.choice(TOPICS), self.dice.randrange(QUEUES)
+        return self.dice.choice(TOPICS), self.dice.randrange(self._shared.queues)
 
     def _message(self, level: int) -> tuple[Sent, Message]:
         body, place = self._shared.body(), self._place()
@@ -217,7 +218,7 @@ class _Client:
 
     def _commit(self) -> None:
         """Some at once, in any order: only the furthest counts."""
-        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(QUEUES)
+        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(self._shared.queues)
         group, end = self.dice.choice(("g", "h")), self._store.max_offset(topic, queue_id)
         offsets = [self.dice.randrange(end + 1) for _ in range(self.dice.choice((1, 1, 2, 3)))]
         results: list[tuple[int, PutResult]] = []
@@ -233,7 +234,9 @@ class _Client:
                 self._state.commit_offsets(group, [(topic, queue_id, offset)], done=partial(done, offset))
         except InvalidRequestError:
             require(self._state.topic(topic) is None, "a possible offset is refused", topic, queue_id, offsets, end)
-            self._change(lambda done: self._state.put_topic(TopicConfig(topic, QUEUES, QUEUES), done))
+            self._change(
+                lambda done: self._state.put_topic(TopicConfig(topic, self._shared.queues, self._shared.queues), done)
+            )
             return
         require(answered.wait(ANSWER_S), "commits are not answered")
         if not self._group.dead:
@@ -241,7 +244,7 @@ class _Client:
                 self._model.committed((group, topic, queue_id), offset, result)
 
     def _beyond(self) -> None:
-        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(QUEUES)
+        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(self._shared.queues)
         offset = self._store.max_offset(topic, queue_id) + 1000
         try:
             self._change(lambda done: self._state.commit_offsets("far", [(topic, queue_id, offset)], done=done))

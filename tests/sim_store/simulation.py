@@ -32,6 +32,7 @@ class Simulation(World):
             self.scheduler,
             self.model,
             Random(f"clients/{seed}"),
+            queues=options.queues,
             retention=options.retention,
             may_fail=lambda: self.faulty,
         )
