@@ -125,7 +125,8 @@ class GroupSimulation(World):
         self.clients = Clients(
             self.scheduler,
             self.model,
-            Random(f"clients/{options.seed}"),
+            dice,
+            queues=options.queues,
             retention=True,
             may_fail=lambda: True,
             alone=False,
