@@ -125,7 +125,7 @@ class GroupSimulation(World):
         self.clients = Clients(
             self.scheduler,
             self.model,
-            dice,
+            Random(f"clients/{options.seed}"),
             queues=options.queues,
             retention=True,
             may_fail=lambda: True,
