@@ -106,7 +106,7 @@ def crash_states(changes: list[Change], at: int, lost_max: int = 4, *, subsets: 
     """
     pending = [number for number in range(at) if not _durable(changes, number, at)]
     choices: list[tuple[int, ...]] = [(), tuple(pending)]
-    for one in pending[-lost_max:]:
+    for one in pending[max(0, len(pending) - lost_max) :]:
         choices += [(one,), tuple(other for other in pending if other != one)]
     dice = random.Random(at)
     for _ in range(subsets):
