@@ -34,6 +34,10 @@ class RecordingFs(RealFileSystem):
         self._open: dict[int, tuple[int, Path]] = {}
         self._next_inode = 0
 
+    def inode(self, path: Path) -> int:
+        """Which file has that name now."""
+        return self._inodes[path]
+
     def create(self, path: Path) -> int:
         fd = super().create(path)
         self._next_inode += 1

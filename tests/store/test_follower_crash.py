@@ -68,8 +68,14 @@ class Source:
 
 
 def _open_log(node: ServerConfig, fs: FileSystem) -> FileStore:
-    identity = {"cluster_id": node.effective_cluster_id, "group": node.group, "node_id": node.node_id}
-    return FileStore.open(node.store, clock=StoppedWallClock(), fs=fs, **identity)
+    return FileStore.open(
+        node.store,
+        cluster_id=node.effective_cluster_id,
+        group=node.group,
+        node_id=node.node_id,
+        clock=StoppedWallClock(),
+        fs=fs,
+    )
 
 
 def _settings(root: Path, members: tuple[Member, ...]) -> tuple[MessageStoreConfig, ServerConfig]:
