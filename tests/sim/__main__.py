@@ -17,6 +17,7 @@ from tests.sim.planted import PLANTS, run_planted
 from tests.sim.simulation import Result
 
 EVENTS: Final = 10_000
+ROLES: Final = ("leader", "candidate", "follower", "down")
 
 
 def say(line: str) -> None:
@@ -67,11 +68,13 @@ def run_many(first: int, count: int, events: int, plant: str | None, jobs: int, 
     failed: list[int] = []
     total: Counter[str] = Counter()
     hits: Counter[str] = Counter()
+    roles: Counter[tuple[str, str]] = Counter()
     outcomes: Counter[str] = Counter()
     slowest_heal = 0
     for done, result in enumerate(results_of(range(first, first + count), events, plant, jobs), 1):
         total.update(events=result.events, elections=result.elections, entries=result.committed)
         hits += result.hits
+        roles += result.roles
         outcomes += result.outcomes
         slowest_heal = max(slowest_heal, result.heal_ms)
         if result.failure:
@@ -92,12 +95,18 @@ def run_many(first: int, count: int, events: int, plant: str | None, jobs: int, 
     seconds = time.monotonic() - begun
     say(f"seeds {count}, events {total['events']}, elections {total['elections']}, committed {total['entries']}")
     say(f"outcomes: {', '.join(f'{name} {number}' for name, number in sorted(outcomes.items()))}")
-    names = [*SWARM, *sorted(name for name in hits if name not in SWARM)]
-    say(f"fault hits: {', '.join(f'{name} {hits[name]}' for name in names)}")
+    say_hits(hits, roles)
     say(f"slowest recovery {slowest_heal} ms (simulated) after healing")
     say(f"{seconds:.1f} s, {count / seconds:.1f} seeds/s, {total['events'] / seconds:.0f} events/s")
     say(f"FAILED seeds: {sorted(failed)}" if failed else "no failures")
     return 1 if failed else 0
+
+
+def say_hits(hits: Counter[str], roles: Counter[tuple[str, str]]) -> None:
+    """How often each kind struck, and what the members were that it met then."""
+    say(f"{'fault':18}{'hits':>10}" + "".join(f"{role:>11}" for role in ROLES))
+    for name in [*SWARM, *sorted(name for name in hits if name not in SWARM)]:
+        say(f"{name:18}{hits[name]:>10}" + "".join(f"{roles[name, role]:>11}" for role in ROLES))
 
 
 def main(given: list[str] | None = None) -> int:

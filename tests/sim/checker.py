@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from dledger.core import invariants
 from dledger.core.member_state import Leader
-from dledger.core.messages import HeartbeatResponse, Message, VoteRequest, VoteResponse
+from dledger.core.messages import HeartbeatResponse, Message, PushResponse, VoteRequest, VoteResponse
 from dledger.types import NO_TERM, EntryId, HardState, LogIndex, NodeId, Term
+from tests.sim.acknowledgements import Acknowledgements, counts_one_that_forgot
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode
@@ -32,9 +33,15 @@ def require(condition: object, message: str, *facts: object) -> None:
 class Checker:
     """The omniscient observer of one run."""
 
-    def __init__(self, nodes: Callable[[], Sequence[SimNode]], on_leader: Callable[[SimNode], None]) -> None:
+    def __init__(
+        self,
+        nodes: Callable[[], Sequence[SimNode]],
+        on_leader: Callable[[SimNode], None],
+        on_commit: Callable[[SimNode], None],
+    ) -> None:
         self._nodes = nodes
         self._on_leader = on_leader
+        self._on_commit = on_commit
         self.committed: list[EntryId] = []
         self.chain: list[int] = []
         self.records: list[bytes] = []
@@ -45,8 +52,9 @@ class Checker:
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         """Those that count."""
         self._entries: dict[EntryId, int] = {}
-        self.forgetful = False
-        """Whether a disk was lost or set back: its acknowledgements may count where it no longer holds anything."""
+        self._acknowledgements = Acknowledgements()
+        self._forgetful = False
+        """Whether a disk was lost or set back."""
         self.elections = 0
         self.acked_index = -1
 
@@ -65,11 +73,33 @@ class Checker:
             node.seen_sequence = log.write_sequence
             chain = self._entries.setdefault(log.last, log.last_chain_crc)
             require(chain == log.last_chain_crc, "log matching", node.name, log.last)
+        role = state.role
         if state.commit_index > node.seen_commit:
             self._observe_commit(node, state.commit_index)
-        if isinstance(state.role, Leader) and node.seen_leader_term != state.term:
-            node.seen_leader_term = state.term
-            self._observe_leader(node, state.term)
+            if isinstance(role, Leader):
+                self._observe_counting(node, state.term, state.commit_index)
+        if isinstance(role, Leader):
+            if node.seen_leader_term != state.term:
+                node.seen_leader_term = state.term
+                self._observe_leader(node, state.term)
+            if self._forgetful:
+                for other in self._nodes():
+                    if other.forgetful and other is not node:
+                        wrong = counts_one_that_forgot(node, role, other)
+                        require(not wrong, "a leader counts a member that forgot", node.name, other.name)
+
+    def observe_loss(self, node: SimNode) -> None:
+        """A disk is about to be lost or set back: what it held counts all the same, where it was acknowledged."""
+        self._forgetful = True
+        self._acknowledgements.note_loss(node)
+
+    def _observe_counting(self, node: SimNode, term: Term, commit: LogIndex) -> None:
+        """A leader commits by counting what a quorum told it in its term, and only entries of that term (§5.4.2)."""
+        own = node.log.term_at(commit)
+        require(own == term, "an entry of an older term was committed by counting", node.name, commit, own, term)
+        counted = self._acknowledgements.count(node, term, commit)
+        require(counted >= node.quorum, "committed without a quorum of answers", node.name, commit, counted)
+        self._on_commit(node)
 
     def _observe_commit(self, node: SimNode, commit: LogIndex) -> None:
         log = node.log
@@ -99,10 +129,11 @@ class Checker:
         holders = 0
         for other in self._nodes():
             log = other.log
-            if log.begin.index <= index <= log.flushed.index:
-                holders += log.chain_crc_at(index) == self.chain[index]
-        quorum = node.quorum - self.forgetful
-        require(holders >= quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
+            if log.begin.index <= index <= other.held_index and log.chain_crc_at(index) == self.chain[index]:
+                holders += 1
+            else:
+                holders += self._acknowledgements.held_once(other.name, index, self.chain[index])
+        require(holders >= node.quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
 
     def _observe_leader(self, node: SimNode, term: Term) -> None:
         me = (node.name, node.boots if node.quorum > 1 else 0)  # alone, it leads before its term is durable
@@ -155,7 +186,8 @@ class Checker:
                     self._observe_vote(node, term, target)
                 voted = hard.term > term or (hard.term == term and hard.vote == target)
                 ready = pre_vote or voted if granted else hard.term >= term  # a granted pre-vote promises nothing
-            case HeartbeatResponse(term=term):
+            case HeartbeatResponse(term=term) | PushResponse(term=term):
+                self._acknowledgements.note(node, message)
                 ready = hard.term >= term
             case _:
                 ready = hard.term >= message.term

@@ -116,12 +116,14 @@ class Clients:
         if node is None or len(node.operations) >= 30:
             return
         if self._random.random() < 0.25:
-            self.read(node)
+            self.read(self._oldest_leader(node) if self._simulation.options.is_new else node)
         else:
             self.append(node)
 
     def _choose(self) -> SimNode | None:
         nodes = self._simulation.nodes
+        if self._simulation.options.patient and not any(node.role == "leader" for node in nodes):
+            return None
         chance = self._random.random()
         if chance < 0.05:
             self._target = int(self._random.random() * len(nodes))
@@ -137,6 +139,15 @@ class Clients:
             self._target = (self._target + 1) % len(nodes)
             return None
         return node
+
+    def _oldest_leader(self, otherwise: SimNode) -> SimNode:
+        """Often whoever has not noticed yet that others lead, if there is one."""
+        terms = {
+            node.name: node.core.state.term for node in self._simulation.nodes if node.core and node.role == "leader"
+        }
+        if len(terms) < 2 or self._random.random() < 0.5:
+            return otherwise
+        return min((node for node in self._simulation.nodes if node.name in terms), key=lambda node: terms[node.name])
 
     def append(self, node: SimNode) -> Append:
         """Append a new batch at ``node``."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from dledger.config import FlushMode
 from dledger.core.invariants import Seen
 from dledger.core.member_state import Run
 from dledger.core.messages import (
@@ -26,7 +27,7 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, Wake
 from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
-from dledger.types import NO_INDEX, NO_TERM, EntryId, EntryRun, HardState, NodeId
+from dledger.types import NO_INDEX, NO_TERM, EntryId, EntryRun, HardState, LogIndex, NodeId
 from tests.sim.network import CALLS
 from tests.sim.sim_log import Disk, SimLog
 
@@ -72,6 +73,8 @@ class SimNode:
         self.wanted = True
         self.paused_until_us = 0
         self.slow_flush_us = 0
+        self.hang_read_until_us = 0
+        self.is_async = self._config.store.flush_mode is FlushMode.ASYNC
         self.forgetful = False
         """Its disk was lost or set back, and it has not had standing again since."""
         self.snapshot: Snapshot | None = None
@@ -89,25 +92,77 @@ class SimNode:
         self._flushing = False
         self._held: deque[tuple[int, Outbox]] = deque()
         self._pushes: dict[NodeId, deque[Message]] = {}
+        self._overflowed: dict[NodeId, bool] = {}
+        self._pushes_max = 2 * self._config.replication.inflight_pushes_max + 16
         self._steps: dict[str, Callable[[int], int | None]] = {}
         self._due_us: dict[str, int] = {}
+        self._stalled_until_us: dict[str, int] = {}
+        self._ahead_ms = 0
+        self._resumes_in_disorder = simulation.options.is_new
+        self._strikes_sender = simulation.options.has("crash_send") or simulation.options.has("pause_leader")
+        self._hears_again = simulation.options.has("stale")
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     @property
     def now_ms(self) -> int:
         """This member's own monotonic clock, which runs at its own rate (1000 is true)."""
-        return self._scheduler.now_us * self._rate // 1_000_000
+        return self._scheduler.now_us * self._rate // 1_000_000 + self._ahead_ms
 
     def _global_us(self, local_ms: int) -> int:
-        return -(-local_ms * 1_000_000 // self._rate)
+        return -(-(local_ms - self._ahead_ms) * 1_000_000 // self._rate)
+
+    def jump(self, ahead_ms: int) -> None:
+        """The machine slept: this member's clock is so far ahead all at once, and whatever was to come is overdue."""
+        self._ahead_ms += ahead_ms
+        if self.core is not None:
+            for part in self._steps:
+                self._wake(part)
+
+    @property
+    def parts(self) -> list[str]:
+        """What has a thread of its own."""
+        return list(self._steps)
+
+    def stall(self, part: str, until_us: int) -> None:
+        """The thread of one part gets no processor until then; all others go on."""
+        self._stalled_until_us[part] = until_us
+
+    def free_all(self) -> None:
+        """Nothing of this member is slow, full or held up any more."""
+        self.log.disk_full = False
+        self.slow_flush_us = self.hang_read_until_us = self.paused_until_us = 0
+        stalled = [part for part, until_us in self._stalled_until_us.items() if until_us > self._scheduler.now_us]
+        self._stalled_until_us.clear()
+        for part in stalled:
+            self._due_us.pop(part, None)
+            if self.core is not None:
+                self._wake(part)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether some part's thread is held up."""
+        return any(until_us > self._scheduler.now_us for until_us in self._stalled_until_us.values())
+
+    @property
+    def role(self) -> str:
+        """What it is at the moment, for people."""
+        return "down" if self.core is None else self.core.state.role_name.value.lower()
+
+    @property
+    def held_index(self) -> LogIndex:
+        """The last entry that it may say to hold: with ``flush_mode=async`` what is in the page cache, too."""
+        return self.log.last.index if self.is_async else self.log.flushed.index
 
     def _later(self, call: Callable[..., None], arguments: tuple[object, ...], boot: int) -> bool:
         """Whether an event of life ``boot`` must not run now: it is over, or it waits until the member is resumed."""
         if boot != self.boots or self.core is None:
             return True
         if self.paused_until_us > self._scheduler.now_us:
-            self._scheduler.at(self.paused_until_us, call, *arguments)
+            time_us = self.paused_until_us
+            if self._resumes_in_disorder and call == self._step:  # its threads run again in any order
+                time_us += int(self._random.random() * 3_000)
+            self._scheduler.at(time_us, call, *arguments)
             return True
         return False
 
@@ -144,6 +199,8 @@ class SimNode:
             **{f"dispatcher-{peer}": dispatcher.step for peer, dispatcher in core.dispatchers.items()},
         }
         self._due_us.clear()
+        self._stalled_until_us.clear()
+        self._overflowed.clear()
         for part in self._steps:
             self._wake(part)
         self._settle()
@@ -164,6 +221,11 @@ class SimNode:
         self.hard = HardState()
         self.snapshot, self.remembered = None, {}
         self.forgetful = True
+
+    def doubt(self, reason: str) -> None:
+        """Its start finds that it may have forgotten something."""
+        self.forgetful = True
+        self.hard = self.hard.doubted(reason)
 
     def take_snapshot(self) -> None:
         """Keep a copy of what is durable now."""
@@ -192,6 +254,9 @@ class SimNode:
     def _step(self, part: str, due_us: int, boot: int) -> None:
         if self._due_us.get(part) != due_us or self._later(self._step, (part, due_us, boot), boot):
             return
+        if self._stalled_until_us and self._stalled_until_us.get(part, 0) > self._scheduler.now_us:
+            self._scheduler.at(self._stalled_until_us[part], self._step, part, due_us, boot)
+            return
         del self._due_us[part]
         simulation = self._simulation
         simulation.event(part, self)
@@ -213,6 +278,8 @@ class SimNode:
         if outbox:
             if outbox.wake:
                 self._wake_workers(outbox.wake)
+            if self._hears_again and outbox.role_changes:
+                self._simulation.network.replay(self.name, leads=self.role == "leader")
             if outbox.messages or outbox.completions or outbox.role_changes:
                 self._held.append((state.hard_state_version, outbox.take()))
             else:
@@ -220,10 +287,10 @@ class SimNode:
         self._simulation.checker.observe(self)
         if state.hard_state_version != self._saved_version and not self._saving:
             self._saving = True
-            slow = self._simulation.slow("slow_save", 0.3)
+            slow = self._simulation.slow("slow_save", 0.3, self)
             if slow:
                 delay_us = int(self._random.random() * self._random.choice((2_000, 20_000, 400_000)))
-                self._scheduler.after(delay_us, self._save, self.boots)
+                self._scheduler.after(delay_us * self._simulation.options.tempo // 1000, self._save, self.boots)
             else:
                 self._save(self.boots)
         elif self._held:
@@ -242,9 +309,11 @@ class SimNode:
         if wake & Wake.FLUSH and not self._flushing:
             self._flushing = True
             delay_us = int(self._random.random() * (20_000 if self._random.random() < 0.2 else 2_000))
+            if self.is_async and self._simulation.healed_us is None:
+                delay_us += int(self._random.random() * 10_000)  # it comes once per period, and nobody waits for it
             if self.slow_flush_us:
                 delay_us += int(self._random.random() * self.slow_flush_us)
-                self._simulation.hits["slow_flush"] += 1
+                self._simulation.hit("slow_flush", self)
             self._scheduler.after(delay_us, self._flush, self.boots)
 
     def _flush(self, boot: int) -> None:
@@ -262,7 +331,7 @@ class SimNode:
         if self._later(self._save, (boot,), boot) or self.core is None:
             return
         state = self.core.state
-        crash = self._simulation.crash_point()
+        crash = self._simulation.crash_point(self)
         if crash == "before":
             self._simulation.crash(self)
             return
@@ -284,6 +353,8 @@ class SimNode:
             for target, message in outbox.messages:
                 self._simulation.checker.observe_send(self, target, message)
                 self._emit(target, message)
+                if self._strikes_sender and self._simulation.nemesis.strikes_sender(self, message):
+                    return  # what it was to send then, it never sent
             for complete in outbox.completions:
                 complete()
 
@@ -296,10 +367,18 @@ class SimNode:
             return
         waiting = self._pushes[target]
         if waiting or isinstance(message, LoadRun):
+            if self.hang_read_until_us and len(waiting) >= self._pushes_max:
+                self._overflowed[target] = True
+                return
             waiting.append(message)
             if len(waiting) == 1:
-                delay_us = 300_000 if simulation.slow("slow_read", 0.1) else 300
-                self._scheduler.after(int(self._random.random() * delay_us), self._push, target, self.boots)
+                slow_us = 300 * simulation.options.tempo
+                delay_us = slow_us if simulation.slow("slow_read", 0.1, self) else 300
+                time_us = self._scheduler.now_us + int(self._random.random() * delay_us)
+                if self.hang_read_until_us > time_us:
+                    simulation.hit("read_hung", self)
+                    time_us = self.hang_read_until_us
+                self._scheduler.at(time_us, self._push, target, self.boots)
         else:
             simulation.network.send(self.name, target, message)
 
@@ -322,6 +401,8 @@ class SimNode:
                     continue  # by now the bytes may be another leader's
                 message = PushAppend(message.term, message.epoch, message.commit_index, run)
             self._simulation.network.send(self.name, target, message)
+        if self._overflowed.pop(target, False):  # something was dropped: compare anew
+            self.core.connection_lost(target)
         self._settle()
 
     def _load(self, message: LoadRun) -> EntryRun | None:
@@ -342,7 +423,7 @@ class SimNode:
             core.state.outbox.messages.append((sender, response))
         elif isinstance(message, PushAppend):
             try:
-                checked = self.log.check_run(self._simulation.damaged(message.run))
+                checked = self.log.check_run(self._simulation.damaged(message.run, self))
             except InvalidRequestError:
                 self._simulation.break_stream(sender, self.name)
                 return

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from dledger.core.messages import Message
 from dledger.core.node import Node
 from dledger.core.producers import needed_from
 from dledger.types import NO_ENTRY, LogIndex, NodeId
 from tests.sim.network import CALLS, PUSHES
+from tests.sim.newer_faults import NewerFaults
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode
@@ -23,6 +25,8 @@ class Nemesis:
         self._simulation = simulation
         self._random = random
         self._nodes = simulation.nodes
+        self._struck: list[str] = []
+        self._pause_until_us = 0
         self.active = True
         strikes: dict[str, Callable[[], bool]] = {
             "partition": self._partition,
@@ -47,6 +51,8 @@ class Nemesis:
             "lose_kind": self._lose_kind,
             "hang_flush": self._hang_flush,
         }
+        self._newer = NewerFaults(simulation, self)
+        strikes |= self._newer.strikes
         self._strikes = [(name, strike) for name, strike in strikes.items() if simulation.options.has(name)]
 
     def start(self) -> None:
@@ -58,14 +64,27 @@ class Nemesis:
         delay_us = self._random.expovariate(1) * self._simulation.options.fault_interval_us
         self._simulation.scheduler.after(int(delay_us), self._strike)
 
+    def leave_alone(self, for_us: int) -> None:
+        """Let what has begun take its course."""
+        self._pause_until_us = self._simulation.scheduler.now_us + for_us
+
     def _strike(self) -> None:
         if not self.active:
             return
+        if self._simulation.scheduler.now_us < self._pause_until_us:
+            self._later()
+            return
         name, strike = self._random.choice(self._strikes)
+        self._struck.clear()
         if strike():
             self._simulation.hits[name] += 1
+            self._simulation.roles.update((name, role) for role in self._struck)
             self._simulation.event(f"fault {name}", None)
         self._later()
+
+    def note(self, *nodes: SimNode) -> None:
+        """The members that a strike is about to meet, as they are now."""
+        self._struck += [node.role for node in nodes]
 
     def harass(self, node: SimNode) -> None:
         """Strike a new leader soon, so that terms overlap and logs differ at their ends (Raft figure 8)."""
@@ -73,22 +92,43 @@ class Nemesis:
             delay_us = int(self._random.random() * self._random.choice((3_000, 30_000, 300_000)))
             self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots)
 
-    def _strike_leader(self, node: SimNode, boot: int) -> None:
+    def harass_commit(self, node: SimNode) -> None:
+        """Strike a leader that has just committed something, before all others know."""
+        if self.active and self._simulation.options.has("harass_commit") and self._newer.random.random() < 0.05:
+            delay_us = int(self._newer.random.random() * self._newer.random.choice((300, 3_000)))
+            self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots, "harass_commit")
+
+    def strikes_sender(self, node: SimNode, message: Message) -> bool:
+        """Whether a member dies right after it has sent ``message``, before the next one."""
+        return self.active and self._newer.strikes_sender(node, message)
+
+    def may_forget(self, victim: SimNode) -> bool:
+        """Whether a member may lose what it said: no other one has forgotten anything."""
+        others = [node for node in self._nodes if node is not victim]
+        sound = bool(others) and all(node.hard.voter and not node.forgetful for node in others)
+        return sound and bool(self._simulation.checker.chain)
+
+    def _strike_leader(self, node: SimNode, boot: int, kind: str = "harass_leader") -> None:
         if not self.active or node.core is None or node.boots != boot:
             return
-        self._simulation.hits["harass_leader"] += 1
-        self._simulation.event("fault harass_leader", None)
+        self._simulation.hit(kind, node)
+        self._simulation.event(f"fault {kind}", None)
         chance = self._random.random()
         if chance < 0.4 or len(self._nodes) == 1:
-            self._simulation.crash(node, self._duration_us())
+            self._simulation.crash(node, self.duration_us())
         elif chance < 0.6:
-            node.paused_until_us = self._simulation.scheduler.now_us + self._duration_us()
+            node.paused_until_us = self._simulation.scheduler.now_us + self.duration_us()
         else:
             friends = self._some(self._random.randrange(0, (len(self._nodes) + 1) // 2))
-            self._split([node, *(friend for friend in friends if friend is not node)])
+            self.split([node, *(friend for friend in friends if friend is not node)])
 
-    def _duration_us(self) -> int:
-        return int(self._random.random() * self._random.choice((10_000, 100_000, 1_000_000, 4_000_000)))
+    def duration_us(self) -> int:
+        """For how long something lasts."""
+        share = self._random.random()
+        return self._scaled(int(share * self._random.choice((10_000, 100_000, 1_000_000, 4_000_000))))
+
+    def _scaled(self, time_us: int) -> int:
+        return time_us * self._simulation.options.tempo // 1000
 
     def _some(self, count: int) -> list[SimNode]:
         return self._random.sample(self._nodes, count)
@@ -96,56 +136,62 @@ class Nemesis:
     def _running(self) -> list[SimNode]:
         return [node for node in self._nodes if node.core is not None]
 
-    def _leader(self) -> SimNode | None:
+    def leader(self) -> SimNode | None:
+        """Who leads, as far as an onlooker can tell."""
         return self._nodes[self._simulation.believed_leader(0)] if self._running() else None
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
-    def _cut(self, pairs: list[tuple[NodeId, NodeId]]) -> bool:
+    def _cut(self, pairs: list[tuple[NodeId, NodeId]], for_us: int | None = None) -> bool:
         """One partition at a time: a new one replaces the old one, and ends on its own."""
         blocked = self._simulation.network.blocked
         blocked.clear()
         blocked.update(dict.fromkeys(pairs, True))
-        self._simulation.scheduler.after(self._duration_us(), self._mend, dict(blocked))
+        last_us = self.duration_us() if for_us is None else for_us
+        self._simulation.scheduler.after(last_us, self._mend, dict(blocked))
         return bool(pairs)
 
     def _mend(self, blocked: dict[tuple[NodeId, NodeId], bool]) -> None:
         if self._simulation.network.blocked == blocked:
             self._simulation.network.blocked.clear()
 
-    def _split(self, ours: list[SimNode], *, both: bool = True) -> bool:
+    def split(self, ours: list[SimNode], for_us: int | None = None, *, both: bool = True) -> bool:
+        """Cut some members off from all others."""
+        self.note(*ours)
         theirs = [node for node in self._nodes if node not in ours]
         pairs = [(one.name, other.name) for one in ours for other in theirs]
         if both:
             pairs += [(other, one) for one, other in pairs]
-        return self._cut(pairs)
+        return self._cut(pairs, for_us)
 
     def _partition(self) -> bool:
-        return len(self._nodes) > 1 and self._split(self._some(self._random.randrange(1, len(self._nodes))))
+        return len(self._nodes) > 1 and self.split(self._some(self._random.randrange(1, len(self._nodes))))
 
     def _one_way(self) -> bool:
         if len(self._nodes) == 1:
             return False
         if self._random.random() < 0.5:
             one, other = self._some(2)
+            self.note(one)
             return self._cut([(one.name, other.name)])
-        return self._split(self._some(self._random.randrange(1, len(self._nodes))), both=False)
+        return self.split(self._some(self._random.randrange(1, len(self._nodes))), both=False)
 
     def _isolate_leader(self) -> bool:
-        leader = self._leader()
-        return leader is not None and len(self._nodes) > 1 and self._split([leader])
+        leader = self.leader()
+        return leader is not None and len(self._nodes) > 1 and self.split([leader])
 
     def _minority_leader(self) -> bool:
-        leader = self._leader()
+        leader = self.leader()
         if leader is None or len(self._nodes) < 5:
             return False
-        return self._split([leader, next(node for node in self._some(2) if node is not leader)])
+        return self.split([leader, next(node for node in self._some(2) if node is not leader)])
 
     def _bridge(self) -> bool:
         """Two pairs that see each other only through the fifth member."""
         if len(self._nodes) < 5:
             return False
         members = self._some(5)
+        self.note(*members[:4])
         pairs = [(one.name, other.name) for one in members[:2] for other in members[2:4]]
         return self._cut(pairs + [(other, one) for one, other in pairs])
 
@@ -157,10 +203,11 @@ class Nemesis:
         lost.clear()
         kinds = self._random.choice((PUSHES, CALLS, (self._random.choice((*PUSHES, *CALLS)),)))
         one, *others = self._some(len(self._nodes))
+        self.note(one)
         for other in others[: self._random.randrange(1, len(self._nodes))]:
             for pair in self._random.choice((((one, other),), ((other, one),), ((one, other), (other, one)))):
                 lost[pair[0].name, pair[1].name] = kinds
-        self._simulation.scheduler.after(self._duration_us() * 2, self._find_kinds, dict(lost))
+        self._simulation.scheduler.after(self.duration_us() * 2, self._find_kinds, dict(lost))
         return True
 
     def _find_kinds(self, lost: dict[tuple[NodeId, NodeId], tuple[type, ...]]) -> None:
@@ -170,19 +217,21 @@ class Nemesis:
     # -- members -------------------------------------------------------------------------------------------------
 
     def _crash(self, count: int) -> bool:
-        down_us = self._duration_us()
+        down_us = self.duration_us()
         struck = False
         for node in self._some(count):
             if node.core is not None:
+                self.note(node)
                 self._simulation.crash(node, down_us + int(self._random.random() * 200_000))
                 struck = True
         return struck
 
     def _crash_leader(self) -> bool:
-        leader = self._leader()
+        leader = self.leader()
         if leader is None or leader.core is None:
             return False
-        self._simulation.crash(leader, self._duration_us())
+        self.note(leader)
+        self._simulation.crash(leader, self.duration_us())
         return True
 
     def _pause(self) -> bool:
@@ -190,20 +239,23 @@ class Nemesis:
         if not running:
             return False
         node = self._random.choice(running)
-        node.paused_until_us = self._simulation.scheduler.now_us + self._duration_us()
+        self.note(node)
+        node.paused_until_us = self._simulation.scheduler.now_us + self.duration_us()
         return True
 
     def _slow_flush(self) -> bool:
         for node in self._some(self._random.randrange(1, len(self._nodes) + 1)):
-            node.slow_flush_us = self._random.choice((50_000, 500_000, 3_000_000))
-            self._simulation.scheduler.after(self._duration_us(), self._fast_flush, node)
+            self.note(node)
+            node.slow_flush_us = self._scaled(self._random.choice((50_000, 500_000, 3_000_000)))
+            self._simulation.scheduler.after(self.duration_us(), self._fast_flush, node)
         return True
 
     def _hang_flush(self) -> bool:
         """One member's disk answers no flush for longer than any time-out; heartbeats and reads go on."""
         (node,) = self._some(1)
-        node.slow_flush_us = self._random.choice((5_000_000, 8_000_000))
-        self._simulation.scheduler.after(self._duration_us() * 2, self._fast_flush, node)
+        self.note(node)
+        node.slow_flush_us = self._scaled(self._random.choice((5_000_000, 8_000_000)))
+        self._simulation.scheduler.after(self.duration_us() * 2, self._fast_flush, node)
         return True
 
     def _fast_flush(self, node: SimNode) -> None:
@@ -211,8 +263,9 @@ class Nemesis:
 
     def _disk_full(self) -> bool:
         for node in self._some(self._random.randrange(1, len(self._nodes) + 1)):
+            self.note(node)
             node.log.disk_full = True
-            self._simulation.scheduler.after(self._duration_us(), self._disk_free, node)
+            self._simulation.scheduler.after(self.duration_us(), self._disk_free, node)
         return True
 
     def _disk_free(self, node: SimNode) -> None:
@@ -224,6 +277,7 @@ class Nemesis:
         if not running:
             return False
         node = self._random.choice(running)
+        self.note(node)
         limit = min(node.log.committed_index, node.log.flushed.index)
         if limit <= node.log.begin.index + 1:
             return False
@@ -240,19 +294,28 @@ class Nemesis:
 
     def _wipe(self) -> bool:
         """One member loses its disk, at any moment at which no other member has forgotten anything."""
-        victim = self._only_victim()
+        victim = self.only_victim()
         if victim is None:
             return False
-        self._simulation.checker.forgetful = True
-        self._simulation.crash(victim, self._duration_us())
-        self._simulation.network.forget(victim.name)
-        victim.replace_disk()
+        self.wipe(victim)
         return True
 
-    def _only_victim(self) -> SimNode | None:
-        victim, *others = self._some(len(self._nodes))
-        sound = bool(others) and all(node.hard.voter and not node.forgetful for node in others)
-        return victim if sound and self._simulation.checker.chain else None
+    def wipe(self, victim: SimNode) -> None:
+        """A member loses its disk, here and now."""
+        self.lose(victim)
+        victim.replace_disk()
+
+    def lose(self, victim: SimNode) -> None:
+        """A member goes down, and will come back with another disk, on which it holds less."""
+        self.note(victim)
+        self._simulation.checker.observe_loss(victim)
+        self._simulation.crash(victim, self.duration_us())
+        self._simulation.network.forget(victim.name)
+
+    def only_victim(self) -> SimNode | None:
+        """A member that may forget something, if any may."""
+        victim, *_ = self._some(len(self._nodes))
+        return victim if self.may_forget(victim) else None
 
     def _snapshot(self) -> bool:
         """Keep what one member's disk holds now."""
@@ -265,7 +328,7 @@ class Nemesis:
 
         Either its start finds that out, or nothing on the disk tells, but all others know that it held more.
         """
-        victim = self._only_victim()
+        victim = self.only_victim()
         if victim is None or victim.snapshot is None:
             return False
         others = [node for node in self._nodes if node is not victim]
@@ -273,17 +336,16 @@ class Nemesis:
         known = all(node.remembered.get(victim.name, NO_ENTRY) > last for node in others)
         if self._random.random() < 0.5 and not known:
             return False
-        self._simulation.checker.forgetful = True
-        self._simulation.crash(victim, self._duration_us())
-        self._simulation.network.forget(victim.name)
+        self.lose(victim)
         victim.set_back("" if known else "its disk was set back")
         return True
 
     def _transfer(self) -> bool:
         node = self._random.choice(self._nodes)
-        leader = self._leader()
+        leader = self.leader()
         if self._random.random() < 0.8 and leader is not None:
             node = leader
+        self.note(node)
         target = None if self._random.random() < 0.3 else self._random.choice(self._nodes).name
 
         def question(core: Node, now_ms: int) -> None:
@@ -296,5 +358,6 @@ class Nemesis:
         if len(self._nodes) == 1:
             return False
         one, other = self._some(2)
+        self.note(one)
         self._simulation.break_stream(one.name, other.name)
         return True

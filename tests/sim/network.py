@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
+from typing import Final
 
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -31,26 +32,44 @@ CALLS = (VoteRequest, VoteResponse, HeartbeatRequest, HeartbeatResponse, TakeLea
 """What travels outside the push stream, and so in any order."""
 PUSHES = (PushCompare, PushTruncate, PushAppend, PushCommit, PushInstall, PushResponse)
 """What travels in it."""
+KEPT_MAX: Final = 48
+"""Copies of messages to one member, of any age, that may still come one day."""
 
 
 class Network:
     """Loses, delays, doubles and reorders what is sent; ``blocked`` holds the directions that are cut."""
 
     def __init__(
-        self, options: Options, scheduler: Scheduler, random: Random, deliver: Deliver, broken: Broken
+        self,
+        options: Options,
+        scheduler: Scheduler,
+        random: Random,
+        deliver: Deliver,
+        broken: Broken,
+        hit: Callable[[str, NodeId], None],
     ) -> None:
         self._options = options
         self._scheduler = scheduler
         self._random = random
         self._deliver = deliver
         self._broken = broken
+        self._hit = hit
         self._last_us: dict[tuple[NodeId, NodeId], int] = {}
         self._life: dict[NodeId, int] = dict.fromkeys(options.names, 0)
         self.blocked: dict[tuple[NodeId, NodeId], bool] = {}
         self.lost_kinds: dict[tuple[NodeId, NodeId], tuple[type, ...]] = {}
         """What does not get through in a direction although everything else does."""
+        self.refuses_calls: dict[NodeId, bool] = {}
+        self.refuses_pushes: dict[NodeId, bool] = {}
+        """Who has no thread left for what comes: callers hear nothing, and streams are hung up on."""
+        self.deaf: dict[NodeId, bool] = {}
+        """Machines that stand still: what is sent to them is lost, and nobody hears of it."""
+        self._kept: dict[NodeId, list[tuple[NodeId, Message, int]]] = {name: [] for name in options.names}
+        self._keeps = Random(f"kept/{options.seed}") if options.has("stale") else None
+        self._keep_share = 0.0 if self._keeps is None else self._keeps.choice((0.02, 0.05, 0.2))
+        self._turns = options.noise_us > 0
+        self._old = frozenset(options.old_members)
         self.faulty = True
-        self.hits: Counter[str] = Counter()
 
     def forget(self, node: NodeId) -> None:
         """Lose everything under way to or from ``node``: its disk is being replaced, which takes longer."""
@@ -61,35 +80,93 @@ class Network:
         self.faulty = False
         self.blocked.clear()
         self.lost_kinds.clear()
+        self.deaf.clear()
+        self.refuses_calls.clear()
+        self.refuses_pushes.clear()
         self._last_us.clear()
 
     def send(self, sender: NodeId, target: NodeId, message: Message) -> None:
         """Put a message on its wire."""
         pushes = not isinstance(message, CALLS)
         if self.blocked.get((sender, target)):
-            self.hits["blocked"] += 1
+            self._hit("blocked", target)
             self._lose(sender, target, pushes=pushes)
             return
         if self.lost_kinds and isinstance(message, self.lost_kinds.get((sender, target), ())):
-            self.hits["lost_of_kind"] += 1
+            self._hit("lost_of_kind", target)
             return  # nobody notices: what else is under way arrives
-        if not self.faulty:
+        if self.deaf and target in self.deaf:
+            self._hit("deaf", target)
+            return
+        if (self.refuses_pushes if pushes else self.refuses_calls).get(target):
+            self._hit("refused", target)
+            if pushes:
+                self._scheduler.after(int(self._random.random() * 5_000), self._broken, sender, target)
+            return
+        if self._old and (sender in self._old or target in self._old):
+            message = as_old(message)
+        if self._keeps is not None and self.faulty:
+            self._keep(self._keeps, sender, target, message)
+        if not self.faulty or (self._turns and self.is_calm):
             self._carry(sender, target, message, 300 + int(self._random.random() * 700), pushes=pushes)
             return
         options, random = self._options, self._random
         if options.drop and random.random() < options.drop:
-            self.hits["drop"] += 1
+            self._hit("drop", target)
             self._lose(sender, target, pushes=pushes)
             return
         delay_us = 200 + int(random.random() * 2_000)
         if options.spike and random.random() < options.spike:
-            self.hits["spike"] += 1
+            self._hit("spike", target)
             delay_us += int(random.random() * random.choice((50_000, 500_000, 5_000_000)))
         self._carry(sender, target, message, delay_us, pushes=pushes)
         if options.duplicate and random.random() < options.duplicate:
-            self.hits["duplicate"] += 1
+            self._hit("duplicate", target)
             late_us = int(random.random() * random.choice((1_000, 100_000, 3_000_000)))
             self._carry(sender, target, message, delay_us + late_us, pushes=False)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the links do nothing of their own at the moment."""
+        period_us = self._options.noise_us
+        return period_us > 0 and self._scheduler.now_us // period_us % 2 == 1
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether they do at some times."""
+        return self._turns
+
+    def is_heard(self, sender: NodeId, target: NodeId) -> bool:
+        """Whether anything at all of what ``sender`` says arrives."""
+        return not self.blocked.get((sender, target)) and target not in self.deaf
+
+    def is_open(self, sender: NodeId, target: NodeId) -> bool:
+        """Whether all of it does, and soon; a push that waits for an earlier one does not."""
+        refused = self.refuses_calls.get(target) or self.refuses_pushes.get(target)
+        late = self._last_us.get((sender, target), 0) > self._scheduler.now_us + 10_000
+        return self.is_heard(sender, target) and not refused and not late and not self.lost_kinds.get((sender, target))
+
+    def _keep(self, random: Random, sender: NodeId, target: NodeId, message: Message) -> None:
+        """Keep a copy of some messages, in place of any other, so that of every time some are left."""
+        share = 4 * self._keep_share if isinstance(message, PushResponse) else self._keep_share
+        if random.random() < share:
+            kept = self._kept[target]
+            one = sender, message, self._life[sender] + self._life[target]
+            if len(kept) < KEPT_MAX:
+                kept.append(one)
+            else:
+                kept[int(random.random() * KEPT_MAX)] = one
+
+    def replay(self, target: NodeId, *, leads: bool) -> None:
+        """Some of what was on its way to ``target``, for however long, comes now: its role or its term has changed."""
+        random = self._keeps
+        if random is None or not self.faulty or random.random() < (0.2 if leads else 0.7):
+            return
+        for sender, message, life in self._kept[target]:
+            if random.random() < 0.5:
+                self._hit("stale", target)
+                delay_us = int(random.random() * random.choice((3_000, 10_000, 30_000, 200_000)))
+                self._scheduler.after(delay_us, self._arrive, sender, target, message, life)
 
     def _lose(self, sender: NodeId, target: NodeId, *, pushes: bool) -> None:
         """A broken stream is noticed, sometimes at once, sometimes late, sometimes only by silence."""
@@ -101,7 +178,7 @@ class Network:
         if pushes:
             reorder = self._options.reorder
             if self.faulty and reorder and self._random.random() < reorder:
-                self.hits["reorder"] += 1
+                self._hit("reorder", target)
             else:
                 time_us = max(time_us, self._last_us.get((sender, target), 0) + 1)
                 self._last_us[sender, target] = time_us
@@ -111,3 +188,21 @@ class Network:
     def _arrive(self, sender: NodeId, target: NodeId, message: Message, life: int) -> None:
         if life == self._life[sender] + self._life[target]:
             self._deliver(sender, target, message)
+
+
+def as_old(message: Message) -> Message:
+    """What arrives of a message if one of the two is of a version before histories and confirmed leaders.
+
+    Such a version does not send what it does not know, and does not see it where it comes.
+    """
+    match message:
+        case VoteRequest():
+            return replace(message, committed=(), countersign=0)
+        case VoteResponse():
+            return replace(message, leads=None, begin=None, committed=(), other_history=False, countersigns=False)
+        case HeartbeatRequest():
+            return replace(message, countersign=0)
+        case PushCompare():
+            return replace(message, flushed_only=False)
+        case _:
+            return message

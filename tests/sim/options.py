@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.types import NodeId
 
 SWARM: Final = (
@@ -41,11 +41,40 @@ SWARM: Final = (
     "set_back",
     "lose_kind",
     "hang_flush",
+    "pause_leader",
+    "come_back",
+    "change_sides",
+    "harass_commit",
+    "crash_send",
+    "stale",
+    "stall",
+    "clock_jump",
+    "hang_read",
+    "exhaust",
+    "lost_end",
+    "damage",
+    "async_flush",
+    "old_version",
 )
 """Every kind of fault; a seed switches a random part of them on."""
 _FIRST: Final = SWARM.index("set_back")
 NEW_WORLDS: Final = 100_000
 """From this seed on all kinds strike; those before stay the worlds in which something was found once."""
+
+THEMES: Final[tuple[tuple[str, ...], ...]] = (
+    ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "isolate_leader"),
+    ("wipe", "set_back", "lost_end", "crash_send", "isolate_leader", "harass_commit", "pause_leader"),
+    ("stale", "stall", "come_back", "change_sides", "harass_commit", "spike"),
+    ("stall", "come_back", "crash_one"),
+    ("stale", "change_sides", "pause_leader"),
+    ("pause_leader", "isolate_leader", "clock_jump", "drift", "stall", "one_way"),
+    ("slow_flush", "hang_flush", "slow_save", "hang_read", "disk_full", "damage", "expire"),
+    ("crash_one", "crash_leader", "crash_minority", "crash_majority", "crash_point", "crash_send", "async_flush"),
+    ("lose_kind", "one_way", "bridge", "connection_lost", "exhaust", "partition"),
+    ("old_version", "wipe", "crash_one", "async_flush", "transfer", "isolate_leader"),
+)
+"""Kinds that make each other worse, one theme per line: new and unfinished terms, lost memory, late messages, leaders
+that do not know that they are over, disks, restarts, links, and groups of unlike members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +96,21 @@ class Options:
     segment_bytes: int
     election: ElectionConfig
     replication: ReplicationConfig
+    tempo: int = 1000
+    """How long the timers are, and with them what faults last, in thousandths: messages and disks stay as they are."""
+    patient: bool = False
+    """Clients ask only members that say that they lead: less time passes with refusals."""
+    noise_us: int = 0
+    """For how long the links lose, delay, double and reorder, and then do not, in turns; 0: always."""
+    async_members: tuple[NodeId, ...] = ()
+    """Members with ``flush_mode=async``: a power cut takes what they said to hold."""
+    old_members: tuple[NodeId, ...] = ()
+    """Members of a version that does not know what was added to messages last."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is none of the worlds of before."""
+        return self.seed >= NEW_WORLDS
 
     def has(self, fault: str) -> bool:
         """Whether this run has that kind of fault."""
@@ -85,7 +129,10 @@ class Options:
             members=members,
             election=self.election,
             replication=self.replication,
-            store=StoreConfig(segment_bytes=self.segment_bytes),
+            store=StoreConfig(
+                segment_bytes=self.segment_bytes,
+                flush_mode=FlushMode.ASYNC if name in self.async_members else FlushMode.SYNC,
+            ),
         ).check()
 
 
@@ -93,14 +140,11 @@ def choose(seed: int, events: int) -> Options:
     """Decide everything about a seed's world."""
     random = Random(f"options/{seed}")
     more = Random(f"more options/{seed}")  # drawn apart, so that seeds of before stay the same worlds
-    yet_more = Random(f"yet more options/{seed}")
     density = random.choice((0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9))
     faults = tuple(fault for fault in SWARM[:_FIRST] if random.random() < density)
     if more.random() < density:
         faults += ("set_back", "snapshot")
-    if seed >= NEW_WORLDS:
-        faults += tuple(fault for fault in SWARM[_FIRST + 1 :] if yet_more.random() < density / 2)
-    return Options(
+    options = Options(
         seed=seed,
         events=events,
         size=random.choices((1, 3, 5), (4, 70, 26))[0],
@@ -128,3 +172,63 @@ def choose(seed: int, events: int) -> Options:
             producer_snapshot_entries=more.choice((1, 4, 20, 16_384)),
         ),
     )
+    return _newer(options) if options.is_new else options
+
+
+def _newer(options: Options) -> Options:
+    """The same group in another world: faults all over, few, or of one theme; its timers at some tempo."""
+    random = Random(f"newer options/{options.seed}")
+    faults = _faults(random)
+    tempo = random.choice((1000, 1000, 300, 100))
+    election, replication = options.election, options.replication
+    names = options.names
+    return replace(
+        options,
+        faults=(*faults, "snapshot") if "set_back" in faults else faults,
+        fault_interval_us=max(60_000, random.choice((200, 500, 500, 1500, 4000)) * tempo),
+        think_us=max(2_000, options.think_us * tempo // 1000),
+        drop=random.choice((0.01, 0.05, 0.3)) if "drop" in faults else 0.0,
+        duplicate=random.choice((0.02, 0.1, 0.5)) if "duplicate" in faults else 0.0,
+        reorder=random.choice((0.02, 0.2, 0.5)) if "reorder" in faults else 0.0,
+        spike=random.choice((0.002, 0.02, 0.1)) if "spike" in faults else 0.0,
+        election=replace(
+            election,
+            heartbeat_interval_ms=election.heartbeat_interval_ms * tempo // 1000,
+            election_timeout_ms_min=election.election_timeout_ms_min * tempo // 1000,
+            election_timeout_ms_max=election.election_timeout_ms_max * tempo // 1000,
+            transfer_timeout_ms=election.transfer_timeout_ms * tempo // 1000,
+            preferred_check_interval_ms=election.preferred_check_interval_ms * tempo // 1000,
+        ),
+        replication=replace(
+            replication,
+            push_timeout_ms=replication.push_timeout_ms * tempo // 1000,
+            retry_interval_ms=replication.retry_interval_ms * tempo // 1000,
+            ack_timeout_ms=replication.ack_timeout_ms * tempo // 1000,
+        ),
+        tempo=tempo,
+        patient=random.random() < 0.8,
+        noise_us=random.choice((0, 2_000, 12_000)) * tempo,
+        async_members=_some(random, names) if "async_flush" in faults and options.size > 1 else (),
+        old_members=_some(random, names) if "old_version" in faults and options.size > 1 else (),
+    )
+
+
+def _faults(random: Random) -> tuple[str, ...]:
+    """Which kinds strike, in the order of ``SWARM``."""
+    kinds = SWARM
+    match random.choice(("all over", "few", "theme", "theme")):
+        case "all over":
+            density = random.choice((0.05, 0.1, 0.2, 0.3, 0.5))
+            chosen = {fault for fault in kinds if random.random() < density}
+        case "few":
+            chosen = set(random.sample(kinds, random.choice((1, 2, 3))))
+        case _:
+            theme = [fault for fault in random.choice(THEMES) if random.random() < 0.75]
+            chosen = {*theme, *random.sample(kinds, random.choice((0, 0, 1, 2)))}
+    return tuple(fault for fault in kinds if fault in chosen)
+
+
+def _some(random: Random, names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Each with the same, drawn probability, and at least one."""
+    share = random.choice((0.3, 0.6, 1.0))
+    return tuple(name for name in names if random.random() < share) or (random.choice(names),)

@@ -175,6 +175,8 @@ class Producers:
             return
         self._later()
         nodes = self._simulation.nodes
+        if self._simulation.options.patient and not any(node.role == "leader" for node in nodes):
+            return
         session = self._random.choice(self.sessions)
         number = int(self._random.random() * len(nodes))
         if self._random.random() < 0.8:

@@ -98,6 +98,15 @@ class SimLog(MemoryStore):
         """The stored bytes of one entry."""
         return self._records[self._offset_of(index)]
 
+    def chain_crcs(self) -> list[int]:
+        """Those of all kept entries."""
+        return self._chains
+
+    def cut(self, entries: int) -> None:
+        """The disk loses its last entries, flushed or not; only while nothing runs on it."""
+        del self._disk.entries[len(self._disk.entries) - entries :]
+        self.crash()
+
     def _note_from(self, offset: int) -> None:
         for at in range(offset, len(self._records)):
             self._changes.append(Stored(self._records[at], self._positions[at], self._terms[at], self._chains[at]))

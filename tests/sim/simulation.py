@@ -18,6 +18,7 @@ from tests.sim.faults import Nemesis
 from tests.sim.network import Network
 from tests.sim.options import Options, choose
 from tests.sim.producers import Producers
+from tests.sim.progress import Progress
 from tests.sim.scheduler import Scheduler
 
 HEAL_US: Final = 10_000_000
@@ -37,6 +38,8 @@ class Result:
     committed: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
+    roles: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The same by what the member was at that moment."""
     trace_hash: int = 0
     failure: str | None = None
     tail: tuple[str, ...] = ()
@@ -51,14 +54,20 @@ class Simulation:
         self.scheduler = Scheduler()
         self.random = Random(f"schedule/{seed}")
         self.hits: Counter[str] = Counter()
-        self.checker = Checker(lambda: self.nodes, lambda node: self.nemesis.harass(node))
-        self.network = Network(options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke)
+        self.roles: Counter[tuple[str, str]] = Counter()
+        self.checker = Checker(
+            lambda: self.nodes, lambda node: self.nemesis.harass(node), lambda node: self.nemesis.harass_commit(node)
+        )
+        self.network = Network(
+            options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke, self._strike_link
+        )
         rates = [self.random.randrange(900, 1101) if options.has("drift") else 1000 for _ in options.names]
         self.nodes = [SimNode(self, name, rate) for name, rate in zip(options.names, rates, strict=True)]
         self._by_name = {node.name: node for node in self.nodes}
         self.clients = Clients(self, Random(f"clients/{seed}"))
         self.producers = Producers(self, Random(f"producers/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
+        self.progress = Progress(self)
         self.events = 0
         self.healed_us: int | None = None
         self.well_us = 0
@@ -87,26 +96,34 @@ class Simulation:
             for now_us, what, name, details in self._trace
         ]
 
-    def slow(self, fault: str, probability: float) -> bool:
-        """Whether one of these operations is slow this time."""
+    def hit(self, kind: str, node: SimNode) -> None:
+        """Count that a fault struck a member."""
+        self.hits[kind] += 1
+        self.roles[kind, node.role] += 1
+
+    def _strike_link(self, kind: str, target: NodeId) -> None:
+        self.hit(kind, self._by_name[target])
+
+    def slow(self, fault: str, probability: float, node: SimNode) -> bool:
+        """Whether one of these operations of ``node`` is slow this time."""
         if not self.options.has(fault) or self.healed_us is not None or self.random.random() >= probability:
             return False
-        self.hits[fault] += 1
+        self.hit(fault, node)
         return True
 
-    def damaged(self, run: EntryRun) -> EntryRun:
-        """The run as it arrives: sometimes with a flipped bit."""
+    def damaged(self, run: EntryRun, node: SimNode) -> EntryRun:
+        """The run as it arrives at ``node``: sometimes with a flipped bit."""
         if not self.options.has("corrupt") or self.healed_us is not None or self.random.random() >= 0.02:
             return run
-        self.hits["corrupt"] += 1
+        self.hit("corrupt", node)
         data = bytearray(run.data)
         data[int(self.random.random() * len(data))] ^= 1 << int(self.random.random() * 8)
         return replace(run, data=bytes(data))
 
-    def crash_point(self) -> str | None:
+    def crash_point(self, node: SimNode) -> str | None:
         """Whether a member dies right ``before`` or right ``after`` it saves its hard state."""
         if self.options.has("crash_point") and self.healed_us is None and self.random.random() < 0.1:
-            self.hits["crash_point"] += 1
+            self.hit("crash_point", node)
             return self.random.choice(("before", "after"))
         return None
 
@@ -116,9 +133,20 @@ class Simulation:
             down_us = int(self.random.random() * 1_500_000)
         unflushed = node.log.unflushed_changes
         keep = self.random.choice((0, unflushed, int(self.random.random() * (unflushed + 1))))
+        if node.is_async and keep < unflushed:
+            keep = self._cut_power(node, keep, unflushed)
         self.event("crash", node, f"keeps {keep} of {unflushed}")
         node.stop(keep)
         self.scheduler.after(down_us, self._restart, node, node.boots)
+
+    def _cut_power(self, node: SimNode, keep: int, unflushed: int) -> int:
+        """One that acknowledges before it flushes loses something and knows it; not while others have forgotten."""
+        if not self.nemesis.may_forget(node):
+            return unflushed
+        self.hit("async_flush", node)
+        self.checker.observe_loss(node)
+        node.doubt("the machine was started anew, and it had acknowledged before it flushed")
+        return keep
 
     def _restart(self, node: SimNode, boot: int) -> None:
         if node.core is None and node.boots == boot:
@@ -160,6 +188,8 @@ class Simulation:
         while self.events < self.options.events:
             require(self.scheduler.run_next(), "nothing happens any more")
             require(self.scheduler.now_us < 3_600_000_000, "time passes without events")
+            if self.scheduler.now_us >= self.progress.due_us:
+                self.progress.look()
         self._heal()
         self._converge()
         self.clients.stopped = True
@@ -184,9 +214,7 @@ class Simulation:
         self.nemesis.active = False
         self.network.heal()
         for node in self.nodes:
-            node.log.disk_full = False
-            node.slow_flush_us = 0
-            node.paused_until_us = 0
+            node.free_all()
             if node.core is None:
                 node.start()
         self.event("healed", None)
@@ -241,7 +269,6 @@ class Simulation:
 
     def result(self, failure: str | None = None) -> Result:
         """What came of it."""
-        self.hits.update(self.network.hits)
         return Result(
             seed=self.options.seed,
             events=self.events,
@@ -251,6 +278,7 @@ class Simulation:
             committed=len(self.checker.chain),
             outcomes=self.clients.outcomes() + self.producers.outcomes(),
             hits=self.hits,
+            roles=self.roles,
             trace_hash=self.trace_hash & (1 << 64) - 1,
             failure=failure,
             tail=tuple(self.trace_lines()) if failure or self._trace.maxlen is None else (),

@@ -1,0 +1,120 @@
+"""Progress while things are broken: a majority that can talk gets on, whatever happens to the others.
+
+A *sound* member is up and not paused, has standing, room on its disk, a disk that answers and threads that run. Two are
+*linked* if everything that one sends arrives at the other within bounded time, and the other way round. Whenever the
+same majority has been sound and linked in pairs for ``LIMIT_MS``, it has committed something new meanwhile, or has a
+leader that has committed whatever there was. What cannot be reached from a majority does not disturb it; others that
+can (a leader whose pushes are lost, or whose disk hangs) have to be got rid of first, which ``DISTURBED`` times the
+limit allows for: a leader is patient for up to four times three election time-outs before it gives up.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Final
+
+from dledger.core.member_state import Leader
+from dledger.types import LogIndex, NodeId
+from tests.sim.checker import require
+
+if TYPE_CHECKING:
+    from tests.sim.driver import SimNode
+    from tests.sim.simulation import Simulation
+
+LIMIT_MS: Final = 10_000
+"""With the usual timers; with others as much longer or shorter."""
+LIMIT_MS_MIN: Final = 3_000
+DISTURBED: Final = 3
+LOOKS: Final = 40
+"""How often it looks within the limit."""
+
+
+class _Majority:
+    """One set of members that is just large enough, and since when all has been well among them."""
+
+    def __init__(self, members: tuple[SimNode, ...], others: tuple[SimNode, ...]) -> None:
+        self.members = members
+        self.others = others
+        self.since_us = -1
+        self.quiet_since_us = -1
+        """Since when nobody outside could disturb them."""
+        self.commit = LogIndex(-1)
+
+
+class Progress:
+    """Looks now and then; ``due_us`` is when the next time is."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        options = simulation.options
+        self._limit_us = 1000 * max(LIMIT_MS_MIN, LIMIT_MS * options.tempo // 1000)
+        self.due_us = 0
+        self.checked = 0
+        """How often a majority was found well for the whole limit, and had got on."""
+        self._calm = not any((options.drop, options.spike)) or options.noise_us > 0
+        nodes = simulation.nodes
+        self._majorities = [
+            _Majority(chosen, tuple(node for node in nodes if node not in chosen))
+            for chosen in combinations(nodes, len(nodes) // 2 + 1)
+        ]
+
+    def look(self) -> None:
+        """Raise ``Violation`` if a majority that could get on did not."""
+        now_us = self._simulation.scheduler.now_us
+        self.due_us = now_us + self._limit_us // LOOKS
+        network = self._simulation.network
+        noisy = not self._calm or (network.has_noise and not network.is_calm)
+        sound = {node.name: not noisy and self._is_sound(node) for node in self._simulation.nodes}
+        for majority in self._majorities:
+            members = majority.members
+            well = all(sound[node.name] for node in members) and all(
+                self._is_linked(one.name, other.name) for one, other in combinations(members, 2)
+            )
+            commit = max(node.core.state.commit_index if node.core else LogIndex(-1) for node in members)
+            if not well or commit > majority.commit or self._is_settled(members):
+                majority.commit = max(commit, majority.commit)
+                majority.since_us = majority.quiet_since_us = now_us
+                continue
+            if any(self._may_disturb(other, sound[other.name], members) for other in majority.others):
+                majority.quiet_since_us = now_us
+            self._judge(majority, now_us)
+
+    def _judge(self, majority: _Majority, now_us: int) -> None:
+        names = [node.name for node in majority.members]
+        quiet_us, well_us = now_us - majority.quiet_since_us, now_us - majority.since_us
+        require(quiet_us < self._limit_us, "a majority that can talk does not get on", *names, f"{quiet_us} us")
+        late = well_us >= DISTURBED * self._limit_us
+        require(not late, "a majority that can talk is kept from getting on", *names, f"{well_us} us")
+
+    def _is_sound(self, node: SimNode) -> bool:
+        now_us = self._simulation.scheduler.now_us
+        held_up = node.paused_until_us > now_us or node.hang_read_until_us > now_us or node.is_stalled
+        disk = node.log.disk_full or node.slow_flush_us > 0
+        return node.core is not None and node.hard.voter and not node.forgetful and not held_up and not disk
+
+    def _is_linked(self, one: NodeId, other: NodeId) -> bool:
+        network = self._simulation.network
+        return network.is_open(one, other) and network.is_open(other, one)
+
+    def _may_disturb(self, node: SimNode, is_sound: bool, members: tuple[SimNode, ...]) -> bool:
+        """Whether somebody outside is heard by some of them, but is not one of a larger sound majority."""
+        network = self._simulation.network
+        if node.core is None or not any(network.is_heard(node.name, member.name) for member in members):
+            return False
+        return not (is_sound and all(self._is_linked(node.name, member.name) for member in members))
+
+    def _is_settled(self, members: tuple[SimNode, ...]) -> bool:
+        """Whether one of them leads, the others follow it, and all that it holds is committed."""
+        for node in members:
+            core = node.core
+            if core is not None and isinstance(core.state.role, Leader):
+                state = core.state
+                follow = all(
+                    other.core is not None
+                    and other.core.state.term == state.term
+                    and other.core.state.leader_id == node.name
+                    for other in members
+                )
+                if follow and state.commit_index == state.log.last.index:
+                    return True
+        return False

@@ -1,0 +1,60 @@
+"""Whole brokers under simulation in the normal test suite: some seeds, and proof that a seed is a whole run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim_store.__main__ import WORLDS, run_one
+
+REGRESSIONS = (("plain", 48), ("group", 4))
+"""Worlds that found a bug once: a checkpoint of what could not be flushed; dispatch that looked for what was gone."""
+
+
+def run(world: str, seed: int) -> None:
+    """It must keep every promise."""
+    _, result = run_one((world, seed))
+
+    assert result.failure is None, "\n".join((f"{world} {seed}: {result.failure}", *result.tail))
+
+
+@pytest.mark.parametrize(("world", "seed"), [*((world, seed) for world in WORLDS for seed in (1, 3, 5)), *REGRESSIONS])
+def test_brokers_keep_every_promise(world: str, seed: int) -> None:
+    """Whatever their disks and links do, and however their threads take turns: see ``checks``."""
+    run(world, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("block", range(20))
+def test_many_brokers_keep_every_promise(block: int, world: str) -> None:
+    """More of the same."""
+    for seed in range(1000 + block * 25, 1025 + block * 25):
+        run(world, seed)
+
+
+def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
+    """The hash takes in every change of the disk, who made it and when; string hashes differ per process."""
+    program = (
+        "from tests.sim_store.__main__ import run_one\n"
+        "print([run_one(which)[1].trace_hash for which in (('plain', 4), ('plain', 10), ('group', 1))])"
+    )
+
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0].split())) == 3
