@@ -23,6 +23,7 @@ from tests.sim_store.threads import EPOCH_MS, Killed, Scheduler
 SECTOR_BYTES: Final = 512
 LOCK_NAME: Final = "lock"
 _VERSIONS_MAX: Final = 6
+_DISK_BYTES: Final = 1 << 30
 
 
 @dataclass(eq=False)
@@ -382,5 +383,5 @@ class SimFs(RealFileSystem):
             self._disk.entered("mkdir", path)
 
     def usage(self, path: Path) -> DiskUsage:  # one disk
-        used = 990 if self._disk.full else 100
-        return DiskUsage(1000, 1000 - used, used)
+        used = _DISK_BYTES * (99 if self._disk.full else 10) // 100
+        return DiskUsage(_DISK_BYTES, _DISK_BYTES - used, used)
