@@ -105,7 +105,7 @@ class Clients:
         return sum(not operation.outcome for operation in operations)
 
     def _later(self) -> None:
-        delay_us = self._random.expovariate(1) * self._simulation.options.think_us
+        delay_us = self._random.expovariate(1) * self._simulation.think_us
         self._simulation.scheduler.after(int(delay_us), self._think)
 
     def _think(self) -> None:

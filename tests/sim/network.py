@@ -67,9 +67,22 @@ class Network:
         self._kept: dict[NodeId, list[tuple[NodeId, Message, int]]] = {name: [] for name in options.names}
         self._keeps = Random(f"kept/{options.seed}") if options.has("stale") else None
         self._keep_share = 0.0 if self._keeps is None else self._keeps.choice((0.02, 0.05, 0.2))
-        self._turns = options.noise_us > 0
+        self._turns = options.noise_us > 0 or options.has("siege")
+        self.silent = False
         self._old = frozenset(options.old_members)
         self.faulty = True
+
+    def quieten(self) -> None:
+        """No link is cut any more, nor does anything of its own."""
+        self.mend_all()
+        self.silent = True
+
+    def mend_all(self) -> None:
+        """Everything gets through again, as well as before."""
+        self.silent = False
+        for broken in (self.blocked, self.lost_kinds, self.deaf, self.refuses_calls, self.refuses_pushes):
+            broken.clear()
+        self._last_us.clear()
 
     def forget(self, node: NodeId) -> None:
         """Lose everything under way to or from ``node``: its disk is being replaced, which takes longer."""
@@ -78,12 +91,7 @@ class Network:
     def heal(self) -> None:
         """From now on everything arrives, in order and soon; what is late already stays late."""
         self.faulty = False
-        self.blocked.clear()
-        self.lost_kinds.clear()
-        self.deaf.clear()
-        self.refuses_calls.clear()
-        self.refuses_pushes.clear()
-        self._last_us.clear()
+        self.mend_all()
 
     def send(self, sender: NodeId, target: NodeId, message: Message) -> None:
         """Put a message on its wire."""
@@ -129,12 +137,7 @@ class Network:
     def is_calm(self) -> bool:
         """Whether the links do nothing of their own at the moment."""
         period_us = self._options.noise_us
-        return period_us > 0 and self._scheduler.now_us // period_us % 2 == 1
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether they do at some times."""
-        return self._turns
+        return self.silent or (period_us > 0 and self._scheduler.now_us // period_us % 2 == 1)
 
     def is_heard(self, sender: NodeId, target: NodeId) -> bool:
         """Whether anything at all of what ``sender`` says arrives."""

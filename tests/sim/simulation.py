@@ -15,6 +15,7 @@ from tests.sim.checker import Checker, Violation, require
 from tests.sim.clients import Append, Clients
 from tests.sim.driver import SimNode
 from tests.sim.faults import Nemesis
+from tests.sim.mending import Mender
 from tests.sim.network import Network
 from tests.sim.options import Options, choose
 from tests.sim.producers import Producers
@@ -55,8 +56,12 @@ class Simulation:
         self.random = Random(f"schedule/{seed}")
         self.hits: Counter[str] = Counter()
         self.roles: Counter[tuple[str, str]] = Counter()
+        self.mender = Mender(self)
         self.checker = Checker(
-            lambda: self.nodes, lambda node: self.nemesis.harass(node), lambda node: self.nemesis.harass_commit(node)
+            lambda: self.nodes,
+            lambda node: self.nemesis.harass(node),
+            lambda node: self.nemesis.harass_commit(node),
+            self.mender.onlooker,
         )
         self.network = Network(
             options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke, self._strike_link
@@ -95,6 +100,11 @@ class Simulation:
             f"{now_us / 1000:12.3f} ms  {name or '--':3} {what:14} {' '.join(map(_shown, details))}"
             for now_us, what, name, details in self._trace
         ]
+
+    @property
+    def think_us(self) -> int:
+        """How long clients wait between two questions."""
+        return self.options.think_us if not self.nemesis.besieges else max(self.options.think_us, 300_000)
 
     def hit(self, kind: str, node: SimNode) -> None:
         """Count that a fault struck a member."""
@@ -211,10 +221,11 @@ class Simulation:
     def _heal(self) -> None:
         self.healed_us = self.scheduler.now_us
         self.clients.stopped = True
-        self.nemesis.active = False
+        self.nemesis.end()
         self.network.heal()
         for node in self.nodes:
             node.free_all()
+            self.mender.mend(node)
             if node.core is None:
                 node.start()
         self.event("healed", None)
