@@ -165,10 +165,10 @@ class Network:
         random = self._keeps
         if random is None or not self.faulty or random.random() < (0.2 if leads else 0.7):
             return
-        for sender, message, life in self._kept[target]:
-            if random.random() < 0.5:
+        for sender, message, life in (*self._kept[target], *self._kept[target]):
+            if random.random() < 0.4:
                 self._hit("stale", target)
-                delay_us = int(random.random() * random.choice((3_000, 10_000, 30_000, 200_000)))
+                delay_us = int(random.random() * random.choice((3_000, 10_000, 50_000, 300_000, 1_000_000)))
                 self._scheduler.after(delay_us, self._arrive, sender, target, message, life)
 
     def _lose(self, sender: NodeId, target: NodeId, *, pushes: bool) -> None:

@@ -157,7 +157,7 @@ class NewerFaults:
         if not self._nemesis.is_striking or leader.core is None or leader.boots != boot:
             return
         self._nemesis.split(half, for_us)
-        slow_us = self._timeouts_us(self.random.choice((0, 0.2, 1)))
+        slow_us = self._timeouts_us(self.random.choice((0, 0.5, 1)))
         for node in self._nodes:
             if slow_us and node is not leader and node not in half:
                 node.slow_flush_us = slow_us

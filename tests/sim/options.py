@@ -63,12 +63,12 @@ NEW_WORLDS: Final = 100_000
 """From this seed on all kinds strike; those before stay the worlds in which something was found once."""
 
 THEMES: Final[tuple[tuple[str, ...], ...]] = (
-    ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "isolate_leader"),
+    ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "stale"),
     ("wipe", "set_back", "lost_end", "crash_send", "isolate_leader", "harass_commit", "pause_leader"),
     ("stale", "stall", "come_back", "change_sides", "harass_commit", "spike"),
     ("stall", "come_back", "crash_one"),
     ("stale", "change_sides", "pause_leader"),
-    ("pause_leader", "isolate_leader", "clock_jump", "drift", "stall", "one_way"),
+    ("pause_leader", "come_back", "clock_jump", "drift", "stall", "one_way"),
     ("slow_flush", "hang_flush", "slow_save", "hang_read", "disk_full", "damage", "expire"),
     ("crash_one", "crash_leader", "crash_minority", "crash_majority", "crash_point", "crash_send", "async_flush"),
     ("lose_kind", "one_way", "bridge", "connection_lost", "exhaust", "partition"),
