@@ -23,7 +23,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim mutants image-base image compose-check drill proto screenshots docs clean
+.PHONY: help install lock demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -108,6 +108,10 @@ format: $(STAMP) ## Format the sources and fix what can be fixed
 sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays one, TRACE=1 with every event)
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
 		$(if $(FROM),--from $(FROM)) $(if $(EVENTS),--events $(EVENTS)) $(if $(PLANT),--plant $(PLANT))
+
+sim-store: $(STAMP) ## The same with whole brokers on simulated disks (SEEDS=2000 FROM=0; SEED=7 TRACE=1)
+	@$(BIN)/python -m tests.sim_store $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
+		$(if $(FROM),--from $(FROM))
 
 mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests catch it (MUTANTS="NAME ...")
 	@$(BIN)/python -m tests.mutants --jobs $(WORKERS) $(MUTANTS)

@@ -30,6 +30,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self.first: DLedgerError | OSError | None = None
+        self.failures = 0
 
     def run(self, step: Callable[[], _T]) -> _T | None:
         """What ``step`` gives, or None if it failed."""
@@ -38,6 +39,7 @@ class Attempts:
         except (DLedgerError, OSError) as error:
             _log.error("a part of the store failed: %s", error, exc_info=error)
             self.first = self.first or error
+            self.failures += 1
             return None
 
     def conclude(self) -> None:
@@ -75,12 +77,12 @@ class Durability:
     def flush_all(self, attempts: Attempts) -> None:
         """The same as one of several attempts."""
         with self._lock:
-            before = attempts.first
+            before = attempts.failures
             position, last_ms, units, indexed_to, entries = self._dispatch.standstill(self._mark)
             attempts.run(self._log.flush)
             attempts.run(lambda: self._queues.flush(0))
             index_ms = attempts.run(self._index.flush) if self._index is not None else last_ms
-            if attempts.first is before and index_ms is not None:
+            if attempts.failures == before and index_ms is not None:
                 marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)
                 attempts.run(lambda: self._write(marked))
 

@@ -162,8 +162,8 @@ def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -
         if path is None:
             return  # told already
         room = min(base + part.segment_bytes, part.end) - position
-        data = _read(path, position - base, min(wanted, room))
-        outcome = scan(data, position)
+        asked = min(wanted, room)
+        outcome = scan(_read(path, position - base, asked), position)
         position += outcome.consumed
         found.end = position
         yield outcome
@@ -171,7 +171,7 @@ def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -
             position, wanted = base + part.segment_bytes, _CHUNK_BYTES
         elif outcome.end == "more" and outcome.consumed:
             wanted = max(_CHUNK_BYTES, outcome.needed)
-        elif outcome.end == "more" and len(data) < min(max(outcome.needed, RECORD_BYTES_MAX), room):
+        elif outcome.end == "more" and asked < min(max(outcome.needed, RECORD_BYTES_MAX), room):
             wanted = max(outcome.needed, RECORD_BYTES_MAX)
         elif outcome.end == "more" and room < _SMALLEST:  # of a plain file that was filled to the last byte
             position = base + part.segment_bytes

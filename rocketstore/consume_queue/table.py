@@ -57,7 +57,7 @@ class ConsumeQueueTable:
         self._lock = threading.Lock()
         self._directories = QueueDirectories(self._fs)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._dirty: set[ConsumeQueue] = set()
+        self._dirty: dict[ConsumeQueue, None] = {}
         """May hold what is not durable: those written to since a ``flush(0)``."""
         self._refused_topics: set[str] = set()
         self.descriptors: Final = DescriptorCache(self._fs)
@@ -184,7 +184,7 @@ class ConsumeQueueTable:
     def _written(self, queues: Sequence[ConsumeQueue]) -> None:
         """After they were: a flush that came before has not seen it all."""
         with self._lock:
-            self._dirty.update(queues)
+            self._dirty.update(dict.fromkeys(queues))
 
     def _queue_for(self, topic: str, queue_id: int, group: list[RecordHead] | UnitColumns) -> ConsumeQueue | None:
         """The queue for records of one queue; None if they have no place in one."""
@@ -220,7 +220,7 @@ class ConsumeQueueTable:
         with self._lock:
             dirty = list(self._dirty)
             if not least_pages:
-                self._dirty = set()
+                self._dirty = {}
 
         def failed(queue: ConsumeQueue) -> DiskError | DiskFullError | None:
             try:
@@ -275,7 +275,7 @@ class ConsumeQueueTable:
                     queue.destroy()
                 finally:
                     self._queues.pop((queue.topic, queue.queue_id), None)
-                    self._dirty.discard(queue)
+                    self._dirty.pop(queue, None)
         for directory in sorted({queue.directory.parent for queue in queues}):
             with self._directories.making, suppress(OSError):  # not empty: a queue was created meanwhile
                 directory.rmdir()

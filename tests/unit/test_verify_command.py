@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,17 @@ def test_damage_in_the_log_is_named_and_what_is_before_it_is_compared(root: Path
 
     assert problems[0]["file"] == str(data[1])
     assert problems[0]["offset"] == 0
+
+
+@pytest.mark.parametrize("kept", [0, 1, 300, 1 / 2])
+def test_a_file_of_the_log_that_was_cut_short_is_named(root: Path, verify: Verify, kept: float) -> None:
+    """And read no further, nor again and again for what is not there."""
+    data = sorted(root.glob("dledger-n0/data/*") if (root / "dledger-n0").exists() else root.glob("commitlog/*"))
+    os.truncate(data[0], int(kept if kept != 1 / 2 else data[0].stat().st_size / 2))
+
+    problems = document(verify, root)["problems"]
+
+    assert str(data[0]) in {one["file"] for one in problems}
 
 
 def test_damaged_small_files_are_named(root: Path, verify: Verify) -> None:

@@ -11,7 +11,7 @@ import pytest
 from dledger.errors import DiskError
 from dledger.store.fs import RealFileSystem
 from rocketstore.checkpoint import CheckpointFile
-from rocketstore.durability import Durability
+from rocketstore.durability import Attempts, Durability
 
 
 class Dispatch:
@@ -74,3 +74,17 @@ def test_a_flush_that_failed_leaves_the_checkpoint_as_it_was(
 
     assert (checkpoint.read().replay_from, durability.position) == (100, 100)
     assert all(part.flush.call_count == 2 for part in parts.values())
+
+
+def test_a_stop_that_fails_twice_leaves_the_checkpoint_as_it_was(
+    durability: Durability, checkpoint: CheckpointFile, parts: dict[str, Mock]
+) -> None:
+    """A stop flushes the log twice. Else, with the power gone after it, the lost end of the log is taken for damage."""
+    durability.flush()
+    parts["log"].flush.side_effect = DiskError("a bad sector")
+    attempts = Attempts()
+    attempts.run(parts["log"].flush)
+
+    durability.flush_all(attempts)
+
+    assert (checkpoint.read().replay_from, durability.position) == (100, 100)

@@ -1,0 +1,191 @@
+"""What a broker was told to keep and what it said that it has; what it must hold because of it.
+
+A message that was acknowledged is there after a crash if its record ended before what the log called durable (or, where
+only the process was killed, written). Of what came later a log may lose an end, but no piece in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rocketstore.message.message import Message
+from rocketstore.types import SCHEDULE_TOPIC, PutResult
+from tests.sim_store.options import LEVEL_MS
+
+Place = tuple[str, int]
+Consumer = tuple[str, str, int]
+
+
+class ViolationError(AssertionError):
+    """Raised when a promise is broken."""
+
+
+def require(condition: object, problem: str, *details: object) -> None:
+    """Raises ``ViolationError``."""
+    if not condition:
+        raise ViolationError(f"{problem}: {', '.join(map(str, details))}")
+
+
+@dataclass(eq=False)
+class Sent:
+    """A message that a client sent once."""
+
+    body: bytes
+    place: Place
+    keys: tuple[str, ...]
+    level: int
+    outcome: str = "open"
+    """``acked``, ``refused``, ``unknown``; ``lost`` with an end of the log that was not durable."""
+    stored_at: Place = ("", 0)
+    """Its queue; that of its level if it is delayed."""
+    queue_offset: int = -1
+    position: int = -1
+    end: int = -1
+    store_ms: int = 0
+    delivered: bool = False
+    """A delayed one was seen in its queue."""
+
+    def __str__(self) -> str:
+        name = self.body.rstrip(b".").decode()
+        return f"{name} {self.outcome} at {self.stored_at}/{self.queue_offset} {self.position}..{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A consumer's offset that was acknowledged, and where the log has it."""
+
+    offset: int
+    end: int
+
+
+@dataclass
+class Model:
+    """Everything that was sent and answered."""
+
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    queues: dict[Place, dict[int, Sent]] = field(default_factory=dict)
+    """Acknowledged messages by their queue offset."""
+    commits: dict[Consumer, list[Commit]] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    """Topic to the log's end when it was last deleted: what lies before is in no queue."""
+    acked: int = 0
+    lost: int = 0
+
+    def send(self, sent: Sent) -> None:
+        """A client is about to send it."""
+        self.sent[sent.body] = sent
+
+    def answered(self, sent: Sent, result: PutResult) -> None:
+        """What the broker says of it."""
+        if result.ok and result.outcome == "stored" and result.status == "PUT_OK":
+            stored = result.stored
+            require(stored is not None, "acknowledged without a place", sent)
+            if stored is None:
+                return
+            sent.outcome = "acked"
+            sent.stored_at = (SCHEDULE_TOPIC, sent.level - 1) if sent.level else sent.place
+            sent.queue_offset, sent.position = stored.queue_offset, stored.offset
+            sent.end, sent.store_ms = stored.offset + stored.size, stored.store_timestamp
+            queue = self.queues.setdefault(sent.stored_at, {})
+            other = queue.setdefault(sent.queue_offset, sent)
+            require(other is sent, "a queue offset was given out twice", sent, other)
+            self.acked += 1
+        elif result.outcome == "not_applied":
+            sent.outcome = "refused"
+        else:
+            sent.outcome = "unknown"
+
+    def committed(self, consumer: Consumer, offset: int, result: PutResult) -> None:
+        """A consumer's offset was answered."""
+        if result.ok and result.outcome == "stored" and result.stored is not None:
+            stored = result.stored
+            self.commits.setdefault(consumer, []).append(Commit(offset, stored.offset + stored.size))
+
+    def forget_topic(self, topic: str, log_end: int) -> None:
+        """Its queues were deleted."""
+        self.deleted[topic] = log_end
+
+    # -- crashes -------------------------------------------------------------------------------------------------
+
+    def crashed(self) -> None:
+        """Whatever was under way has no answer any more."""
+        for sent in self.sent.values():
+            if sent.outcome == "open":
+                sent.outcome = "unknown"
+
+    def lose_from(self, log_end: int, durable: int) -> None:
+        """The log ends at ``log_end`` after a crash before which all up to ``durable`` was safe."""
+        for queue in self.queues.values():
+            for offset, sent in list(queue.items()):
+                if sent.end > log_end:
+                    require(sent.end > durable, "what was acknowledged and durable is lost", sent, log_end, durable)
+                    sent.outcome = "lost"
+                    self.lost += 1
+                    del queue[offset]
+        for commits in self.commits.values():
+            for commit in commits:
+                if commit.end > log_end:
+                    require(commit.end > durable, "a durable consumer offset is lost", commit, log_end, durable)
+            commits[:] = [commit for commit in commits if commit.end <= log_end]
+
+    # -- what a broker holds -------------------------------------------------------------------------------------
+
+    def next_offset(self, place: Place) -> int:
+        """The least that a queue's next offset may be."""
+        return max(self.queues.get(place, {}), default=-1) + 1
+
+    def committed_offset(self, consumer: Consumer) -> int:
+        """The least that a consumer's offset may be; -1: it may be unknown."""
+        return max((one.offset for one in self.commits.get(consumer, ())), default=-1)
+
+    def found(self, place: Place, offset: int, message: Message) -> Sent:
+        """A broker has this message at this place; checks that it may."""
+        sent = self.sent.get(message.body)
+        require(sent is not None, "nobody sent this", place, offset, message.body[:40])
+        if sent is None:
+            raise AssertionError
+        require(sent.outcome != "refused", "a refused message is there", sent, place, offset)
+        here = (message.topic, message.queue_id)
+        require(here == place and message.queue_offset == offset, "a record lies in another place", place, offset, here)
+        if place[0] != SCHEDULE_TOPIC and sent.level:
+            require(place == sent.place, "delivered to another queue", sent, place)
+            early_ms = sent.store_ms + LEVEL_MS[sent.level - 1] - message.store_timestamp
+            require(sent.store_ms == 0 or early_ms <= 0, "delivered too early", sent, early_ms)
+            sent.delivered = True
+            return sent
+        wanted = (SCHEDULE_TOPIC, sent.level - 1) if sent.level else sent.place
+        require(place == wanted, "in another queue than sent to", sent, place)
+        if sent.level and not sent.store_ms:
+            sent.store_ms = message.store_timestamp  # nobody was told
+        return sent
+
+    def check_queue(self, place: Place, begin: int, following: int, found: dict[int, Sent], log_begin: int) -> None:
+        """Hold a queue against what was acknowledged in it. ``found`` is all that the broker has of it."""
+        least = self.next_offset(place)
+        require(following >= least, "a queue's next offset went back", place, following, least)
+        hidden_to = self.deleted.get(place[0], 0)
+        for offset, sent in self.queues.get(place, {}).items():
+            if sent.position < max(log_begin, hidden_to):
+                continue
+            require(offset >= begin, "a queue begins behind a message that the log has", place, begin, sent)
+            require(found.get(offset) is sent, "an acknowledged message is not there", sent, found.get(offset))
+        once = [sent for sent in found.values() if not sent.level or place[0] == SCHEDULE_TOPIC]
+        require(len(set(once)) == len(once), "a message is there twice", place)
+
+    def expected_by_key(self, topic: str, key: str, log_begin: int) -> list[Sent]:
+        """Acknowledged messages that a query must find."""
+        return [
+            sent
+            for sent in self.sent.values()
+            if sent.outcome == "acked" and not sent.level and sent.place[0] == topic and key in sent.keys
+            and sent.position >= log_begin
+        ]  # fmt: skip
+
+    def undelivered(self, log_begin: int) -> Iterable[Sent]:
+        """Delayed messages that the log still has and that nobody has seen in their queue."""
+        return [
+            sent
+            for sent in self.sent.values()
+            if sent.level and sent.outcome == "acked" and not sent.delivered and sent.position >= log_begin
+        ]
