@@ -66,13 +66,14 @@ class Checker:
 
     # -- after every event ---------------------------------------------------------------------------------------
 
+    def observe_damaged(self, node: SimNode) -> None:
+        """The same where logs may be damaged: as if they were not."""
+        before, self._onlooker.looks = self._onlooker.looks, True
+        self.observe(node)
+        self._onlooker.looks = before
+
     def observe(self, node: SimNode) -> None:
         """Check one running member against itself, its past and the others."""
-        self._onlooker.looks = True
-        self._observe(node)
-        self._onlooker.looks = False
-
-    def _observe(self, node: SimNode) -> None:
         core = node.core
         if core is None:
             return
@@ -94,10 +95,13 @@ class Checker:
                 node.seen_leader_term = state.term
                 self._observe_leader(node, state.term)
             if self._forgetful:
-                for other in self._nodes():
-                    if other.forgetful and other is not node:
-                        wrong = counts_one_that_forgot(node, role, other)
-                        require(not wrong, "a leader counts a member that forgot", node.name, other.name)
+                self._observe_counted(node, role)
+
+    def _observe_counted(self, node: SimNode, leader: Leader) -> None:
+        for other in self._nodes():
+            if other.forgetful and other is not node:
+                wrong = counts_one_that_forgot(node, leader, other)
+                require(not wrong, "a leader counts a member that forgot", node.name, other.name)
 
     def observe_loss(self, node: SimNode) -> None:
         """A disk is about to be lost or set back: what it held counts all the same, where it was acknowledged."""
@@ -143,7 +147,7 @@ class Checker:
             log = other.log
             if log.begin.index <= index <= other.held_index and log.chain_crc_at(index) == self.chain[index]:
                 holders += 1
-            else:
+            elif self._forgetful:
                 holders += self._acknowledgements.held_once(other.name, index, self.chain[index])
         require(holders >= node.quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
 

@@ -85,6 +85,7 @@ class Clients:
         self._random = random
         self._number = 0
         self._target = 0
+        self._is_new = simulation.options.is_new
         self.stopped = False
         self.appends: list[Append] = []
         self.reads: list[Read] = []
@@ -116,7 +117,7 @@ class Clients:
         if node is None or len(node.operations) >= 30:
             return
         if self._random.random() < 0.25:
-            self.read(self._oldest_leader(node) if self._simulation.options.is_new else node)
+            self.read(self._oldest_leader(node) if self._is_new else node)
         else:
             self.append(node)
 

@@ -94,6 +94,8 @@ class SimNode:
         self._held: deque[tuple[int, Outbox]] = deque()
         self._pushes: dict[NodeId, deque[Message]] = {}
         self._overflowed: dict[NodeId, bool] = {}
+        checker = simulation.checker
+        self._observe = checker.observe_damaged if simulation.options.has("damage") else checker.observe
         self._pushes_max = 2 * self._config.replication.inflight_pushes_max + 16
         self._steps: dict[str, Callable[[int], int | None]] = {}
         self._due_us: dict[str, int] = {}
@@ -302,7 +304,7 @@ class SimNode:
                 self._held.append((state.hard_state_version, outbox.take()))
             else:
                 outbox.take()
-        self._simulation.checker.observe(self)
+        self._observe(self)
         if state.hard_state_version != self._saved_version and not self._saving:
             self._saving = True
             slow = self._simulation.slow("slow_save", 0.3, self)

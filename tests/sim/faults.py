@@ -69,11 +69,6 @@ class Nemesis:
         """Whether whatever members do may bring a fault on."""
         return self.active and not self._newer.siege.lasts
 
-    @property
-    def besieges(self) -> bool:
-        """Whether nothing happens but that a majority has to get on."""
-        return self._newer.siege.lasts
-
     def end(self) -> None:
         """Never strike again."""
         self.active = False

@@ -67,10 +67,23 @@ class Network:
         self._kept: dict[NodeId, list[tuple[NodeId, Message, int]]] = {name: [] for name in options.names}
         self._keeps = Random(f"kept/{options.seed}") if options.has("stale") else None
         self._keep_share = 0.0 if self._keeps is None else self._keeps.choice((0.02, 0.05, 0.2))
+        self._is_new = options.is_new
         self._turns = options.noise_us > 0 or options.has("siege")
         self.silent = False
         self._old = frozenset(options.old_members)
         self.faulty = True
+
+    def _is_refused(self, sender: NodeId, target: NodeId, *, pushes: bool) -> bool:
+        """Whether nobody is there to take it."""
+        if self.deaf and target in self.deaf:
+            self._hit("deaf", target)
+            return True
+        if target not in (self.refuses_pushes if pushes else self.refuses_calls):
+            return False
+        self._hit("refused", target)
+        if pushes:
+            self._scheduler.after(int(self._random.random() * 5_000), self._broken, sender, target)
+        return True
 
     def quieten(self) -> None:
         """No link is cut any more, nor does anything of its own."""
@@ -103,18 +116,13 @@ class Network:
         if self.lost_kinds and isinstance(message, self.lost_kinds.get((sender, target), ())):
             self._hit("lost_of_kind", target)
             return  # nobody notices: what else is under way arrives
-        if self.deaf and target in self.deaf:
-            self._hit("deaf", target)
-            return
-        if (self.refuses_pushes if pushes else self.refuses_calls).get(target):
-            self._hit("refused", target)
-            if pushes:
-                self._scheduler.after(int(self._random.random() * 5_000), self._broken, sender, target)
-            return
-        if self._old and (sender in self._old or target in self._old):
-            message = as_old(message)
-        if self._keeps is not None and self.faulty:
-            self._keep(self._keeps, sender, target, message)
+        if self._is_new:
+            if self._is_refused(sender, target, pushes=pushes):
+                return
+            if self._old and (sender in self._old or target in self._old):
+                message = as_old(message)
+            if self._keeps is not None and self.faulty:
+                self._keep(self._keeps, sender, target, message)
         if not self.faulty or (self._turns and self.is_calm):
             self._carry(sender, target, message, 300 + int(self._random.random() * 700), pushes=pushes)
             return

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ENOUGH: Final = 4
 """So many times the limit are enough for ``Progress`` to speak."""
+THINK_US: Final = 300_000
+"""How long clients wait between two questions meanwhile, at the least."""
 
 
 class Siege:
@@ -59,6 +61,7 @@ class Siege:
             self._nemesis.note(node)
             self._random.choice(self._ways())(node, nodes)
         self.lasts = True
+        self._simulation.think_us = max(self._simulation.think_us, THINK_US)
         self._begun_us = self._simulation.scheduler.now_us
         self._got_on = self._simulation.progress.got_on
         self._simulation.scheduler.after(limit_us // 40, self._look)
@@ -78,6 +81,7 @@ class Siege:
         """It is over: what was broken works again."""
         if self.lasts:
             self.lasts = False
+            self._simulation.think_us = self._simulation.options.think_us
             self._simulation.network.mend_all()
             for node in self._simulation.nodes:
                 node.free_all()

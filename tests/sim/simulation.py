@@ -73,6 +73,8 @@ class Simulation:
         self.producers = Producers(self, Random(f"producers/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
         self.progress = Progress(self)
+        self.think_us = options.think_us
+        """How long clients wait between two questions."""
         self.events = 0
         self.healed_us: int | None = None
         self.well_us = 0
@@ -100,11 +102,6 @@ class Simulation:
             f"{now_us / 1000:12.3f} ms  {name or '--':3} {what:14} {' '.join(map(_shown, details))}"
             for now_us, what, name, details in self._trace
         ]
-
-    @property
-    def think_us(self) -> int:
-        """How long clients wait between two questions."""
-        return self.options.think_us if not self.nemesis.besieges else max(self.options.think_us, 300_000)
 
     def hit(self, kind: str, node: SimNode) -> None:
         """Count that a fault struck a member."""
