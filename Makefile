@@ -109,8 +109,8 @@ sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
 		$(if $(FROM),--from $(FROM)) $(if $(EVENTS),--events $(EVENTS)) $(if $(PLANT),--plant $(PLANT))
 
-sim-store: $(STAMP) ## The same with whole brokers on simulated disks (SEEDS=2000 FROM=0; SEED=7 TRACE=1)
-	@$(BIN)/python -m tests.sim_store $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
+sim-store: $(STAMP) ## The same with whole brokers on simulated disks (SEEDS=2000 FROM=0; WORLD=plain SEED=7 TRACE=1)
+	@$(BIN)/python -m tests.sim_store $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
 		$(if $(FROM),--from $(FROM))
 
 mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests catch it (MUTANTS="NAME ...")

@@ -170,21 +170,14 @@ class DispatchService:
             pass
         with self._step_lock:
             start = max(self.position, self._log.min_offset)
-            if start >= self._log.max_offset:
-                return False
+            heads: Sequence[RecordHead] = ()
             if start > self.position:
                 self._on_jump()
-            began = time.monotonic()
-            scanned = self._scan(start)
-            heads = scanned.heads
-            if heads:
-                for sink in self._sinks:
-                    sink.append(heads)
-                self.last_store_ms = heads[-1].store_timestamp
-            self.position = scanned.next_offset
-            self._batch_messages = len(heads)
-            if heads:
-                self._on_batch(heads, int((time.monotonic() - began) * 1000))
+                self.position = start  # also where nothing follows yet, or it would be looked for without a pause
+            elif start >= self._log.max_offset:
+                return False
+            else:
+                heads = self._dispatch(start)
         if self._waiters:
             with self._moved:
                 self._moved.notify_all()
@@ -192,6 +185,21 @@ class DispatchService:
             for listener in self._listeners:
                 listener(heads)
         return True
+
+    def _dispatch(self, start: int) -> Sequence[RecordHead]:
+        """Scan from ``start`` on, and take what is there to all sinks. Under the step lock."""
+        began = time.monotonic()
+        scanned = self._scan(start)
+        heads = scanned.heads
+        if heads:
+            for sink in self._sinks:
+                sink.append(heads)
+            self.last_store_ms = heads[-1].store_timestamp
+        self.position = scanned.next_offset
+        self._batch_messages = len(heads)
+        if heads:
+            self._on_batch(heads, int((time.monotonic() - began) * 1000))
+        return heads
 
     def _scan(self, start: int) -> ScannedRecords:
         for bytes_max in (SCAN_BYTES, RECORD_BYTES_MAX):

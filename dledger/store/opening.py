@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -320,7 +320,8 @@ class _Opener:
         """Remove left-overs of cleaning, of resets and of unfinished creations."""
         doomed = [path for path in (*self._removed, *paths) if path.parent not in self._layout.read_only]
         for path in doomed:
-            self._fs.unlink(path)
+            with suppress(FileNotFoundError):  # what a cut repair left may have made room for an empty segment since
+                self._fs.unlink(path)
         for directory in sorted({path.parent for path in doomed}):
             self._fs.sync_dir(directory)
         self._removed = doomed

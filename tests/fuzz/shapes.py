@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -96,6 +97,34 @@ def _scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
         case kind:
             edges = _EDGES[kind]
             return st.sampled_from(edges) | st.integers(max(edges[0], -4), 100)
+
+
+_JSON: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def changed_json(sound: bytes) -> st.SearchStrategy[bytes]:
+    """JSON of which one part is another value; any JSON where ``sound`` is not quite JSON."""
+
+    @st.composite
+    def build(draw: st.DrawFn) -> bytes:
+        value = draw(_JSON)
+        with suppress(ValueError):
+            whole = json.loads(sound)
+            place = whole
+            for _ in range(draw(st.integers(0, 4))):
+                keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+                key = draw(st.sampled_from(keys))
+                if not isinstance(place[key], list | dict) or not place[key] or draw(st.integers(0, 3)) == 0:
+                    place[key] = value
+                    return json.dumps(whole).encode()
+                place = place[key]
+        return json.dumps(value).encode()
+
+    return build()
 
 
 def mutilated(sound: bytes) -> st.SearchStrategy[bytes]:

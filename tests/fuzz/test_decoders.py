@@ -9,29 +9,52 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf.message import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger import properties
-from dledger.access import addresses, plain_yaml, rules, signing
-from dledger.config import parse_members
+from dledger import properties, setting_sources, settings
+from dledger.access import addresses, permissions, plain_yaml, rules, signing
+from dledger.client.shared import parse_addresses
+from dledger.config import FlushMode, parse_members
 from dledger.core.producer_payload import UnreadableProducersError, decode_payload
 from dledger.errors import DLedgerError
 from dledger.rpc import bulk_codec, client_codec, codec, push_frames
 from dledger.store import checkpoint, hard_state, slots
 from dledger.store.format import encode_record, scan_run
-from dledger.types import EntryId, EntryRun, HardState, LogIndex, Position, Term
+from dledger.store.fs import RealFileSystem
+from dledger.store.identity import IDENTITY_FILE, Identity, read_identity, write_identity
+from dledger.store.remembered import REMEMBERED_FILE, RememberedFile, read_remembered
+from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
+from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
+from pipeline.option_values import offsets_value
 from rocketstore import numbering_record
 from rocketstore.broker import codec as broker_codec
+from rocketstore.broker.tag_filter import TagFilter
+from rocketstore.checkpoint import Checkpoint as BrokerCheckpoint
+from rocketstore.checkpoint import decode_checkpoint as decode_broker_checkpoint
+from rocketstore.client.received import split_records
+from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
+from rocketstore.consume_queue.units import parse_units
+from rocketstore.deleted import DELETED_FILE, DeletedQueues
+from rocketstore.index.chains import IndexHeader
+from rocketstore.index.sums import IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch
 from rocketstore.message import properties as message_properties
+from rocketstore.message.columns import read_entries, read_records
+from rocketstore.message.delay import DelayLevels, parse_level
+from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.message.record import encode_record as encode_message
-from rocketstore.message.scan import scan_records
-from tests.fuzz.shapes import fuzzed, messages, mutilated
+from rocketstore.message.scan import scan_entries, scan_records
+from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig, decode_state
+from rocketstore.state.rocketmq_files import RocketmqFiles, read_rocketmq_files
+from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.tables import Tables
+from tests.fuzz.shapes import changed_json, fuzzed, messages, mutilated
 
 Decode = Callable[[bytes], object]
 
@@ -99,6 +122,20 @@ RECORD = encode_message(
     Message("topic", b"body", properties={"KEYS": "a b", "TAGS": "t"}), queue_offset=3, physical_offset=48
 )
 SLOT = slots.encode_slot(7, b"payload")
+ENTRIES = encode_record(1, 0, 0, RECORD, 0)[0] + encode_record(1, 1, len(RECORD) + 48, RECORD, 0)[0]
+SLOTS = 20
+SUMS = IndexSums(
+    IndexHeader(1, 2, 3, 4, 5, 6), np.zeros(slot_blocks(SLOTS), np.uint64), np.zeros(1, np.uint32)
+).encode()
+
+
+def _use_received(data: bytes) -> None:
+    """As consumers do, every field."""
+    for message in split_records(data, check_crc=False):
+        message.property("KEYS")
+        message.decode()
+
+
 TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "members": (parse_members, "n0-h:1;n1-h:2"),
     "rules": (
@@ -109,6 +146,19 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "addresses": (addresses.parse_patterns, "10.0.0.*, 192.168.{1,2}.*, ::1"),
     "nonce": (signing.parse_nonce, "0123456789abcdef-17"),
     "properties": (properties.parse, "a = b\\\n  c\n# d\ne: \\u0041\n"),
+    "permission": (permissions.parse_permission, "PUB|SUB"),
+    "client addresses": (parse_addresses, "h:1,[::1]:2;h:3"),
+    "message id": (parse_offset_message_id, "7F00000100002A9F00000000000000F0"),
+    "delay level": (parse_level, "18"),
+    "delay levels": (DelayLevels.parse, "1s 5m 2h 1d"),
+    "tag expression": (TagFilter.parse, "a || b"),
+    "hours": (settings.parse_hours, "04;16"),
+    "flush mode": (settings.parse_flush_mode, "SYNC_FLUSH"),
+    "size": (setting_sources.parse_bytes, "16MiB"),
+    "number": (setting_sources.parse_integer, "-17"),
+    "percentage": (setting_sources.parse_percentage, "75.5"),
+    "boolean": (setting_sources.parse_boolean, "yes"),
+    "Spark's offset": (offsets_value(starting=True), '{"index": 7}'),
 }
 BYTES: dict[str, tuple[Decode, bytes]] = {
     "record": (decode_record, RECORD),
@@ -119,6 +169,23 @@ BYTES: dict[str, tuple[Decode, bytes]] = {
     "slot": (lambda data: slots.decode_slot(0, data), SLOT),
     "producers": (decode_payload, b"\0" * 64),
     "frame": (lambda data: push_frames.parse_header(data.ljust(5, b"\0")[:5], 1 << 20), b"\1\0\0\0\7"),
+    "frames": (
+        lambda data: list(push_frames.FrameBuffer(1 << 16).feed(data)),
+        push_frames.pack(push_frames.FrameType.HANDSHAKE, b"one")
+        + push_frames.pack(push_frames.FrameType.PUSH, b"two"),
+    ),
+    "entries": (lambda data: scan_entries(data, 0, check_crc=True), ENTRIES),
+    "columns of records": (lambda data: read_records(data, 48), RECORD * 3),
+    "columns of entries": (lambda data: read_entries(data, 0), ENTRIES),
+    "received records": (_use_received, RECORD * 2),
+    "queue units": (parse_units, bytes(range(60))),
+    "broker's checkpoint": (decode_broker_checkpoint, BrokerCheckpoint(1, 2, 3, 4, 5, 6, 7).encode()),
+    "index sums": (lambda data: decode_sums(data, SLOTS), SUMS),
+    "broker state": (
+        decode_state,
+        b'{"v":1,"changes":[{"op":"put_topic","name":"T","read":1,"write":1,"perm":6},'
+        b'{"op":"offsets","group":"g","offsets":[["T",0,5]],"reset":false}]}',
+    ),
 }
 
 
@@ -166,6 +233,55 @@ def test_a_run_of_entries_is_taken_up_to_the_first_wrong_byte(data: st.DataObjec
 
     assert found[: scan.end_offset] == whole[: scan.end_offset]
     assert scan.end_offset in {0, len(records[0]), len(records[0] + records[1]), len(whole)}
+
+
+def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
+    """Small files, written as a node and a broker write them; and what reads them."""
+    fs = RealFileSystem()
+    write_identity(fs, directory, Identity("c", "g", "n0", 1, 2))
+    RememberedFile(fs, directory).save({NodeId("n1"): EntryId(Term(1), LogIndex(2))})
+    write_traces(fs, directory, traces_of(directory, (IDENTITY_FILE,), FlushMode.SYNC))
+    changes = (PutTopic(TopicConfig("T")), CommitOffsets("g", (QueueOffset("T", 0, 5),)), SetDelayOffsets(((1, 2),)))
+    RocketmqFiles(fs, directory).write(Tables(changes), 1)
+    for name in ROCKETMQ_FILES:
+        path = directory / name
+        path.write_bytes(path.read_bytes().replace(b"dledger", b"RocketMQ"))
+    write_snapshot(fs, directory, Snapshot(changes, 3, (4, 5)))
+    ends = {("T", 0): QueueEnd([[0, 1]], 20, 0, (0, 1), 30)}
+    write_ends(fs, directory / QUEUE_ENDS_FILE, (1, 2), ends)
+    DeletedQueues(fs, directory / DELETED_FILE).add({("T", 0): 5}, {})
+    return {
+        IDENTITY_FILE: lambda: read_identity(directory),
+        REMEMBERED_FILE: lambda: read_remembered(directory),
+        TRACES_FILE: lambda: last_life(directory),
+        SNAPSHOT_FILE: lambda: read_snapshot(directory),
+        QUEUE_ENDS_FILE: lambda: read_ends(directory / QUEUE_ENDS_FILE, (1, 2)),
+        DELETED_FILE: lambda: DeletedQueues(fs, directory / DELETED_FILE).load(),
+        **dict.fromkeys(ROCKETMQ_FILES, lambda: read_rocketmq_files(directory)),
+    }
+
+
+ROCKETMQ_FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+TEXT_FILES = (
+    IDENTITY_FILE, REMEMBERED_FILE, TRACES_FILE, SNAPSHOT_FILE, QUEUE_ENDS_FILE, DELETED_FILE, *ROCKETMQ_FILES,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_a_text_file_of_any_bytes_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    """What JSON may hold instead of what is expected, too."""
+    read = _sound_files(tmp_path)[name]
+    read()
+    path = tmp_path / name
+    sound = path.read_bytes()
+
+    @fuzzed(40)
+    @given(mutilated(sound) | changed_json(sound))
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        only_typed_errors(read)
+
+    run()
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "hard_state"])

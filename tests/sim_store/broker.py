@@ -1,18 +1,22 @@
-"""One life of a plain broker: what ``rocketstore.broker.server`` puts together, without gRPC."""
+"""One life of a broker: what ``rocketstore.broker.server`` puts together, without gRPC."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dledger.conditions import Conditions
+from dledger.config import ServerConfig
+from dledger.server import DLedgerServer
+from rocketstore.broker.catch_up import CatchUp
 from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message_store import MessageStore
+from rocketstore.role_change import BrokerRoleChange
 from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
-from tests.sim_store.disk import Disk, SimFs
+from rocketstore.types import BrokerRole
 from tests.sim_store.threads import Clock, Group, Scheduler
 
 
@@ -29,10 +33,10 @@ class PlainBroker:
 
     @classmethod
     def make(
-        cls, group: Group, config: MessageStoreConfig, settings: StateSettings, disk: Disk, scheduler: Scheduler
+        cls, group: Group, config: MessageStoreConfig, settings: StateSettings, scheduler: Scheduler
     ) -> PlainBroker:
         """As ``BrokerServer`` does it; nothing is opened yet."""
-        clock, fs = Clock(scheduler), SimFs(disk, lambda: group.dead)
+        clock, fs = Clock(scheduler), group.fs
         conditions = Conditions("broker", clock)
         log = PlainCommitLog(config, clock=clock, fs=fs)
         store = MessageStore(config, log, clock=clock, fs=fs, conditions=conditions)
@@ -68,4 +72,71 @@ class PlainBroker:
         return log.poison if isinstance(log, PlainCommitLog) else ""
 
 
-Maker = Callable[[Group], PlainBroker]
+@dataclass(eq=False)
+class MemberBroker:
+    """The same over a replicated log, with the role that follows its node's."""
+
+    group: Group
+    node: DLedgerServer
+    store: MessageStore
+    state: BrokerState
+    schedule: ScheduleService
+    roles: BrokerRoleChange
+    caught_up: CatchUp | None = None
+
+    @classmethod
+    def make(
+        cls,
+        group: Group,
+        node_config: ServerConfig,
+        config: MessageStoreConfig,
+        settings: StateSettings,
+        clock: Clock,
+        *,
+        repair: bool = False,
+    ) -> MemberBroker:
+        """As ``BrokerServer`` does it, on a task of the process: its log is opened."""
+        fs = group.fs
+        node = DLedgerServer(for_broker(node_config), repair=repair, clock=clock)
+        log = ReplicatedCommitLog(node, config, clock=clock)
+        store = MessageStore(config, log, clock=clock, fs=fs, conditions=node.conditions)
+        state = BrokerState(store, config.config_dir, clock=clock, fs=fs, settings=settings, conditions=node.conditions)
+        schedule = ScheduleService(store, state, DelayLevels.parse(config.message_delay_level), clock)
+        name = node_config.node_id
+        roles = BrokerRoleChange(node, log, store, state, schedule, name=name, listener=lambda _role: state.wake())
+        node.add_role_change_handler(roles)
+        return cls(group, node, store, state, schedule, roles)
+
+    def start(self) -> None:
+        """Open, recover, take part."""
+        self.store.load()
+        self.state.load()
+        node, store, state = self.node, self.store, self.state
+        self.caught_up = CatchUp(node.status, store, lambda: store.log.max_offset, lambda: state.is_applied)
+        self.state.start()
+        self.store.start()
+
+    def stop(self) -> None:
+        """In the server's order."""
+        self.schedule.stop()
+        self.state.shutdown()
+        try:
+            self.store.shutdown()
+        finally:
+            self.node.stop(graceful=False)
+
+    @property
+    def serves(self) -> bool:
+        """Whether clients get answers of it."""
+        return self.caught_up is not None and not self.node.fenced and self.caught_up()
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it takes puts."""
+        return self.store.role is not BrokerRole.SLAVE
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What its process ends for."""
+        failure = self.state.fatal or self.schedule.fatal or self.roles.fatal
+        return self.node.fatal or self.store.failure or failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 DELETED: Final = "D"
 """This topic is deleted now and then."""
 TOPICS: Final = ("A", "B", DELETED)
-QUEUES: Final = 2
 ANSWER_S: Final = 60.0
 """Of virtual time: every put is answered by then."""
 
@@ -38,14 +38,19 @@ class Clients:
         model: Model,
         dice: Random,
         *,
+        queues: int,
         retention: bool,
         may_fail: Callable[[], bool],
+        alone: bool = True,
     ) -> None:
+        """``alone``: not in a group, whose members know different ends."""
         self._scheduler = scheduler
         self._model = model
-        self._dice = dice
+        self.dice = dice
+        self.queues = queues
         self._retention = retention
         self._may_fail = may_fail
+        self.alone = alone
         self._number = 0
         self._deleting = False
         self._putting_d = 0
@@ -55,20 +60,31 @@ class Clients:
         """One client until it is told to stop."""
         client = _Client(self, group, store, state)
         while not stopped():
-            name = client.pick()
+            name = self.pick()
             self.operations[name] += 1
             try:
                 client.do(name)
             except (ShutdownError, DiskError):
                 require(stopped() or self._may_fail(), "a working broker refused", name)
                 self._scheduler.sleep_us(50_000)
-            if self._dice.random() < 0.7:
-                self._scheduler.sleep_us(int(self._dice.random() * self._dice.choice((500, 20_000, 200_000))))
+            if self.dice.random() < 0.7:
+                self._scheduler.sleep_us(int(self.dice.random() * self.dice.choice((500, 20_000, 200_000))))
+
+    def pick(self) -> str:
+        """What to do next."""
+        names = {"put": 30, "batch": 10, "delayed": 8, "pull": 15, "query": 6, "commit": 12, "beyond": 3, "flush": 2}
+        if self.alone:
+            names |= {"look": 6, "delete": 1, "clean": 3 if self._retention else 0}
+        return self.dice.choices(list(names), list(names.values()))[0]
+
+    def client(self, group: Group, store: MessageStore, state: BrokerState) -> _Client:
+        """One that asks one broker."""
+        return _Client(self, group, store, state)
 
     def body(self) -> bytes:
         """One that nobody used before."""
         self._number += 1
-        return str(self._number).encode().ljust(int(self._dice.random() * self._dice.choice((10, 100, 400))) + 8, b".")
+        return str(self._number).encode().ljust(int(self.dice.random() * self.dice.choice((10, 100, 400))) + 8, b".")
 
 
 class _Client:
@@ -78,21 +94,22 @@ class _Client:
         self._store = store
         self._state = state
         self._model = shared._model
-        self._dice = shared._dice
+        self.dice = shared.dice
         self._scheduler = shared._scheduler
+        self._asked: list[Sent] = []
 
-    def pick(self) -> str:
-        """What to do next."""
-        names = {"put": 30, "batch": 10, "delayed": 8, "pull": 15, "query": 6, "commit": 12, "beyond": 3, "look": 6}
-        names |= {"flush": 2, "delete": 1, "clean": 3 if self._shared._retention else 0}
-        return self._dice.choices(list(names), list(names.values()))[0]
+    def lose(self) -> None:
+        """Whatever has no answer yet gets none."""
+        for sent in self._asked:
+            if sent.outcome == "open":
+                sent.outcome = "unknown"
 
     def do(self, name: str) -> None:
         """Do it."""
         operations: dict[str, Callable[[], None]] = {
             "put": lambda: self._put(1, 0),
-            "batch": lambda: self._put(self._dice.randrange(2, 8), 0),
-            "delayed": lambda: self._put(1, self._dice.choice((1, 1, 2))),
+            "batch": lambda: self._put(self.dice.randrange(2, 8), 0),
+            "delayed": lambda: self._put(1, self.dice.choice((1, 1, 2))),
             "pull": self._pull,
             "query": self._query,
             "commit": self._commit,
@@ -105,14 +122,14 @@ class _Client:
         operations[name]()
 
     def _place(self) -> Place:
-        return self._dice.choice(TOPICS), self._dice.randrange(QUEUES)
+        return self.dice.choice(TOPICS), self.dice.randrange(self._shared.queues)
 
     def _message(self, level: int) -> tuple[Sent, Message]:
         body, place = self._shared.body(), self._place()
         if level and place[0] == DELETED:
             place = ("A", place[1])  # else nobody could tell whether it was delivered
-        keys = (f"k{body.rstrip(b'.').decode()}", f"s{self._dice.randrange(6)}")[: self._dice.choice((0, 1, 2, 2))]
-        properties = {"TAGS": f"t{self._dice.randrange(3)}"} | ({"KEYS": " ".join(keys)} if keys else {})
+        keys = (f"k{body.rstrip(b'.').decode()}", f"s{self.dice.randrange(6)}")[: self.dice.choice((0, 1, 2, 2))]
+        properties = {"TAGS": f"t{self.dice.randrange(3)}"} | ({"KEYS": " ".join(keys)} if keys else {})
         if level:
             properties["DELAY"] = str(level)
         sent = Sent(body, place, keys, level)
@@ -128,6 +145,7 @@ class _Client:
             answered = Event()
             for sent, _ in made:
                 self._model.send(sent)
+                self._asked.append(sent)
 
             def done(results: Sequence[PutResult]) -> None:
                 if self._group.dead:
@@ -149,9 +167,11 @@ class _Client:
         begin, end = max(self._store.min_offset(*place), 0), self._store.max_offset(*place)
         if end <= begin:
             return
-        at = self._dice.randrange(begin, end)
-        result = self._store.get(*place, at, max_count=self._dice.choice((1, 5, 32)))
+        at = self.dice.randrange(begin, end)
+        result = self._store.get(*place, at, max_count=self.dice.choice((1, 5, 32)))
         if result.status is not GetMessageStatus.FOUND:
+            if not self._shared.alone:
+                return  # a member that has just become a slave does not know what is committed
             gone = self._store.min_offset(*place) > at or self._store.max_offset(*place) == 0
             require(gone or self._shared._retention, "what a queue has is not given", place, at, end, result)
             return
@@ -173,10 +193,10 @@ class _Client:
         return min(kept, default=1 << 60)
 
     def _query(self) -> None:
-        sent = self._dice.choice(list(self._model.sent.values())) if self._model.sent else None
+        sent = self.dice.choice(list(self._model.sent.values())) if self._model.sent else None
         if sent is None or not sent.keys:
             return
-        key = self._dice.choice(sent.keys)
+        key = self.dice.choice(sent.keys)
         try:
             records = self._store.query(sent.place[0], key, 64, 0, 1 << 60)
         except DLedgerError:
@@ -197,22 +217,34 @@ class _Client:
         return results[0] if results and not self._group.dead else None
 
     def _commit(self) -> None:
-        topic, queue_id = self._dice.choice(("A", "B")), self._dice.randrange(QUEUES)
-        group, end = self._dice.choice(("g", "h")), self._store.max_offset(topic, queue_id)
-        offset = self._dice.randrange(end + 1)
+        """Some at once, in any order: only the furthest counts."""
+        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(self._shared.queues)
+        group, end = self.dice.choice(("g", "h")), self._store.max_offset(topic, queue_id)
+        offsets = [self.dice.randrange(end + 1) for _ in range(self.dice.choice((1, 1, 2, 3)))]
+        results: list[tuple[int, PutResult]] = []
+        answered = Event()
+
+        def done(offset: int, result: PutResult) -> None:
+            results.append((offset, result))
+            if len(results) == len(offsets):
+                answered.set()
+
         try:
-            result = self._change(
-                lambda done: self._state.commit_offsets(group, [(topic, queue_id, offset)], done=done)
-            )
+            for offset in offsets:
+                self._state.commit_offsets(group, [(topic, queue_id, offset)], done=partial(done, offset))
         except InvalidRequestError:
-            require(self._state.topic(topic) is None, "a possible offset is refused", topic, queue_id, offset, end)
-            self._change(lambda done: self._state.put_topic(TopicConfig(topic, QUEUES, QUEUES), done))
+            require(self._state.topic(topic) is None, "a possible offset is refused", topic, queue_id, offsets, end)
+            self._change(
+                lambda done: self._state.put_topic(TopicConfig(topic, self._shared.queues, self._shared.queues), done)
+            )
             return
-        if result is not None:
-            self._model.committed((group, topic, queue_id), offset, result)
+        require(answered.wait(ANSWER_S), "commits are not answered")
+        if not self._group.dead:
+            for offset, result in results:
+                self._model.committed((group, topic, queue_id), offset, result)
 
     def _beyond(self) -> None:
-        topic, queue_id = self._dice.choice(("A", "B")), self._dice.randrange(QUEUES)
+        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(self._shared.queues)
         offset = self._store.max_offset(topic, queue_id) + 1000
         try:
             self._change(lambda done: self._state.commit_offsets("far", [(topic, queue_id, offset)], done=done))

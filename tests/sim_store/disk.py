@@ -55,6 +55,7 @@ class Disk:
         self.hits: Counter[str] = Counter()
         self.names: dict[Path, Inode] = {}
         """What is where, as the processes see it."""
+        self._listing: dict[Path, dict[str, Path]] = {}
         self.durable_names: dict[Path, Inode] = {}
         self.durable_dirs: set[Path] = {root}
         self.pending: list[_Entry] = []
@@ -65,6 +66,9 @@ class Disk:
         self.hang_until_us = 0
         self.slow_us = 0
         self.changes = 0
+        self.stop_after: int | None = None
+        """Whoever makes so many more changes stands still then: the machine is about to die."""
+        self.stopped = False
         self.trace: Callable[[str, str], None] = lambda _what, _where: None
         root.mkdir(parents=True, exist_ok=True)
 
@@ -72,6 +76,7 @@ class Disk:
 
     def kill(self) -> None:
         """A process ends without a word: its locks are gone, and nothing else."""
+        self.stop_after, self.stopped = None, False
         for path in [one for one in self.root.rglob(LOCK_NAME) if one.is_file()]:
             path.unlink()
         self._look_around()
@@ -85,10 +90,14 @@ class Disk:
         names, dirs = dict(self.durable_names), set(self.durable_dirs)
         for one in entries:
             _apply(one, names, dirs)
-        contents = {path: self._content(inode) for path, inode in names.items()}
-        times = {path: (self.root / path).stat().st_mtime_ns for path in names if (self.root / path).exists()}
-        kept = {path for path in names if all(above in dirs for above in _dirs_above(self.root, path))}
+        self.become({path: self._content(inode) for path, inode in names.items()}, dirs)
+        self.hits["power cut"] += 1
+
+    def become(self, contents: dict[Path, bytes], dirs: set[Path]) -> None:
+        """Hold these files, all durable, and nothing else, while nobody runs."""
+        times = {path: (self.root / path).stat().st_mtime_ns for path in contents if (self.root / path).exists()}
         dirs = {one for one in dirs if one == self.root or all(above in dirs for above in _dirs_above(self.root, one))}
+        kept = {path for path in contents if all(above in dirs for above in _dirs_above(self.root, path))}
         for path in sorted(self.root.rglob("*")):
             if path.is_dir() and path not in dirs:
                 shutil.rmtree(path)
@@ -96,10 +105,13 @@ class Disk:
                 path.unlink()
         for directory in sorted(dirs):
             directory.mkdir(parents=True, exist_ok=True)
-        self.names, self.durable_names, self.durable_dirs, self.pending = {}, {}, dirs, []
+        self.names, self._listing, self.durable_names, self.durable_dirs, self.pending = {}, {}, {}, dirs, []
         for path in sorted(kept):
             self._put(path, contents[path], times.get(path, (EPOCH_MS + self.scheduler.now_ms) * 1_000_000))
-        self.hits["power cut"] += 1
+
+    def snapshot(self) -> tuple[dict[Path, bytes], set[Path]]:
+        """What ``become`` brings back: what is durable now."""
+        return {path: inode.durable for path, inode in self.durable_names.items()}, set(self.durable_dirs)
 
     def _put(self, path: Path, content: bytes, time_ns: int) -> None:
         """In place, because members know their files by their inodes."""
@@ -107,13 +119,14 @@ class Disk:
             file.truncate(0)
             file.write(content)
         os.utime(path, ns=(time_ns, time_ns))
-        self.names[path] = self.durable_names[path] = Inode(content)
+        inode = self.durable_names[path] = Inode(content)
+        self.enter(path, inode)
 
     def _look_around(self) -> None:
         """What was removed without our knowing (temporary files, empty directories)."""
         for path in [path for path in self.names if not path.exists()]:
             self.pending.append(_Entry("unlink", path))
-            del self.names[path]
+            self.leave(path)
         for directory in sorted(self.durable_dirs, reverse=True):
             if not directory.exists():
                 self.pending.append(_Entry("rmdir", directory))
@@ -192,9 +205,20 @@ class Disk:
         self.pending = left
 
     def _look_around_in(self, directory: Path) -> None:
-        for path in [path for path in self.names if path.parent == directory and not path.exists()]:
+        present = set(os.listdir(directory)) if directory.exists() else set()
+        for path in [path for name, path in self._listing.get(directory, {}).items() if name not in present]:
             self.pending.append(_Entry("unlink", path))
-            del self.names[path]
+            self.leave(path)
+
+    def enter(self, path: Path, inode: Inode) -> None:
+        """A name is a file's from now on."""
+        self.names[path] = inode
+        self._listing.setdefault(path.parent, {})[path.name] = path
+
+    def leave(self, path: Path) -> Inode | None:
+        """A name is nobody's from now on."""
+        self._listing.get(path.parent, {}).pop(path.name, None)
+        return self.names.pop(path, None)
 
     def entered(self, kind: str, path: Path, inode: Inode | None = None, source: Path | None = None) -> None:
         """A directory was changed."""
@@ -237,6 +261,11 @@ class SimFs(RealFileSystem):
         while disk.hang_until_us > scheduler.now_us:
             disk.hits["hung call"] += 1
             scheduler.sleep_us(disk.hang_until_us - scheduler.now_us)
+        if disk.stop_after is not None:
+            disk.stop_after -= 1
+            disk.stopped = disk.stopped or disk.stop_after < 0
+        while disk.stopped:
+            scheduler.sleep_us(1_000_000)
         disk.changes += 1
         disk.trace(what, str(path))
 
@@ -261,7 +290,7 @@ class SimFs(RealFileSystem):
         self._fill(path)
         fd = super().create(path)
         disk, inode = self._disk, Inode()
-        disk.names[path] = inode
+        disk.enter(path, inode)
         disk.entered("create", path, inode)
         self._open[fd] = (path, inode)
         self._touch(path)
@@ -271,7 +300,10 @@ class SimFs(RealFileSystem):
         if self._is_dead():
             raise Killed
         fd = super().open(path, writable=writable)
-        self._open[fd] = (path, self._disk.names.setdefault(path, Inode()))
+        inode = self._disk.names.get(path)
+        if inode is None:
+            self._disk.enter(path, inode := Inode())
+        self._open[fd] = (path, inode)
         return fd
 
     def close(self, fd: int) -> None:
@@ -326,15 +358,20 @@ class SimFs(RealFileSystem):
         self._begin("rename", target)
         super().rename(source, target)
         disk = self._disk
-        for old in [old for old in disk.names if old == source or source in old.parents]:
-            new = target / old.relative_to(source) if old != source else target
-            inode = disk.names[new] = disk.names.pop(old)
-            disk.entered("rename", new, inode, old)
+        olds = [source]
+        if target.is_dir():
+            olds = [old for old in disk.names if source in old.parents]
+        for old in olds:
+            inode = disk.leave(old)
+            if inode is not None:
+                new = target / old.relative_to(source)
+                disk.enter(new, inode)
+                disk.entered("rename", new, inode, old)
 
     def unlink(self, path: Path) -> None:
         self._begin("unlink", path)
         super().unlink(path)
-        self._disk.names.pop(path, None)
+        self._disk.leave(path)
         self._disk.entered("unlink", path)
 
     def make_dir(self, path: Path) -> None:

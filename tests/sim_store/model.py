@@ -6,7 +6,7 @@ only the process was killed, written). Of what came later a log may lose an end,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rocketstore.message.message import Message
@@ -45,6 +45,8 @@ class Sent:
     store_ms: int = 0
     delivered: bool = False
     """A delayed one was seen in its queue."""
+    untouched: bool = True
+    """Durable as a whole: of others a power cut may take sectors, and no sum covers what is behind a record's body."""
 
     def __str__(self) -> str:
         name = self.body.rstrip(b".").decode()
@@ -71,6 +73,7 @@ class Model:
     """Topic to the log's end when it was last deleted: what lies before is in no queue."""
     acked: int = 0
     lost: int = 0
+    on_acked: Callable[[], None] = lambda: None
 
     def send(self, sent: Sent) -> None:
         """A client is about to send it."""
@@ -91,6 +94,7 @@ class Model:
             other = queue.setdefault(sent.queue_offset, sent)
             require(other is sent, "a queue offset was given out twice", sent, other)
             self.acked += 1
+            self.on_acked()
         elif result.outcome == "not_applied":
             sent.outcome = "refused"
         else:
@@ -123,6 +127,8 @@ class Model:
                     sent.outcome = "lost"
                     self.lost += 1
                     del queue[offset]
+                elif sent.end > durable:
+                    sent.untouched = False
         for commits in self.commits.values():
             for commit in commits:
                 if commit.end > log_end:
@@ -146,6 +152,10 @@ class Model:
         if sent is None:
             raise AssertionError
         require(sent.outcome != "refused", "a refused message is there", sent, place, offset)
+        known = self.queues.get(place, {}).get(offset)
+        require(
+            known is None or known is sent, "another message than was acknowledged there", place, offset, known, sent
+        )
         here = (message.topic, message.queue_id)
         require(here == place and message.queue_offset == offset, "a record lies in another place", place, offset, here)
         if place[0] != SCHEDULE_TOPIC and sent.level:
@@ -179,7 +189,7 @@ class Model:
             sent
             for sent in self.sent.values()
             if sent.outcome == "acked" and not sent.level and sent.place[0] == topic and key in sent.keys
-            and sent.position >= log_begin
+            and sent.position >= log_begin and sent.untouched
         ]  # fmt: skip
 
     def undelivered(self, log_begin: int) -> Iterable[Sent]:
@@ -187,5 +197,9 @@ class Model:
         return [
             sent
             for sent in self.sent.values()
-            if sent.level and sent.outcome == "acked" and not sent.delivered and sent.position >= log_begin
+            if sent.level
+            and sent.outcome == "acked"
+            and not sent.delivered
+            and sent.position >= log_begin
+            and sent.untouched
         ]

@@ -7,11 +7,13 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.types import NodeId
 from rocketstore.config import MessageStoreConfig
 from rocketstore.state.broker_state import StateSettings
 from rocketstore.types import FlushDiskType
 
-FAULTS: Final = ("kill", "power", "full", "eio", "hang", "slow", "early_crash")
+FAULTS: Final = ("kill", "power", "full", "eio", "hang", "slow", "early_crash", "crash_point", "derived")
 LEVELS: Final = "1s 3s"
 LEVEL_MS: Final = (1000, 3000)
 
@@ -25,6 +27,8 @@ class Options:
     lives: int
     life_ms: int
     clients: int
+    queues: int
+    """Of each topic: with many, the set of their numbers takes several messages, and some fall silent."""
     preempt: float
     retention: bool
     store: MessageStoreConfig
@@ -66,6 +70,7 @@ def choose(seed: int) -> Options:
         lives=dice.randrange(2, 7),
         life_ms=dice.choice((300, 1500, 4000)),
         clients=dice.randrange(1, 4),
+        queues=2 if seed % 4 else 14,
         preempt=dice.choice((0.0, 0.02, 0.1, 0.3)),
         retention=dice.random() < 0.6,
         store=store,
@@ -78,6 +83,108 @@ def choose(seed: int) -> Options:
     )
 
 
+GROUP_FAULTS: Final = (
+    "kill",
+    "power",
+    "leader",
+    "majority",
+    "all",
+    "partition",
+    "loss",
+    "spikes",
+    "full",
+    "eio",
+    "hang",
+    "slow",
+    "wipe",
+    "set_back",
+    "damage",
+    "transfer",
+    "clean_stop",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """The world of a group of brokers."""
+
+    seed: int
+    size: int
+    faults: frozenset[str]
+    work_ms: int
+    clients: int
+    queues: int
+    preempt: float
+    retention: bool
+    election: ElectionConfig
+    node: StoreConfig
+    store: MessageStoreConfig
+    state: StateSettings
+
+    def has(self, fault: str) -> bool:
+        """Whether that kind of fault may strike."""
+        return fault in self.faults
+
+    @property
+    def names(self) -> tuple[NodeId, ...]:
+        """The members, in order."""
+        return tuple(NodeId(f"n{number}") for number in range(self.size))
+
+    def config_of(self, name: NodeId, root: Path) -> ServerConfig:
+        """The configuration of one member."""
+        return ServerConfig(
+            node_id=name,
+            members=tuple(Member(other, "127.0.0.1", 1 + number) for number, other in enumerate(self.names)),
+            election=self.election,
+            replication=ReplicationConfig(ack_timeout_ms=2500),
+            store=replace(self.node, base_dir=root),
+        )
+
+
+def choose_group(seed: int) -> GroupOptions:
+    """The world of a group of three or five brokers."""
+    plain = choose(seed)
+    dice = Random(f"group-options/{seed}")
+    segment = dice.choice((2048, 4096, 16 * 1024))
+    retention = dice.random() < 0.6
+    node = StoreConfig(
+        segment_bytes=segment,
+        index_segment_bytes=32 * dice.choice((8, 32, 512)),
+        max_entry_bytes=segment - 64,
+        warm_bytes=dice.choice((0, 512)),
+        checkpoint_interval_ms=dice.choice((20, 100, 1000)),
+        recovery_verify_bytes=dice.choice((0, 4096, 1 << 20)),
+        retention_hours=0 if retention else 72,
+        delete_hour=tuple(range(24)),
+        clean_interval_ms=dice.choice((200, 1000)),
+        follower_keep_bytes=dice.choice((4096, 1 << 20)),
+        scrub_bytes_per_s=dice.choice((0, 64 * 1024)),
+    )
+    return GroupOptions(
+        seed=seed,
+        size=3 if dice.random() < 0.85 else 5,
+        faults=frozenset(fault for fault in GROUP_FAULTS if dice.random() < 0.5) or frozenset({"power"}),
+        work_ms=dice.choice((3000, 8000, 20_000)),
+        clients=dice.randrange(1, 4),
+        queues=plain.queues,
+        preempt=dice.choice((0.0, 0.02, 0.1)),
+        retention=retention,
+        election=ElectionConfig(
+            heartbeat_interval_ms=100,
+            election_timeout_ms_min=dice.choice((300, 500)),
+            election_timeout_ms_max=dice.choice((600, 1000)),
+        ),
+        node=node,
+        store=replace(plain.store, enable_dledger_commit_log=True, mapped_file_size_commit_log=segment),
+        state=replace(plain.state, accept_incomplete=False),
+    )
+
+
 def at(options: Options, root: Path) -> MessageStoreConfig:
     """Its store's settings, in a directory."""
+    return replace(options.store, store_path_root_dir=root)
+
+
+def in_group(options: GroupOptions, root: Path) -> MessageStoreConfig:
+    """The same of a member."""
     return replace(options.store, store_path_root_dir=root)

@@ -2,73 +2,37 @@
 
 from __future__ import annotations
 
-import shutil
-import zlib
-from collections import Counter, deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
 
-import dledger.store.traces
 from tests.sim_store.broker import PlainBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues, wait_until
 from tests.sim_store.clients import Clients
-from tests.sim_store.disk import Disk
-from tests.sim_store.model import Model, ViolationError, require
+from tests.sim_store.disk import Disk, SimFs
+from tests.sim_store.model import ViolationError, require
 from tests.sim_store.options import Options, at, choose
-from tests.sim_store.substitutes import substitute
-from tests.sim_store.threads import DeadlockError, Group, Scheduler, running
-from tests.support.memory_disk import new_directory
+from tests.sim_store.threads import Group
+from tests.sim_store.world import Counts, Result, World, run_world
 
-TAIL: Final = 60
 START_S: Final = 120.0
 """Of virtual time: a start has ended by then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a seed."""
-
-    seed: int
-    decisions: int = 0
-    simulated_ms: int = 0
-    changes: int = 0
-    crashes: int = 0
-    acked: int = 0
-    lost: int = 0
-    operations: Counter[str] = field(default_factory=Counter)
-    hits: Counter[str] = field(default_factory=Counter)
-    trace_hash: int = 0
-    failure: str | None = None
-    tail: tuple[str, ...] = ()
-
-
-class BootId:
-    """What the kernel calls the boot of the machine that the running task is on."""
-
-    def read_text(self) -> str:
-        """As a file in ``/proc`` gives it."""
-        group = running().current.group
-        return "" if group is None else group.boot_id
-
-
-class Simulation:
+class Simulation(World):
     """The world of one seed with a plain broker."""
 
     def __init__(self, options: Options, root: Path, *, trace: bool = False) -> None:
         seed = options.seed
+        super().__init__(seed, root, preempt=options.preempt, trace=trace)
         self.options = options
-        self.root = root
-        self.random = Random(f"driver/{seed}")
-        self.scheduler = Scheduler(Random(f"schedule/{seed}"), preempt=options.preempt)
         self.disk = Disk(root / "disk", self.scheduler, Random(f"disk/{seed}"))
         self.disk.trace = self._trace_disk
-        self.model = Model()
         self.clients = Clients(
             self.scheduler,
             self.model,
             Random(f"clients/{seed}"),
+            queues=options.queues,
             retention=options.retention,
             may_fail=lambda: self.faulty,
         )
@@ -77,20 +41,6 @@ class Simulation:
         self.healed = False
         self.crashes = 0
         self.boot = 0
-        self.hits: Counter[str] = Counter()
-        self.trace_hash = seed
-        self._trace: deque[str] = deque(maxlen=None if trace else TAIL)
-        self._root_text = str(self.disk.root)
-        self._groups: list[Group] = []
-
-    # -- telling -------------------------------------------------------------------------------------------------
-
-    def event(self, what: str, *details: object) -> None:
-        """Note an event."""
-        line = f"{self.scheduler.now_us / 1000:12.3f} ms  {self.scheduler.current.name:24} {what} {details or ''}"
-        line = line.replace(self._root_text, "")
-        self.trace_hash = zlib.crc32(line.encode(), self.trace_hash)
-        self._trace.append(line)
 
     def _trace_disk(self, what: str, where: str) -> None:
         self.event(what, where)
@@ -128,7 +78,9 @@ class Simulation:
             )
         self._harass(broker)
         self._look_at(broker)
+        self.model.on_acked = lambda: None
         ending = self._ending()
+        self.disk.stop_after = None
         self.event(f"ending: {ending}")
         if ending == "stop":
             stop[0] = True
@@ -136,6 +88,9 @@ class Simulation:
         return self._crash(broker, ending)
 
     def _ending(self) -> str:
+        if self.disk.stopped:
+            self.hits["crash point"] += 1
+            return "power" if self.options.has("power") else "kill"
         kinds = ["stop"] + [kind for kind in ("kill", "power", "power") if self.options.has(kind)]
         return self.random.choice(kinds)
 
@@ -144,16 +99,19 @@ class Simulation:
         self.boot += 1
         self.faulty = False
         group = Group(f"life {self.boot}", boot_id=f"boot-{self.crashes}")
-        self._groups = [group]
+        group.fs = SimFs(self.disk, lambda: group.dead)
+        self.groups = [group]
         config = at(self.options, self.disk.root / "store")
         made: list[PlainBroker] = []
         started: list[bool] = []
 
         def start() -> None:
-            made.append(PlainBroker.make(group, config, self.options.state, self.disk, self.scheduler))
+            made.append(PlainBroker.make(group, config, self.options.state, self.scheduler))
             made[0].start()
             started.append(True)
 
+        if self.options.has("derived") and self.boot > 1 and self.random.random() < 0.25:
+            self._lose_derived()
         self.event("start")
         if not self.healed and self.boot > 1 and self.random.random() < 0.15:
             self._break_disk()
@@ -182,6 +140,21 @@ class Simulation:
         if not self.faulty:
             self._in_process(broker, "check", lambda: self._check(broker))
         return broker
+
+    def _lose_derived(self) -> None:
+        """Somebody removes what is derived from the log, or a part of it, while no broker runs."""
+        names = ["index", "checkpoint"]
+        if not self.options.has("full"):  # then nothing waits for the queues' numbers to be written down
+            names += ["consumequeue", "consumequeue/A", "consumequeue/B/0"]
+        what = self.random.choice(names)
+        gone = self.disk.root / "store" / what
+        if not gone.exists():
+            return
+        self.hits["derived files gone"] += 1
+        self.event("gone", what)
+        kept = {path: content for path, content in self.disk.copy().items() if gone not in (path, *path.parents)}
+        dirs = {one for one in self.disk.root.rglob("*") if one.is_dir() and gone not in (one, *one.parents)}
+        self.disk.become(kept, dirs | {self.disk.root})
 
     def _check(self, broker: PlainBroker) -> None:
         store = broker.store
@@ -231,13 +204,34 @@ class Simulation:
     def _harass(self, broker: PlainBroker) -> None:
         """Let the clients work for the length of a life; the disk may misbehave at times."""
         end_us = self.scheduler.now_us + int(self.random.random() * self.options.life_ms * 1000)
-        while self.scheduler.now_us < end_us:
-            self.scheduler.sleep_us(int(self.random.random() * min(400_000, self.options.life_ms * 500)))
+        if self.options.has("crash_point"):
+            self._aim()
+        while self.scheduler.now_us < end_us and not self.disk.stopped:
+            rest_us = int(self.random.random() * min(400_000, self.options.life_ms * 500))
+            while rest_us > 0 and not self.disk.stopped:
+                self.scheduler.sleep_us(min(rest_us, 2_000))
+                rest_us -= 2_000
             self._look_at(broker)
             if self.random.random() < 0.15:
                 self._break_disk()
             elif self.random.random() < 0.3:
                 self._heal_disk()
+
+    def _aim(self) -> None:
+        """Have the life end between two changes of the disk: any two, or right behind an acknowledgement."""
+        disk, random = self.disk, self.random
+        left = int(random.random() * 60)
+        if random.random() < 0.5:
+            disk.stop_after = int(random.random() * 600)
+            return
+
+        def acked() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                disk.stop_after = random.choice((0, 0, 1, 2, 5))
+
+        self.model.on_acked = acked
 
     def _look_at(self, broker: PlainBroker) -> None:
         if broker.group.failure is not None:
@@ -315,45 +309,11 @@ class Simulation:
         last = self._begin(end)
         require(last is not None, "a healed broker does not start again")
 
-    def end(self) -> None:
-        """End whatever still runs."""
-        for group in self._groups:
-            self.scheduler.kill(group)
-
-    def result(self, failure: str | None = None) -> Result:
-        """What came of it."""
-        return Result(
-            seed=self.options.seed,
-            decisions=self.scheduler.points,
-            simulated_ms=self.scheduler.now_ms,
-            changes=self.disk.changes,
-            crashes=self.hits["power"] + self.hits["kill"],
-            acked=self.model.acked,
-            lost=self.model.lost,
-            operations=self.clients.operations,
-            hits=self.hits + self.disk.hits,
-            trace_hash=self.trace_hash,
-            failure=failure,
-            tail=tuple(self._trace) if failure or self._trace.maxlen is None else (),
-        )
+    def counts(self) -> Counts:
+        """For the result."""
+        return Counts(self.disk.changes, self.hits["power"] + self.hits["kill"], self.disk.hits)
 
 
 def run_seed(seed: int, *, trace: bool = False) -> Result:
-    """Run one seed; never raises for what goes wrong in it."""
-    root = new_directory("sim-store")
-    options = choose(seed)
-    simulation = Simulation(options, root, trace=trace)
-    boot_file = dledger.store.traces._BOOT_ID
-    dledger.store.traces._BOOT_ID = BootId()  # type: ignore[misc,assignment]  # a file of the machine
-    try:
-        with substitute(simulation.scheduler):
-            try:
-                simulation.run()
-            except (Exception, DeadlockError) as error:  # noqa: BLE001 - whatever goes wrong belongs to its seed
-                return simulation.result(f"{type(error).__name__}: {error}".replace(str(simulation.disk.root), ""))
-            finally:
-                simulation.end()
-        return simulation.result()
-    finally:
-        dledger.store.traces._BOOT_ID = boot_file  # type: ignore[misc]
-        shutil.rmtree(root, ignore_errors=True)
+    """Run one seed of a plain broker; never raises for what goes wrong in it."""
+    return run_world(lambda root: Simulation(choose(seed), root, trace=trace))

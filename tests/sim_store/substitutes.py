@@ -15,11 +15,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from tests.sim_store import threads
+from dledger.rpc.client_server import ClientServer
+from dledger.rpc.peer_log import PeerLogClient
+from dledger.rpc.peer_transport import GrpcTransport
+from dledger.store.fs import FileSystem, RealFileSystem
+from tests.sim_store import members, threads
+from tests.sim_store.disk import SimFs
 from tests.sim_store.threads import Scheduler
 
 _PRODUCT: Final = ("dledger", "rocketstore")
@@ -73,8 +79,23 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(time): fake_time,
         id(time.monotonic): fake_time.monotonic,
         id(time.perf_counter): fake_time.perf_counter,
+        id(queue.SimpleQueue): threads.SimpleQueue,
+        id(ThreadPoolExecutor): threads.ThreadPoolExecutor,
         id(secrets): fake_secrets,
+        id(RealFileSystem): own_fs,
+        id(GrpcTransport): members.SimTransport,
+        id(ClientServer): members.NoClients,
+        id(PeerLogClient): members.PeerLogs,
     }
+
+
+def own_fs() -> FileSystem:
+    """What the running process sees of its disk."""
+    group = threads.running().current.group
+    fs = None if group is None else group.fs
+    if not isinstance(fs, SimFs):
+        raise TypeError("no process of the simulation uses the machine's own disk")
+    return fs
 
 
 def _modules() -> list[ModuleType]:
@@ -107,7 +128,7 @@ def substitute(scheduler: Scheduler) -> Iterator[None]:
     undo: list[Callable[[], None]] = []
     for module in _modules():
         for name, value in list(vars(module).items()):
-            if id(value) in exchanges:
+            if id(value) in exchanges and module.__name__ != getattr(value, "__module__", ""):
                 undo.append(_put(module, name, exchanges[id(value)]))
             elif isinstance(value, type) and value.__module__ == module.__name__ and dataclasses.is_dataclass(value):
                 undo += _exchange_defaults(value, exchanges)

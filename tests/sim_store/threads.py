@@ -13,12 +13,14 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final
 
 _STEP_US: Final = 40
 """A decision takes up to so long."""
+_TURNS_MAX: Final = 500
+"""A thread that waits for nobody gives way after so many locks, as it does in production after a while."""
 EPOCH_MS: Final = 1_700_000_000_000
 _STACK_BYTES: Final = 512 * 1024
 
@@ -34,8 +36,10 @@ class DeadlockError(Exception):
 class Group:
     """A process: its tasks end with it."""
 
-    def __init__(self, name: str, boot_id: str = "") -> None:
+    def __init__(self, name: str, boot_id: str = "", fs: Any = None) -> None:  # noqa: ANN401  # ``disk`` needs this module
         self.name = name
+        self.fs = fs
+        """What its processes see of their disk."""
         self.boot_id = boot_id
         self.dead = False
         self.tasks: list[Task] = []
@@ -85,7 +89,8 @@ class Scheduler:
         self._ready: list[Task] = []
         self._timers: list[tuple[int, int, Waiter]] = []
         self._sequence = 0
-        self._stopping = False
+        self._turns = 0
+        """How often it might have been somebody else's turn since it last was."""
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +162,8 @@ class Scheduler:
         me = self.current
         if _is_dead(me):
             raise Killed
-        if self.random.random() < chance:
+        self._turns += 1
+        if self.random.random() < chance or self._turns > _TURNS_MAX:
             self._ready.append(me)
             self._switch(me)
 
@@ -183,6 +189,7 @@ class Scheduler:
 
     def _switch(self, me: Task) -> None:
         following = self._next()
+        self._turns = 0
         if following is not me:
             self.switches += 1
             self.current = following
@@ -427,6 +434,10 @@ class SimpleQueue:
             self._items.append(item)
             self._changed.notify()
 
+    def qsize(self) -> int:
+        """As the real one."""
+        return len(self._items)
+
     def get(self) -> Any:  # noqa: ANN401  # anything
         """As the real one."""
         with self._changed:
@@ -477,6 +488,37 @@ class Thread:
             waiter = Waiter(self._scheduler.current)
             task.ended.append(waiter)
             self._scheduler.block(waiter, _us(timeout))
+
+
+class ThreadPoolExecutor:
+    """``concurrent.futures.ThreadPoolExecutor``, as far as it is used."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str = "pool") -> None:
+        self._count = max_workers
+        self._name = thread_name_prefix
+
+    def __enter__(self) -> ThreadPoolExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody works any more once ``map`` has returned."""
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """As the real one, but that everything is done when it returns."""
+        left = deque(enumerate(items))
+        results: dict[int, Any] = {}
+
+        def run() -> None:
+            while left:
+                number, item = left.popleft()
+                results[number] = work(item)
+
+        threads = [Thread(target=run, name=f"{self._name}-{number}") for number in range(min(self._count, len(left)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[number] for number in sorted(results)]
 
 
 _threads: dict[Task, Thread] = {}

@@ -34,6 +34,10 @@ class RecordingFs(RealFileSystem):
         self._open: dict[int, tuple[int, Path]] = {}
         self._next_inode = 0
 
+    def inode(self, path: Path) -> int:
+        """Which file has that name now."""
+        return self._inodes[path]
+
     def create(self, path: Path) -> int:
         fd = super().create(path)
         self._next_inode += 1
@@ -106,7 +110,7 @@ def crash_states(changes: list[Change], at: int, lost_max: int = 4, *, subsets: 
     """
     pending = [number for number in range(at) if not _durable(changes, number, at)]
     choices: list[tuple[int, ...]] = [(), tuple(pending)]
-    for one in pending[-lost_max:]:
+    for one in pending[max(0, len(pending) - lost_max) :]:
         choices += [(one,), tuple(other for other in pending if other != one)]
     dice = random.Random(at)
     for _ in range(subsets):

@@ -75,10 +75,12 @@ def small_config(base_dir: Path, **changes: Any) -> StoreConfig:  # noqa: ANN401
     return replace(config, **changes)
 
 
-def open_store(config: StoreConfig, fs: FileSystem | None = None, clock: FakeClock | None = None) -> FileStore:
+def open_store(
+    config: StoreConfig, fs: FileSystem | None = None, clock: FakeClock | None = None, *, mend: bool = False
+) -> FileStore:
     """Open node n0 of group g."""
-    clock = clock or FakeClock()
-    return FileStore.open(config, cluster_id="c", group="g", node_id="n0", clock=clock, fs=fs or UnsyncedFs())
+    clock, fs = clock or FakeClock(), fs or UnsyncedFs()
+    return FileStore.open(config, cluster_id="c", group="g", node_id="n0", clock=clock, fs=fs, mend=mend)
 
 
 def abandon(store: FileStore) -> None:

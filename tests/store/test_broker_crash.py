@@ -34,6 +34,7 @@ from rocketstore.state.changes import TopicConfig
 from rocketstore.types import FlushDiskType, GetMessageStatus
 from tests.store.crash_fs import Change, CrashState, RecordingFs, crash_states
 from tests.store.test_message_store_crash import MappedSlotsFs, tiny_config
+from tests.support.damage import turn
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, make_store
 
@@ -174,12 +175,8 @@ class Recorder:
 
     def damage(self, path: Path, at: int) -> None:
         """A bit turns, on the disk."""
-        content = path.read_bytes()
-        turned = bytes([content[at] ^ 1])
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(turned)
-        inode = self.fs._inodes[path]
+        turn(path, at)
+        inode, turned = self.fs.inode(path), path.read_bytes()[at : at + 1]
         self.fs.changes += [Change("write", path, inode, at, turned), Change("sync", path, inode)]
 
     def removed_before(self, at: int) -> set[int]:

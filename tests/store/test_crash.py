@@ -19,8 +19,9 @@ from dledger.store.file_store import FileStore
 from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.store.traces import forget_traces
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
-from tests.store.crash_fs import RecordingFs, crash_states, sectors_lost
-from tests.store.support import FakeClock, UnsyncedFs, abandon, fill, open_store, small_config
+from tests.store.crash_fs import Change, RecordingFs, crash_states, sectors_lost
+from tests.store.support import FakeClock, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
+from tests.support.damage import turn
 
 
 @dataclass
@@ -250,6 +251,58 @@ def test_every_crash_leaves_a_log_that_keeps_its_promises(scenario: Callable[[Re
             assert not problem, f"crash before change {at} ({fs.changes[at - 1]}), lost {state.lost}: {problem}"
     assert len(found) > 20
     abandon(store)
+
+
+class Peer:
+    """A member that has the whole log."""
+
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
+
+    def read(self, position: int, length: int) -> bytes | None:
+        """See ``SegmentSource``."""
+        return self._store.copy_committed(position, length)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3], ids=["first", "middle", "last"])
+def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, tmp_path: Path) -> None:
+    """A segment that came from a peer takes the place of the damaged one, which is moved aside."""
+    sizes, entries, committed = {"segment_bytes": 512, "index_segment_bytes": 128}, 16, 14
+    base, fs = tmp_path / "run", RecordingFs()
+    store, peer = open_store(small_config(base, **sizes), fs), open_store(small_config(tmp_path / "peer", **sizes))
+    for one in (store, peer):
+        bodies = fill(one, entries, 60)
+        one.flush()
+        one.set_committed(LogIndex(committed))
+        one.sync_checkpoint()
+    path = store.data_directories[0] / f"{number * 512:020d}"
+    turn(path, 70)
+    inode = fs.inode(path)
+    fs.changes += [Change("write", path, inode, 70, path.read_bytes()[70:71]), Change("sync", path, inode)]
+    start = len(fs.changes)
+    assert store.mender().repair(number * 512, Peer(peer)).bases == (number * 512,)
+    store.sync_checkpoint()
+
+    seen: set[bytes] = set()
+    for at in range(start, len(fs.changes) + 1):
+        for state in crash_states(fs.changes, at):
+            if state.content in seen:
+                continue
+            seen.add(state.content)
+            disk = tmp_path / "disk"
+            state.write_to(base, disk)
+            found = open_store(small_config(disk, **sizes), mend=True)
+            for damage in found.damage_at_start:
+                found.mender().repair(int(damage.path.name), Peer(peer))
+            found.mender().repair(number * 512, Peer(peer))  # what a start does not look at
+            last = found.last.index
+            assert last >= committed
+            assert bodies_of(found) == bodies[: last + 1]
+            abandon(found)
+            shutil.rmtree(disk)
+    assert len(seen) >= 8
+    abandon(store)
+    abandon(peer)
 
 
 @pytest.mark.parametrize("flushed", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from dledger.errors import ConfigError, CorruptLogError, DiskFullError
 from dledger.store.aside import ASIDE_LOGS_MAX, ASIDE_MAX, make_aside_near
 from dledger.store.file_store import FileStore
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem
 from dledger.store.hard_state import read_hard_state
 from dledger.store.mmap_file import MappedFile
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
@@ -82,6 +82,19 @@ def ruin(path: Path, how: str) -> bytes:
         case _:
             path.write_bytes(b"\xff" * 48 + content[48:])
     return path.read_bytes()
+
+
+def test_what_a_repair_left_that_was_cut_keeps_no_member_from_starting(directory: Path) -> None:
+    """The empty segment is made under the name of the left-over, which is then gone before it is removed."""
+    path = path_of(directory, 2)
+    ruin(path, "head")
+    path.with_name(path.name + TMP_SUFFIX).write_bytes(b"half a segment")
+
+    store = mended(directory)
+
+    assert [one.path for one in store.damage_at_start] == [path]
+    assert not list(path.parent.glob(f"*{TMP_SUFFIX}"))
+    abandon(store)
 
 
 @pytest.mark.parametrize("how", ["missing", "short", "head"])

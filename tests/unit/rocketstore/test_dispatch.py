@@ -83,6 +83,16 @@ def test_it_jumps_to_the_logs_begin(log: FakeLog, sink: FakeSink, service: Dispa
     assert service.position == 700
 
 
+def test_a_log_that_was_set_up_anew_and_holds_nothing_yet_is_dispatched(log: FakeLog, service: DispatchService) -> None:
+    """INSTALL. Else the thread looks for what is gone without a pause, until the first message follows."""
+    log.min_offset = log.max_offset = 600
+
+    service.catch_up()
+
+    assert (service.position, service.behind_bytes()) == (600, 0)
+    assert service.wait_dispatched(0.0)
+
+
 def test_it_begins_where_it_is_told(log: FakeLog, sink: FakeSink, service: DispatchService) -> None:
     log.max_offset = 500
     service.begin_at(300)

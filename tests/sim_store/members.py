@@ -1,0 +1,131 @@
+"""What a member of a simulated group talks through, in the place of gRPC: links that lose, delay and break."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Final
+
+from dledger.config import ServerConfig
+from dledger.errors import UnavailableError
+from dledger.rpc.memory_transport import MemoryNetwork, MemoryTransport
+from dledger.rpc.peer_log import committed_crcs
+from dledger.server import DLedgerServer
+from dledger.types import LogIndex, NodeId
+from tests.sim_store.threads import Scheduler, running
+
+PEER_BYTES_MAX: Final = 1 << 20
+
+
+class SimNetwork(MemoryNetwork):
+    """Between all members of one run."""
+
+    def __init__(self, scheduler: Scheduler, random: Random) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+        self.random = random
+        self.loss = 0.0
+        self.delay_us = 1_000
+        self.spikes = 0.0
+        self.hits: Counter[str] = Counter()
+
+    def find(self, source: NodeId, address: str) -> MemoryTransport | None:
+        """Nobody, if the message is lost."""
+        if self.loss and self.random.random() < self.loss:
+            self.hits["lost message"] += 1
+            return None
+        return super().find(source, address)
+
+    def latency_us(self) -> int:
+        """How long a message is under way."""
+        if self.spikes and self.random.random() < self.spikes:
+            self.hits["late message"] += 1
+            return int(self.random.random() * 500_000)
+        return int(self.random.random() * self.delay_us)
+
+    def calm(self) -> None:
+        """Everything arrives, and soon."""
+        self.heal()
+        self.loss = self.spikes = 0.0
+
+
+_networks: list[SimNetwork] = []
+
+
+def connect(network: SimNetwork) -> None:
+    """Members that are made from now on use this network."""
+    _networks[:] = [network]
+
+
+class SimTransport(MemoryTransport):
+    """Implements ``Transport``; made as ``GrpcTransport`` is."""
+
+    def __init__(self, config: ServerConfig, *, client_address: str, **_: object) -> None:
+        self._sim = _networks[0]
+        super().__init__(self._sim, config, client_address=client_address)
+
+    def _post(self, queue: Any, action: Callable[[], None]) -> None:  # noqa: ANN401  # a queue of actions
+        scheduler = self._sim.scheduler
+        due_us = scheduler.now_us + self._sim.latency_us()
+
+        def arrive() -> None:
+            if due_us > scheduler.now_us:
+                scheduler.sleep_us(due_us - scheduler.now_us)
+            action()
+
+        super()._post(queue, arrive)
+
+    @property
+    def receiver(self) -> DLedgerServer:
+        """The member."""
+        found = self._the_receiver
+        if not isinstance(found, DLedgerServer):
+            raise TypeError(found)
+        return found
+
+
+class NoClients:
+    """In the place of ``ClientServer``: clients of a simulation are in the process."""
+
+    def __init__(self, config: ServerConfig, *_: object) -> None:
+        self.address = f"client-of-{config.node_id}"
+        self.bridge = None
+
+    def start(self) -> None:
+        """Nothing listens."""
+
+    def close(self) -> None:
+        """Nothing listened."""
+
+
+class PeerLogs:
+    """In the place of ``PeerLogClient``: the other members' logs, as far as they can be reached."""
+
+    def __init__(self, config: ServerConfig, *_: object) -> None:
+        self._config = config
+        self._members = {member.node_id: member.address for member in config.peers}
+        self._sim = _networks[0]
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """Whom it can ask."""
+        return tuple(self._members)
+
+    def read_log(self, peer: NodeId, position: int, length: int) -> bytes | None:
+        """See ``PeerLogClient.read_log``."""
+        return self._find(peer).log.copy_committed(position, min(length, PEER_BYTES_MAX))
+
+    def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
+        """See ``PeerLogClient.chain_crcs``."""
+        return committed_crcs(self._find(peer).log, indexes)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _find(self, peer: NodeId) -> DLedgerServer:
+        running().sleep_us(self._sim.latency_us())
+        transport = self._sim.find(self._config.node_id, self._members[peer])
+        if not isinstance(transport, SimTransport):
+            raise UnavailableError(f"{peer} does not answer")
+        return transport.receiver
