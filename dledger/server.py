@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
-import grpc
-
 from dledger.access.control import AccessControl
 from dledger.access.guard import Guard
 from dledger.clock import Clock, SystemClock
@@ -42,6 +40,7 @@ from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.rpc.aio_server import Methods
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_server import ClientServer
 from dledger.rpc.connections import Connections
@@ -363,9 +362,9 @@ class DLedgerServer:
         return None if self._access is None else self._access.guard
 
     @property
-    def client_handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def client_methods(self) -> Methods:
         """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
-        return self._clients.handlers
+        return self._clients.methods
 
     @property
     def connections(self) -> Connections:

@@ -23,8 +23,14 @@ PORT_SHARES = 8
 
 _failed = pytest.StashKey[bool]()
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is. A change is judged by the examples of the change before;
+# whoever looks for new ones sets FUZZ.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="FUZZ" not in os.environ,
+)
 settings.load_profile("any machine")
 
 

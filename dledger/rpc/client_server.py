@@ -6,7 +6,6 @@ import asyncio
 import threading
 from contextlib import suppress
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -15,6 +14,7 @@ from dledger.conditions import Conditions
 from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
 from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
+from dledger.rpc.aio_server import Methods, add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge, Report, log_failure
 from dledger.rpc.connections import Connections
 from dledger.rpc.log_service import LogService
@@ -48,7 +48,7 @@ class ClientServer:
         self._stop: asyncio.Event | None = None
         self._bridge: LoopBridge | None = None
         self._connections: Connections | None = None
-        self._handlers: grpc.GenericRpcHandler[bytes, bytes] | None = None
+        self._methods: Methods | None = None
         self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
 
     @property
@@ -64,11 +64,11 @@ class ClientServer:
         return self._bridge
 
     @property
-    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def methods(self) -> Methods:
         """The log service, for another server on the same event loop to serve as well, once started."""
-        if self._handlers is None:
+        if self._methods is None:
             raise InvariantError("the client server is not started")
-        return self._handlers
+        return self._methods
 
     @property
     def connections(self) -> Connections:
@@ -134,12 +134,9 @@ class ClientServer:
         )
         service = LogService(config, self._node, self._bridge, connections, self._guard, self.conditions)
         try:
-            server = grpc.aio.server(
-                options=options.client_server_options(config),
-                maximum_concurrent_rpcs=calls_max,
-            )
-            self._handlers = service.handlers()
-            server.add_generic_rpc_handlers((self._handlers,))
+            server = aio_server(options.client_server_options(config), calls_max)
+            self._methods = service.methods()
+            add_methods(server, options.LOG_SERVICE, self._methods)
             statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
             health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
             for name in ("", options.LOG_SERVICE):

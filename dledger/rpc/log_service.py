@@ -38,6 +38,7 @@ from dledger.errors import (
 )
 from dledger.rpc import access_gate, options
 from dledger.rpc import client_codec as codec
+from dledger.rpc.aio_server import Methods
 from dledger.rpc.answers import AnswerRoom
 from dledger.rpc.append_stream import AppendOutcome, AppendStream
 from dledger.rpc.bridge import EventHub, LoopBridge, Outcome
@@ -119,26 +120,23 @@ class LogService:
         if self._waiting:
             await asyncio.wait(tuple(self._waiting), timeout=DRAIN_TIMEOUT_S)
 
-    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """What a server needs to serve this."""
+    def methods(self) -> Methods:
+        """What a server needs to serve this, as ``options.LOG_SERVICE``."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         answers, streams = self._answers, self._streaming
-        return grpc.method_handlers_generic_handler(
-            options.LOG_SERVICE,
-            {
-                "Append": unary(answers("Append", self._append)),
-                "AppendStream": grpc.stream_stream_rpc_method_handler(self._append_stream),
-                "Producer": unary(answers("Producer", self._producer)),
-                "Read": unary(answers("Read", self._read)),
-                "Follow": stream(streams("Follow", self._follow)),
-                "Metadata": unary(answers("Metadata", self._metadata)),
-                "WatchRole": stream(streams("WatchRole", self._watch_role)),
-                _TRANSFER: unary(answers(_TRANSFER, self._transfer)),
-                "FetchLog": stream(self._bulk_streaming("FetchLog", self._bulk.fetch)),
-                "Locate": unary(answers("Locate", self._locate)),
-                "BlockDigests": stream(self._bulk_streaming("BlockDigests", self._bulk.digests)),
-            },
-        )
+        return {
+            "Append": unary(answers("Append", self._append)),
+            "AppendStream": grpc.stream_stream_rpc_method_handler(self._append_stream),
+            "Producer": unary(answers("Producer", self._producer)),
+            "Read": unary(answers("Read", self._read)),
+            "Follow": stream(streams("Follow", self._follow)),
+            "Metadata": unary(answers("Metadata", self._metadata)),
+            "WatchRole": stream(streams("WatchRole", self._watch_role)),
+            _TRANSFER: unary(answers(_TRANSFER, self._transfer)),
+            "FetchLog": stream(self._bulk_streaming("FetchLog", self._bulk.fetch)),
+            "Locate": unary(answers("Locate", self._locate)),
+            "BlockDigests": stream(self._bulk_streaming("BlockDigests", self._bulk.digests)),
+        }
 
     # Each handler below decodes first (raising InvalidRequestError: gRPC status), then answers (Status in the answer).
 

@@ -25,6 +25,7 @@ from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
+from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.connections import Connections
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -259,12 +260,12 @@ class BrokerServer:
     async def _serve(self, bridge: LoopBridge) -> None:
         config = self.config
         calls_max = config.pulls_waiting_max + config.send_pending_messages_max + STREAM_KINDS * config.streams_max
-        self._server = server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=calls_max)
+        self._server = server = aio_server(_options(config), calls_max)
         self._health = statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
         health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
         names = [codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
         if self.node is not None:
-            server.add_generic_rpc_handlers((self.node.client_handlers,))
+            add_methods(server, rpc_options.LOG_SERVICE, self.node.client_methods)
             names.append(rpc_options.LOG_SERVICE)
         for name in ("", *names[:1]):
             await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -296,7 +297,7 @@ class BrokerServer:
             position_of=self._position_of,
             conditions=self.conditions,
         )
-        server.add_generic_rpc_handlers((self._service.handlers(),))
+        add_methods(server, codec.SERVICE, self._service.methods())
         await server.start()
         connections.watch(self._port, calls_max)
 

@@ -24,6 +24,7 @@ from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, PendingFullError
 from dledger.rpc import access_gate
 from dledger.rpc import options as rpc_options
+from dledger.rpc.aio_server import Methods
 from dledger.rpc.answers import AnswerRoom, Leases
 from dledger.rpc.bridge import LoopBridge, Outcome
 from dledger.rpc.calls import Call
@@ -143,8 +144,8 @@ class BrokerService:
             config, store, view, lambda: state.runtime_info() | self._counters(), self._conditions
         )
 
-    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """What a server needs to serve this."""
+    def methods(self) -> Methods:
+        """What a server needs to serve this, as ``codec.SERVICE``."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Send": unary(self._refusing("Send", self._send)),
@@ -156,7 +157,7 @@ class BrokerService:
         }
         for name, handler in self._admin.handlers().items():
             methods[name] = unary(self._refusing(name, self._checked(name, self._once_caught_up(handler))))
-        return grpc.method_handlers_generic_handler(codec.SERVICE, methods)
+        return methods
 
     def stop_waiting(self) -> None:
         """Answer waiting pulls, take no more from streams and end each once it is answered. On the loop."""

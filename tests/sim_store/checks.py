@@ -52,12 +52,12 @@ def read_queue(store: MessageStore, model: Model, place: Place) -> tuple[int, in
     return begin, end, found
 
 
-def check_queues(store: MessageStore, model: Model) -> int:
-    """Hold all queues against the model; gives how many messages there are."""
+def check_queues(store: MessageStore, model: Model, expired_to: int = 0) -> int:
+    """Hold all queues against the model; gives how many messages there are. What lies before ``expired_to`` may go."""
     places = sorted({*store.queues(), *model.queues})
     count = 0
     held = {place: read_queue(store, model, place) for place in places if place[0] not in HIDDEN_TOPICS}
-    log_begin = store.log.min_offset
+    log_begin = max(store.log.min_offset, expired_to)
     for place, (begin, end, found) in held.items():
         count += len(found)
         model.check_queue(place, begin, max(end, store.log.queue_offsets.get(place, 0)), found, log_begin)
@@ -71,7 +71,7 @@ def check_queues(store: MessageStore, model: Model) -> int:
     return count
 
 
-def check_keys(store: MessageStore, model: Model, scheduler: Scheduler) -> None:
+def check_keys(store: MessageStore, model: Model, scheduler: Scheduler, expired_to: int = 0) -> None:
     """Some keys find what they must, and nothing else."""
     keys = sorted({(sent.place[0], key) for sent in model.sent.values() for key in sent.keys})
     for topic, key in scheduler.random.sample(keys, min(KEYS_CHECKED, len(keys))):
@@ -80,7 +80,8 @@ def check_keys(store: MessageStore, model: Model, scheduler: Scheduler) -> None:
         require(len(found) <= len(records), "a query finds what nobody sent", topic, key)
         for sent in found:
             require(key in sent.keys and sent.place[0] == topic, "a query finds another key's message", key, sent)
-        expected = sorted(model.expected_by_key(topic, key, store.log.min_offset), key=lambda sent: -sent.position)
+        log_begin = max(store.log.min_offset, expired_to)
+        expected = sorted(model.expected_by_key(topic, key, log_begin), key=lambda sent: -sent.position)
         if len(records) < 64:
             missing = [sent for sent in expected if sent not in found]
             require(not missing, "a query by key misses a message", key, *missing[:3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 DELETED: Final = "D"
 """This topic is deleted now and then."""
 TOPICS: Final = ("A", "B", DELETED)
-QUEUES: Final = 2
 ANSWER_S: Final = 60.0
 """Of virtual time: every put is answered by then."""
 
@@ -38,6 +38,7 @@ class Clients:
         model: Model,
         dice: Random,
         *,
+        queues: int,
         retention: bool,
         may_fail: Callable[[], bool],
         alone: bool = True,
@@ -46,6 +47,7 @@ class Clients:
         self._scheduler = scheduler
         self._model = model
         self.dice = dice
+        self.queues = queues
         self._retention = retention
         self._may_fail = may_fail
         self.alone = alone
@@ -120,7 +122,7 @@ class _Client:
         operations[name]()
 
     def _place(self) -> Place:
-        return self.dice.choice(TOPICS), self.dice.randrange(QUEUES)
+        return self.dice.choice(TOPICS), self.dice.randrange(self._shared.queues)
 
     def _message(self, level: int) -> tuple[Sent, Message]:
         body, place = self._shared.body(), self._place()
@@ -215,22 +217,34 @@ class _Client:
         return results[0] if results and not self._group.dead else None
 
     def _commit(self) -> None:
-        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(QUEUES)
+        """Some at once, in any order: only the furthest counts."""
+        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(self._shared.queues)
         group, end = self.dice.choice(("g", "h")), self._store.max_offset(topic, queue_id)
-        offset = self.dice.randrange(end + 1)
+        offsets = [self.dice.randrange(end + 1) for _ in range(self.dice.choice((1, 1, 2, 3)))]
+        results: list[tuple[int, PutResult]] = []
+        answered = Event()
+
+        def done(offset: int, result: PutResult) -> None:
+            results.append((offset, result))
+            if len(results) == len(offsets):
+                answered.set()
+
         try:
-            result = self._change(
-                lambda done: self._state.commit_offsets(group, [(topic, queue_id, offset)], done=done)
-            )
+            for offset in offsets:
+                self._state.commit_offsets(group, [(topic, queue_id, offset)], done=partial(done, offset))
         except InvalidRequestError:
-            require(self._state.topic(topic) is None, "a possible offset is refused", topic, queue_id, offset, end)
-            self._change(lambda done: self._state.put_topic(TopicConfig(topic, QUEUES, QUEUES), done))
+            require(self._state.topic(topic) is None, "a possible offset is refused", topic, queue_id, offsets, end)
+            self._change(
+                lambda done: self._state.put_topic(TopicConfig(topic, self._shared.queues, self._shared.queues), done)
+            )
             return
-        if result is not None:
-            self._model.committed((group, topic, queue_id), offset, result)
+        require(answered.wait(ANSWER_S), "commits are not answered")
+        if not self._group.dead:
+            for offset, result in results:
+                self._model.committed((group, topic, queue_id), offset, result)
 
     def _beyond(self) -> None:
-        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(QUEUES)
+        topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(self._shared.queues)
         offset = self._store.max_offset(topic, queue_id) + 1000
         try:
             self._change(lambda done: self._state.commit_offsets("far", [(topic, queue_id, offset)], done=done))

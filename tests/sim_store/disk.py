@@ -66,6 +66,9 @@ class Disk:
         self.hang_until_us = 0
         self.slow_us = 0
         self.changes = 0
+        self.stop_after: int | None = None
+        """Whoever makes so many more changes stands still then: the machine is about to die."""
+        self.stopped = False
         self.trace: Callable[[str, str], None] = lambda _what, _where: None
         root.mkdir(parents=True, exist_ok=True)
 
@@ -73,6 +76,7 @@ class Disk:
 
     def kill(self) -> None:
         """A process ends without a word: its locks are gone, and nothing else."""
+        self.stop_after, self.stopped = None, False
         for path in [one for one in self.root.rglob(LOCK_NAME) if one.is_file()]:
             path.unlink()
         self._look_around()
@@ -257,6 +261,11 @@ class SimFs(RealFileSystem):
         while disk.hang_until_us > scheduler.now_us:
             disk.hits["hung call"] += 1
             scheduler.sleep_us(disk.hang_until_us - scheduler.now_us)
+        if disk.stop_after is not None:
+            disk.stop_after -= 1
+            disk.stopped = disk.stopped or disk.stop_after < 0
+        while disk.stopped:
+            scheduler.sleep_us(1_000_000)
         disk.changes += 1
         disk.trace(what, str(path))
 

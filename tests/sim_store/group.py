@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from dledger.errors import DLedgerError
+from dledger.errors import CorruptLogError, DLedgerError
 from dledger.types import NodeId
 from tests.sim_store.broker import MemberBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues
@@ -46,6 +46,10 @@ class Member:
         """Its disk failed in this life: it may give up."""
         self.impaired = ""
         """What its disk has lost beyond what a crash takes, until it counts again."""
+        self.damaged = False
+        """A bit of its log was turned, perhaps not noticed yet."""
+        self.expired_to = 0
+        """Where its log began at last: a crash may bring back segments that queues and index have forgotten."""
         self.repair = False
         self.back_at_us = 0
         """When it comes back, while it is down."""
@@ -78,6 +82,8 @@ class Member:
 
     def end(self, how: str) -> None:
         """The process ends here and now."""
+        if self.broker is not None:
+            self.expired_to = max(self.expired_to, self.broker.store.log.min_offset)
         group, self.group, self.broker = self.group, None, None
         if group is None:
             return
@@ -120,6 +126,7 @@ class GroupSimulation(World):
             self.scheduler,
             self.model,
             Random(f"clients/{options.seed}"),
+            queues=options.queues,
             retention=True,
             may_fail=lambda: True,
             alone=False,
@@ -315,12 +322,13 @@ class GroupSimulation(World):
         disk = member.disk
         if kind == "wipe":
             disk.become({}, {disk.root})
-            member.snapshot = None
+            member.snapshot, member.expired_to = None, 0
         elif kind == "set_back" and member.snapshot is not None:
             disk.become(*member.snapshot)
         elif not self._turn_bit(disk):
             return
         member.impaired = kind
+        member.damaged = member.damaged or kind == "damage"
         self.hits[kind] += 1
         self.event(f"impaired: {kind}", member.name)
 
@@ -427,9 +435,11 @@ class GroupSimulation(World):
         self._wait(self._has_delivered, "delayed messages are not delivered")
         self._wait(self._is_well, "the group does not settle")
         for member in self.members:
-            self._run_on(member, self._check)
-        digests = {self._digest(member) for member in self.members}
-        require(len(digests) == 1, "logs differ", digests)
+            self._run_on(member, partial(self._check, member))
+        logs = [one.broker.store.log for one in self.members if one.broker is not None]
+        begin, end = max(log.min_offset for log in logs), min(log.max_offset for log in logs)
+        digests = {self._digest(member, begin, end) for member in self.members}
+        require(len(digests) == 1, "logs differ", begin, end, digests)
 
     def _put_once_more(self, member: Member) -> None:
         before = self.model.acked
@@ -457,7 +467,17 @@ class GroupSimulation(World):
         ended: list[bool] = []
 
         def run() -> None:
-            action(broker)
+            for _ in range(100):
+                try:
+                    action(broker)
+                except CorruptLogError:
+                    if not member.damaged:
+                        raise
+                    self.scheduler.sleep_us(500_000)  # it was found just now, and the others have it
+                else:
+                    break
+            else:
+                action(broker)
             ended.append(True)
 
         self.scheduler.spawn(f"{member.name}-check", run, group)
@@ -467,22 +487,20 @@ class GroupSimulation(World):
             require(self.scheduler.now_us < deadline_us and not group.dead, "a check does not end", member.name)
             self.scheduler.sleep_us(2_000)
 
-    def _check(self, broker: MemberBroker) -> None:
+    def _check(self, member: Member, broker: MemberBroker) -> None:
         store = broker.store
-        count = check_queues(store, self.model)
-        check_keys(store, self.model, self.scheduler)
+        count = check_queues(store, self.model, member.expired_to)
+        check_keys(store, self.model, self.scheduler, member.expired_to)
         check_consumers(broker.state, store, self.model)
         self.event("checked", count, store.log.min_offset, store.log.max_offset)
 
-    def _digest(self, member: Member) -> tuple[int, int, int]:
-        """Of the log from where all members have it, byte for byte."""
-        begin = max(one.broker.store.log.min_offset for one in self.members if one.broker is not None)
-        end = min(one.broker.store.log.max_offset for one in self.members if one.broker is not None)
+    def _digest(self, member: Member, begin: int, end: int) -> int:
+        """Of a stretch of the log, byte for byte."""
         digest = 0
 
         def read(broker: MemberBroker) -> None:
             nonlocal digest
-            at, segment = begin, self.options.node.segment_bytes
+            at, segment, digest = begin, self.options.node.segment_bytes, 0
             while at < end:
                 stop = min(end, at - at % segment + segment)
                 data = broker.node.log.copy_committed(at, stop - at)
@@ -491,7 +509,7 @@ class GroupSimulation(World):
                 at = stop
 
         self._run_on(member, read)
-        return begin, end, digest
+        return digest
 
     def counts(self) -> Counts:
         """For the result."""

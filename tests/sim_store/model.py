@@ -6,7 +6,7 @@ only the process was killed, written). Of what came later a log may lose an end,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rocketstore.message.message import Message
@@ -73,6 +73,7 @@ class Model:
     """Topic to the log's end when it was last deleted: what lies before is in no queue."""
     acked: int = 0
     lost: int = 0
+    on_acked: Callable[[], None] = lambda: None
 
     def send(self, sent: Sent) -> None:
         """A client is about to send it."""
@@ -93,6 +94,7 @@ class Model:
             other = queue.setdefault(sent.queue_offset, sent)
             require(other is sent, "a queue offset was given out twice", sent, other)
             self.acked += 1
+            self.on_acked()
         elif result.outcome == "not_applied":
             sent.outcome = "refused"
         else:

@@ -13,7 +13,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.state.broker_state import StateSettings
 from rocketstore.types import FlushDiskType
 
-FAULTS: Final = ("kill", "power", "full", "eio", "hang", "slow", "early_crash")
+FAULTS: Final = ("kill", "power", "full", "eio", "hang", "slow", "early_crash", "crash_point", "derived")
 LEVELS: Final = "1s 3s"
 LEVEL_MS: Final = (1000, 3000)
 
@@ -27,6 +27,8 @@ class Options:
     lives: int
     life_ms: int
     clients: int
+    queues: int
+    """Of each topic: with many, the set of their numbers takes several messages, and some fall silent."""
     preempt: float
     retention: bool
     store: MessageStoreConfig
@@ -68,6 +70,7 @@ def choose(seed: int) -> Options:
         lives=dice.randrange(2, 7),
         life_ms=dice.choice((300, 1500, 4000)),
         clients=dice.randrange(1, 4),
+        queues=2 if seed % 4 else 14,
         preempt=dice.choice((0.0, 0.02, 0.1, 0.3)),
         retention=dice.random() < 0.6,
         store=store,
@@ -110,6 +113,7 @@ class GroupOptions:
     faults: frozenset[str]
     work_ms: int
     clients: int
+    queues: int
     preempt: float
     retention: bool
     election: ElectionConfig
@@ -162,6 +166,7 @@ def choose_group(seed: int) -> GroupOptions:
         faults=frozenset(fault for fault in GROUP_FAULTS if dice.random() < 0.5) or frozenset({"power"}),
         work_ms=dice.choice((3000, 8000, 20_000)),
         clients=dice.randrange(1, 4),
+        queues=plain.queues,
         preempt=dice.choice((0.0, 0.02, 0.1)),
         retention=retention,
         election=ElectionConfig(

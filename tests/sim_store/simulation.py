@@ -32,6 +32,7 @@ class Simulation(World):
             self.scheduler,
             self.model,
             Random(f"clients/{seed}"),
+            queues=options.queues,
             retention=options.retention,
             may_fail=lambda: self.faulty,
         )
@@ -77,7 +78,9 @@ class Simulation(World):
             )
         self._harass(broker)
         self._look_at(broker)
+        self.model.on_acked = lambda: None
         ending = self._ending()
+        self.disk.stop_after = None
         self.event(f"ending: {ending}")
         if ending == "stop":
             stop[0] = True
@@ -85,6 +88,9 @@ class Simulation(World):
         return self._crash(broker, ending)
 
     def _ending(self) -> str:
+        if self.disk.stopped:
+            self.hits["crash point"] += 1
+            return "power" if self.options.has("power") else "kill"
         kinds = ["stop"] + [kind for kind in ("kill", "power", "power") if self.options.has(kind)]
         return self.random.choice(kinds)
 
@@ -104,6 +110,8 @@ class Simulation(World):
             made[0].start()
             started.append(True)
 
+        if self.options.has("derived") and self.boot > 1 and self.random.random() < 0.25:
+            self._lose_derived()
         self.event("start")
         if not self.healed and self.boot > 1 and self.random.random() < 0.15:
             self._break_disk()
@@ -132,6 +140,21 @@ class Simulation(World):
         if not self.faulty:
             self._in_process(broker, "check", lambda: self._check(broker))
         return broker
+
+    def _lose_derived(self) -> None:
+        """Somebody removes what is derived from the log, or a part of it, while no broker runs."""
+        names = ["index", "checkpoint"]
+        if not self.options.has("full"):  # then nothing waits for the queues' numbers to be written down
+            names += ["consumequeue", "consumequeue/A", "consumequeue/B/0"]
+        what = self.random.choice(names)
+        gone = self.disk.root / "store" / what
+        if not gone.exists():
+            return
+        self.hits["derived files gone"] += 1
+        self.event("gone", what)
+        kept = {path: content for path, content in self.disk.copy().items() if gone not in (path, *path.parents)}
+        dirs = {one for one in self.disk.root.rglob("*") if one.is_dir() and gone not in (one, *one.parents)}
+        self.disk.become(kept, dirs | {self.disk.root})
 
     def _check(self, broker: PlainBroker) -> None:
         store = broker.store
@@ -181,13 +204,34 @@ class Simulation(World):
     def _harass(self, broker: PlainBroker) -> None:
         """Let the clients work for the length of a life; the disk may misbehave at times."""
         end_us = self.scheduler.now_us + int(self.random.random() * self.options.life_ms * 1000)
-        while self.scheduler.now_us < end_us:
-            self.scheduler.sleep_us(int(self.random.random() * min(400_000, self.options.life_ms * 500)))
+        if self.options.has("crash_point"):
+            self._aim()
+        while self.scheduler.now_us < end_us and not self.disk.stopped:
+            rest_us = int(self.random.random() * min(400_000, self.options.life_ms * 500))
+            while rest_us > 0 and not self.disk.stopped:
+                self.scheduler.sleep_us(min(rest_us, 2_000))
+                rest_us -= 2_000
             self._look_at(broker)
             if self.random.random() < 0.15:
                 self._break_disk()
             elif self.random.random() < 0.3:
                 self._heal_disk()
+
+    def _aim(self) -> None:
+        """Have the life end between two changes of the disk: any two, or right behind an acknowledgement."""
+        disk, random = self.disk, self.random
+        left = int(random.random() * 60)
+        if random.random() < 0.5:
+            disk.stop_after = int(random.random() * 600)
+            return
+
+        def acked() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                disk.stop_after = random.choice((0, 0, 1, 2, 5))
+
+        self.model.on_acked = acked
 
     def _look_at(self, broker: PlainBroker) -> None:
         if broker.group.failure is not None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -79,6 +80,7 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(time.monotonic): fake_time.monotonic,
         id(time.perf_counter): fake_time.perf_counter,
         id(queue.SimpleQueue): threads.SimpleQueue,
+        id(ThreadPoolExecutor): threads.ThreadPoolExecutor,
         id(secrets): fake_secrets,
         id(RealFileSystem): own_fs,
         id(GrpcTransport): members.SimTransport,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final
 
@@ -488,6 +488,37 @@ class Thread:
             waiter = Waiter(self._scheduler.current)
             task.ended.append(waiter)
             self._scheduler.block(waiter, _us(timeout))
+
+
+class ThreadPoolExecutor:
+    """``concurrent.futures.ThreadPoolExecutor``, as far as it is used."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str = "pool") -> None:
+        self._count = max_workers
+        self._name = thread_name_prefix
+
+    def __enter__(self) -> ThreadPoolExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody works any more once ``map`` has returned."""
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """As the real one, but that everything is done when it returns."""
+        left = deque(enumerate(items))
+        results: dict[int, Any] = {}
+
+        def run() -> None:
+            while left:
+                number, item = left.popleft()
+                results[number] = work(item)
+
+        threads = [Thread(target=run, name=f"{self._name}-{number}") for number in range(min(self._count, len(left)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[number] for number in sorted(results)]
 
 
 _threads: dict[Task, Thread] = {}

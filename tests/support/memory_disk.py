@@ -14,6 +14,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -69,8 +70,9 @@ def remove_orphans(where: Path) -> None:
     """Remove what sessions left that are no more: of tests that failed, or of a session that was killed."""
     for path in where.glob(f"{PREFIX}*"):
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another session may be quicker
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists() and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -242,9 +242,9 @@ def test_an_unknown_outcome_of_a_change_has_its_own_code(run: Run, brokers: Fake
     """3, and only for commands that change something."""
     for node in brokers.nodes:
         for method in ("PutTopic", "ListTopics"):
-            node.fail_calls[method] = deque([(grpc.StatusCode.DEADLINE_EXCEEDED, "scripted", {})] * 99)
+            node.fail_calls[method] = deque([(grpc.StatusCode.DEADLINE_EXCEEDED, "scripted", {})] * 9999)
 
-    change = run("topic", "create", "new", "--timeout", "0.3")
+    change = run("topic", "create", "new", "--timeout", "4")  # also where connecting takes long
     look = run("topic", "list", "--timeout", "0.3")
 
     assert (change.exit_code, look.exit_code) == (3, 1)

@@ -49,8 +49,8 @@ def test_a_turned_bit_is_found_told_and_mended_while_the_group_works(
     turn(path, 100)
 
     aside = node.log.directory / "damaged-1" / "data" / path.name
-    wait_until(aside.exists, "it is repaired", 20)
-    wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 20)
+    wait_until(aside.exists, "it is repaired", 60)
+    wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 60)
     assert path.read_bytes() == sound
     assert aside.read_bytes()[:200] != sound[:200]
     group.append(5)
@@ -70,11 +70,11 @@ def test_damage_that_nobody_can_mend_yet_is_told_until_somebody_can(group: Runni
     def told() -> str:
         return next((one.message for one in node.status().conditions if one.kind == ConditionKind.DAMAGED), "")
 
-    wait_until(lambda: "does not answer ReadLog" in told(), "it says so", 20)
+    wait_until(lambda: "does not answer ReadLog" in told(), "it says so", 60)
     assert "damaged at offset" in told()
     for other in others:
         group.restart(other)
-    wait_until(lambda: not node.conditions.holds(ConditionKind.DAMAGED), "it is repaired", 30)
+    wait_until(lambda: not node.conditions.holds(ConditionKind.DAMAGED), "it is repaired", 60)
     assert not node.conditions.holds(ConditionKind.REPAIRING)
 
 
@@ -92,8 +92,8 @@ def test_a_read_that_meets_damage_begins_its_repair(tmp_path: Path) -> None:
         with pytest.raises(CorruptLogError):
             node.read(LogIndex(first), LogIndex(first), 1 << 20)
 
-        wait_until((node.log.directory / "damaged-1").exists, "it is repaired", 20)
-        wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 20)
+        wait_until((node.log.directory / "damaged-1").exists, "it is repaired", 60)
+        wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 60)
         assert node.read(LogIndex(first), LogIndex(first), 1 << 20)[0].index == first
     finally:
         group.stop()
@@ -149,7 +149,7 @@ def test_a_member_starts_without_a_segment_fetches_it_and_counts_again(
         returned.start()
 
         wait_until(lambda: returned.status().voter, "it counts again", 30)
-        wait_until(lambda: returned.conditions.now() == (), "nothing is the matter any more", 20)
+        wait_until(lambda: returned.conditions.now() == (), "nothing is the matter any more", 60)
         assert group.segment(number, 1).read_bytes() == sound
         group.append(5)
         group.wait_converged()

@@ -25,6 +25,7 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.rpc import options
+from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.connections import Connections
 from dledger.rpc.log_service import LogService
@@ -87,8 +88,8 @@ async def _served() -> AsyncIterator[AsyncGroup]:
 async def _serve(config: ServerConfig, node: FakeNode) -> grpc.aio.Server:
     """A client server on the present loop."""
     service = LogService(config, node, LoopBridge(), Connections("unwatched", config.limits, share_percent=75))
-    server = grpc.aio.server(options=options.client_server_options(config))
-    server.add_generic_rpc_handlers((service.handlers(),))
+    server = aio_server(options.client_server_options(config))
+    add_methods(server, options.LOG_SERVICE, service.methods())
     options.bind(server, "127.0.0.1", config.client_port or 0, "client")
     await server.start()
     return server

@@ -340,7 +340,7 @@ def test_a_failure_that_may_pass_is_waited_for_before_leadership_is_offered(
     bench.wait_master()
 
     assert len(bench.broker.offers) == offers
-    assert bench.broker.conditions.now() == ()
+    wait_until(lambda: bench.broker.conditions.now() == (), "it is over")
 
 
 def test_leadership_is_not_offered_again_at_once(bench: Bench) -> None:

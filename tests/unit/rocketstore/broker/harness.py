@@ -16,6 +16,7 @@ from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import SystemClock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
+from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.connections import Connections
 from rocketstore.broker.codec import SERVICE
@@ -199,7 +200,7 @@ class Harness:
         self._loop.stop()
 
     async def _serve(self, bridge: LoopBridge) -> None:
-        self.server = grpc.aio.server()
+        self.server = aio_server()
         self.service = BrokerService(
             self.config,
             _Observed(self.store),  # type: ignore[arg-type]  # it passes everything else on
@@ -213,7 +214,7 @@ class Harness:
             guard=self.guard,
             conditions=self.conditions,
         )
-        self.server.add_generic_rpc_handlers((self.service.handlers(),))
+        add_methods(self.server, SERVICE, self.service.methods())
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
 
