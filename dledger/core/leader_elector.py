@@ -205,6 +205,11 @@ class LeaderElector:
         if state.fenced:
             state.become_follower(state.term, None, now_ms, RoleReason.STANDING_LOST)
             return
+        if not state.has_standing and state.log.flushed.sequence < state.log.write_sequence:
+            # Elected by all, it would count at once, also with what a power cut could still take from it.
+            state.outbox.wake |= Wake.FLUSH
+            state.become_follower(state.term, None, now_ms, RoleReason.STANDING_LOST)
+            return
         if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return

@@ -9,7 +9,8 @@ Then comes a blank line, then the patch, as ``git diff`` writes it::
     Seeds: 300
 
 ``Tests`` are files and directories, the cheapest first; all of them pass without the bug. ``Seeds`` is how many seeds
-the simulator is given to find it, too; without it, the simulator is not asked.
+the simulator is given to find it, too; without it, the simulator is not asked. ``Masked`` says why it would find
+nothing: which other rule catches the same first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
-_WORDS: Final = frozenset({"Bug", "Harm", "Tests", "Seeds"})
+_WORDS: Final = frozenset({"Bug", "Harm", "Tests", "Seeds", "Masked"})
 
 
 class MutantError(Exception):

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from dledger.core import invariants
 from dledger.core.member_state import Leader
 from dledger.core.messages import HeartbeatResponse, Message, PushResponse, VoteRequest, VoteResponse
-from dledger.types import NO_TERM, EntryId, HardState, LogIndex, NodeId, Term
+from dledger.errors import ResponseCode
+from dledger.types import NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, NodeId, Term
 from tests.sim.acknowledgements import Acknowledgements, counts_one_that_forgot
+from tests.sim.mending import Onlooker
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode
@@ -38,7 +40,9 @@ class Checker:
         nodes: Callable[[], Sequence[SimNode]],
         on_leader: Callable[[SimNode], None],
         on_commit: Callable[[SimNode], None],
+        onlooker: Onlooker,
     ) -> None:
+        self._onlooker = onlooker
         self._nodes = nodes
         self._on_leader = on_leader
         self._on_commit = on_commit
@@ -53,12 +57,20 @@ class Checker:
         """Those that count."""
         self._entries: dict[EntryId, int] = {}
         self._acknowledgements = Acknowledgements()
+        self._committed_at_loss: dict[NodeId, LogIndex] = {}
+        """What had been committed when a member's disk was lost: it does not count again without it."""
         self._forgetful = False
         """Whether a disk was lost or set back."""
         self.elections = 0
         self.acked_index = -1
 
     # -- after every event ---------------------------------------------------------------------------------------
+
+    def observe_damaged(self, node: SimNode) -> None:
+        """The same where logs may be damaged: as if they were not."""
+        before, self._onlooker.looks = self._onlooker.looks, True
+        self.observe(node)
+        self._onlooker.looks = before
 
     def observe(self, node: SimNode) -> None:
         """Check one running member against itself, its past and the others."""
@@ -83,15 +95,19 @@ class Checker:
                 node.seen_leader_term = state.term
                 self._observe_leader(node, state.term)
             if self._forgetful:
-                for other in self._nodes():
-                    if other.forgetful and other is not node:
-                        wrong = counts_one_that_forgot(node, role, other)
-                        require(not wrong, "a leader counts a member that forgot", node.name, other.name)
+                self._observe_counted(node, role)
+
+    def _observe_counted(self, node: SimNode, leader: Leader) -> None:
+        for other in self._nodes():
+            if other.forgetful and other is not node:
+                wrong = counts_one_that_forgot(node, leader, other)
+                require(not wrong, "a leader counts a member that forgot", node.name, other.name)
 
     def observe_loss(self, node: SimNode) -> None:
         """A disk is about to be lost or set back: what it held counts all the same, where it was acknowledged."""
         self._forgetful = True
         self._acknowledgements.note_loss(node)
+        self._committed_at_loss[node.name] = LogIndex(len(self.chain) - 1)
 
     def _observe_counting(self, node: SimNode, term: Term, commit: LogIndex) -> None:
         """A leader commits by counting what a quorum told it in its term, and only entries of that term (§5.4.2)."""
@@ -131,7 +147,7 @@ class Checker:
             log = other.log
             if log.begin.index <= index <= other.held_index and log.chain_crc_at(index) == self.chain[index]:
                 holders += 1
-            else:
+            elif self._forgetful:
                 holders += self._acknowledgements.held_once(other.name, index, self.chain[index])
         require(holders >= node.quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
 
@@ -155,6 +171,10 @@ class Checker:
         A member that has forgotten whom it voted for may save another vote, as long as it does not say that it counts.
         """
         require(state.term >= node.hard.term, "a saved term goes back", node.name, state, node.hard)
+        if state.voter and not node.hard.voter:
+            lacking = self._committed_at_loss.get(node.name, NO_INDEX)
+            held = node.log.flushed.index
+            require(held >= lacking, "a member counts again that could lose what it said", node.name, held, lacking)
         node.forgetful = node.forgetful and not (state.voter and not node.hard.voter)
         if state.vote == node.name and state.term > node.hard.term:
             node.campaigns += 1
@@ -182,11 +202,16 @@ class Checker:
                     else hard.term > term or (hard.term, hard.vote) == (term, node.name)
                 )
             case VoteResponse(term=term, granted=granted, pre_vote=pre_vote, standing=standing):
+                require(not message.other_history, "two histories where there is one", node.name, target)
                 if granted and not pre_vote and standing.counts:
                     self._observe_vote(node, term, target)
                 voted = hard.term > term or (hard.term == term and hard.vote == target)
                 ready = pre_vote or voted if granted else hard.term >= term  # a granted pre-vote promises nothing
-            case HeartbeatResponse(term=term) | PushResponse(term=term):
+            case HeartbeatResponse(term=term):
+                self._acknowledgements.note(node, message)
+                ready = hard.term >= term
+            case PushResponse(term=term, code=code):
+                require(code is not ResponseCode.OTHER_HISTORY, "two histories where there is one", node.name, message)
                 self._acknowledgements.note(node, message)
                 ready = hard.term >= term
             case _:

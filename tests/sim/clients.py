@@ -85,6 +85,7 @@ class Clients:
         self._random = random
         self._number = 0
         self._target = 0
+        self._is_new = simulation.options.is_new
         self.stopped = False
         self.appends: list[Append] = []
         self.reads: list[Read] = []
@@ -105,7 +106,7 @@ class Clients:
         return sum(not operation.outcome for operation in operations)
 
     def _later(self) -> None:
-        delay_us = self._random.expovariate(1) * self._simulation.options.think_us
+        delay_us = self._random.expovariate(1) * self._simulation.think_us
         self._simulation.scheduler.after(int(delay_us), self._think)
 
     def _think(self) -> None:
@@ -116,7 +117,7 @@ class Clients:
         if node is None or len(node.operations) >= 30:
             return
         if self._random.random() < 0.25:
-            self.read(self._oldest_leader(node) if self._simulation.options.is_new else node)
+            self.read(self._oldest_leader(node) if self._is_new else node)
         else:
             self.append(node)
 

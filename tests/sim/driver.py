@@ -26,10 +26,10 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, Wake
-from dledger.errors import IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
+from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
 from dledger.types import NO_INDEX, NO_TERM, EntryId, EntryRun, HardState, LogIndex, NodeId
 from tests.sim.network import CALLS
-from tests.sim.sim_log import Disk, SimLog
+from tests.sim.sim_log import Disk
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -66,7 +66,7 @@ class SimNode:
         self._config = simulation.options.config_of(name)
         self.name = name
         self.quorum = simulation.options.size // 2 + 1
-        self.log = SimLog(simulation.options.segment_bytes)
+        self.log = simulation.mender.new_log()
         self.hard = HardState()
         self.core: Node | None = None
         self.boots = 0
@@ -90,9 +90,12 @@ class SimNode:
         self._saved_version = 0
         self._saving = False
         self._flushing = False
+        self._flush_due_us = 0
         self._held: deque[tuple[int, Outbox]] = deque()
         self._pushes: dict[NodeId, deque[Message]] = {}
         self._overflowed: dict[NodeId, bool] = {}
+        checker = simulation.checker
+        self._observe = checker.observe_damaged if simulation.options.has("damage") else checker.observe
         self._pushes_max = 2 * self._config.replication.inflight_pushes_max + 16
         self._steps: dict[str, Callable[[int], int | None]] = {}
         self._due_us: dict[str, int] = {}
@@ -132,12 +135,19 @@ class SimNode:
         """Nothing of this member is slow, full or held up any more."""
         self.log.disk_full = False
         self.slow_flush_us = self.hang_read_until_us = self.paused_until_us = 0
+        if self.is_flushing_long and self._simulation.options.is_new:
+            self._scheduler.after(1_000, self._flush, self.boots)
         stalled = [part for part, until_us in self._stalled_until_us.items() if until_us > self._scheduler.now_us]
         self._stalled_until_us.clear()
         for part in stalled:
             self._due_us.pop(part, None)
             if self.core is not None:
                 self._wake(part)
+
+    @property
+    def is_flushing_long(self) -> bool:
+        """Whether a flush has begun that takes much longer yet."""
+        return self._flushing and self._flush_due_us > self._scheduler.now_us + 40_000
 
     @property
     def is_stalled(self) -> bool:
@@ -181,6 +191,7 @@ class SimNode:
             remembered=self.remembered,
         )
         self.core = core
+        self._simulation.mender.tell(self)
         self.seen = None
         self.seen_sequence = self.log.write_sequence
         self.seen_commit = NO_INDEX
@@ -217,10 +228,16 @@ class SimNode:
 
     def replace_disk(self) -> None:
         """Come back, once started, with nothing."""
-        self.log = SimLog(self._simulation.options.segment_bytes)
+        self.log = self._simulation.mender.new_log()
         self.hard = HardState()
         self.snapshot, self.remembered = None, {}
         self.forgetful = True
+
+    def become_whole(self) -> None:
+        """What could not be read has been fetched."""
+        if self.core is not None and not self.core.state.whole:
+            self.core.state.whole = True
+            self._settle()
 
     def doubt(self, reason: str) -> None:
         """Its start finds that it may have forgotten something."""
@@ -235,7 +252,7 @@ class SimNode:
         """Come back, once started, with what the snapshot holds; ``doubt`` is what the start finds out, if anything."""
         if self.snapshot is not None:
             self.forgetful = True
-            self.log = SimLog(self._simulation.options.segment_bytes, self.snapshot.disk.copy())
+            self.log = self._simulation.mender.new_log(self.snapshot.disk.copy())
             self.hard = self.snapshot.hard.doubted(doubt) if doubt else self.snapshot.hard
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -276,6 +293,9 @@ class SimNode:
         state = core.state
         outbox = state.outbox
         if outbox:
+            if outbox.damage:
+                self._simulation.hit("damage_met", self)
+                self._simulation.mender.look_after(self)
             if outbox.wake:
                 self._wake_workers(outbox.wake)
             if self._hears_again and outbox.role_changes:
@@ -284,7 +304,7 @@ class SimNode:
                 self._held.append((state.hard_state_version, outbox.take()))
             else:
                 outbox.take()
-        self._simulation.checker.observe(self)
+        self._observe(self)
         if state.hard_state_version != self._saved_version and not self._saving:
             self._saving = True
             slow = self._simulation.slow("slow_save", 0.3, self)
@@ -314,6 +334,7 @@ class SimNode:
             if self.slow_flush_us:
                 delay_us += int(self._random.random() * self.slow_flush_us)
                 self._simulation.hit("slow_flush", self)
+            self._flush_due_us = self._scheduler.now_us + delay_us
             self._scheduler.after(delay_us, self._flush, self.boots)
 
     def _flush(self, boot: int) -> None:
@@ -410,6 +431,9 @@ class SimNode:
             return self.log.read_run(message.first_index, message.last_index)
         except (IndexBeforeBeginError, IndexOutOfRangeError):
             self._simulation.hits["gone"] += 1
+            return None
+        except CorruptLogError:
+            self._simulation.mender.look_after(self)
             return None
 
     def deliver(self, sender: NodeId, message: Message, boot: int) -> None:

@@ -64,6 +64,16 @@ class Nemesis:
         delay_us = self._random.expovariate(1) * self._simulation.options.fault_interval_us
         self._simulation.scheduler.after(int(delay_us), self._strike)
 
+    @property
+    def is_striking(self) -> bool:
+        """Whether whatever members do may bring a fault on."""
+        return self.active and not self._newer.siege.lasts
+
+    def end(self) -> None:
+        """Never strike again."""
+        self.active = False
+        self._newer.siege.raise_()
+
     def leave_alone(self, for_us: int) -> None:
         """Let what has begun take its course."""
         self._pause_until_us = self._simulation.scheduler.now_us + for_us
@@ -71,7 +81,7 @@ class Nemesis:
     def _strike(self) -> None:
         if not self.active:
             return
-        if self._simulation.scheduler.now_us < self._pause_until_us:
+        if self._simulation.scheduler.now_us < self._pause_until_us or self._newer.siege.lasts:
             self._later()
             return
         name, strike = self._random.choice(self._strikes)
@@ -88,19 +98,19 @@ class Nemesis:
 
     def harass(self, node: SimNode) -> None:
         """Strike a new leader soon, so that terms overlap and logs differ at their ends (Raft figure 8)."""
-        if self.active and self._simulation.options.has("harass_leader") and self._random.random() < 0.7:
+        if self.is_striking and self._simulation.options.has("harass_leader") and self._random.random() < 0.7:
             delay_us = int(self._random.random() * self._random.choice((3_000, 30_000, 300_000)))
             self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots)
 
     def harass_commit(self, node: SimNode) -> None:
         """Strike a leader that has just committed something, before all others know."""
-        if self.active and self._simulation.options.has("harass_commit") and self._newer.random.random() < 0.05:
+        if self.is_striking and self._simulation.options.has("harass_commit") and self._newer.random.random() < 0.05:
             delay_us = int(self._newer.random.random() * self._newer.random.choice((300, 3_000)))
             self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots, "harass_commit")
 
     def strikes_sender(self, node: SimNode, message: Message) -> bool:
         """Whether a member dies right after it has sent ``message``, before the next one."""
-        return self.active and self._newer.strikes_sender(node, message)
+        return self.is_striking and self._newer.strikes_sender(node, message)
 
     def may_forget(self, victim: SimNode) -> bool:
         """Whether a member may lose what it said: no other one has forgotten anything."""
@@ -109,7 +119,7 @@ class Nemesis:
         return sound and bool(self._simulation.checker.chain)
 
     def _strike_leader(self, node: SimNode, boot: int, kind: str = "harass_leader") -> None:
-        if not self.active or node.core is None or node.boots != boot:
+        if not self.is_striking or node.core is None or node.boots != boot:
             return
         self._simulation.hit(kind, node)
         self._simulation.event(f"fault {kind}", None)
@@ -283,6 +293,8 @@ class Nemesis:
             return False
         share = self._random.choice((0.5, 1.0, 1.0))
         wanted = limit - int(self._random.random() * (1 - share) * (limit - node.log.begin.index))
+        onlooker = self._simulation.mender.onlooker
+        onlooker.looks = True  # else it waits for the repair
         needed = needed_from(node.log, self._simulation.options.config_of(node.name))
         if needed is not None and needed < wanted:  # as the server does it
             wanted = needed
@@ -290,6 +302,7 @@ class Nemesis:
             self._simulation.hits["expire_blocked"] += 1
         if wanted > node.log.begin.index + 1:
             node.log.drop_before(LogIndex(wanted))
+        onlooker.looks = False
         return True
 
     def _wipe(self) -> bool:

@@ -67,9 +67,35 @@ class Network:
         self._kept: dict[NodeId, list[tuple[NodeId, Message, int]]] = {name: [] for name in options.names}
         self._keeps = Random(f"kept/{options.seed}") if options.has("stale") else None
         self._keep_share = 0.0 if self._keeps is None else self._keeps.choice((0.02, 0.05, 0.2))
-        self._turns = options.noise_us > 0
+        self._is_new = options.is_new
+        self._turns = options.noise_us > 0 or options.has("siege")
+        self.silent = False
         self._old = frozenset(options.old_members)
         self.faulty = True
+
+    def _is_refused(self, sender: NodeId, target: NodeId, *, pushes: bool) -> bool:
+        """Whether nobody is there to take it."""
+        if self.deaf and target in self.deaf:
+            self._hit("deaf", target)
+            return True
+        if target not in (self.refuses_pushes if pushes else self.refuses_calls):
+            return False
+        self._hit("refused", target)
+        if pushes:
+            self._scheduler.after(int(self._random.random() * 5_000), self._broken, sender, target)
+        return True
+
+    def quieten(self) -> None:
+        """No link is cut any more, nor does anything of its own."""
+        self.mend_all()
+        self.silent = True
+
+    def mend_all(self) -> None:
+        """Everything gets through again, as well as before."""
+        self.silent = False
+        for broken in (self.blocked, self.lost_kinds, self.deaf, self.refuses_calls, self.refuses_pushes):
+            broken.clear()
+        self._last_us.clear()
 
     def forget(self, node: NodeId) -> None:
         """Lose everything under way to or from ``node``: its disk is being replaced, which takes longer."""
@@ -78,12 +104,7 @@ class Network:
     def heal(self) -> None:
         """From now on everything arrives, in order and soon; what is late already stays late."""
         self.faulty = False
-        self.blocked.clear()
-        self.lost_kinds.clear()
-        self.deaf.clear()
-        self.refuses_calls.clear()
-        self.refuses_pushes.clear()
-        self._last_us.clear()
+        self.mend_all()
 
     def send(self, sender: NodeId, target: NodeId, message: Message) -> None:
         """Put a message on its wire."""
@@ -95,18 +116,13 @@ class Network:
         if self.lost_kinds and isinstance(message, self.lost_kinds.get((sender, target), ())):
             self._hit("lost_of_kind", target)
             return  # nobody notices: what else is under way arrives
-        if self.deaf and target in self.deaf:
-            self._hit("deaf", target)
-            return
-        if (self.refuses_pushes if pushes else self.refuses_calls).get(target):
-            self._hit("refused", target)
-            if pushes:
-                self._scheduler.after(int(self._random.random() * 5_000), self._broken, sender, target)
-            return
-        if self._old and (sender in self._old or target in self._old):
-            message = as_old(message)
-        if self._keeps is not None and self.faulty:
-            self._keep(self._keeps, sender, target, message)
+        if self._is_new:
+            if self._is_refused(sender, target, pushes=pushes):
+                return
+            if self._old and (sender in self._old or target in self._old):
+                message = as_old(message)
+            if self._keeps is not None and self.faulty:
+                self._keep(self._keeps, sender, target, message)
         if not self.faulty or (self._turns and self.is_calm):
             self._carry(sender, target, message, 300 + int(self._random.random() * 700), pushes=pushes)
             return
@@ -129,12 +145,7 @@ class Network:
     def is_calm(self) -> bool:
         """Whether the links do nothing of their own at the moment."""
         period_us = self._options.noise_us
-        return period_us > 0 and self._scheduler.now_us // period_us % 2 == 1
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether they do at some times."""
-        return self._turns
+        return self.silent or (period_us > 0 and self._scheduler.now_us // period_us % 2 == 1)
 
     def is_heard(self, sender: NodeId, target: NodeId) -> bool:
         """Whether anything at all of what ``sender`` says arrives."""
@@ -162,10 +173,10 @@ class Network:
         random = self._keeps
         if random is None or not self.faulty or random.random() < (0.2 if leads else 0.7):
             return
-        for sender, message, life in self._kept[target]:
-            if random.random() < 0.5:
+        for sender, message, life in (*self._kept[target], *self._kept[target]):
+            if random.random() < 0.4:
                 self._hit("stale", target)
-                delay_us = int(random.random() * random.choice((3_000, 10_000, 30_000, 200_000)))
+                delay_us = int(random.random() * random.choice((3_000, 10_000, 50_000, 300_000, 1_000_000)))
                 self._scheduler.after(delay_us, self._arrive, sender, target, message, life)
 
     def _lose(self, sender: NodeId, target: NodeId, *, pushes: bool) -> None:

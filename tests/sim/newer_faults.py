@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dledger.core.messages import HeartbeatRequest, LoadRun, Message, PushResponse, VoteRequest, VoteResponse
 from dledger.types import NodeId
+from tests.sim.siege import Siege
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode
@@ -24,6 +25,7 @@ class NewerFaults:
         self._nodes = simulation.nodes
         self.random = Random(f"newer faults/{simulation.options.seed}")
         self._dies, self._pauses = simulation.options.has("crash_send"), simulation.options.has("pause_leader")
+        self.siege = Siege(simulation, nemesis, self.random)
         self.strikes: dict[str, Callable[[], bool]] = {
             "pause_leader": self._pause_leader,
             "come_back": self._come_back,
@@ -33,6 +35,8 @@ class NewerFaults:
             "hang_read": self._hang_read,
             "exhaust": self._exhaust,
             "lost_end": self._lose_end,
+            "damage": self._damage,
+            "siege": self.siege.lay,
         }
 
     def strikes_sender(self, node: SimNode, message: Message) -> bool:
@@ -120,7 +124,7 @@ class NewerFaults:
     def _offer_again(self, node: SimNode, boot: int, times: int) -> None:
         """Whoever leads now hands over to ``node``, or goes down."""
         successor = self._nemesis.leader()
-        if not self._nemesis.active or node.core is None or node.boots != boot or successor in (None, node):
+        if not self._nemesis.is_striking or node.core is None or node.boots != boot or successor in (None, node):
             return
         if self.random.random() < 0.2:
             self._simulation.crash(successor, self._nemesis.duration_us())
@@ -150,10 +154,10 @@ class NewerFaults:
 
     def _change(self, leader: SimNode, boot: int, half: list[SimNode], for_us: int) -> None:
         leader.slow_flush_us = 0
-        if not self._nemesis.active or leader.core is None or leader.boots != boot:
+        if not self._nemesis.is_striking or leader.core is None or leader.boots != boot:
             return
         self._nemesis.split(half, for_us)
-        slow_us = self._timeouts_us(self.random.choice((0, 0.2, 1)))
+        slow_us = self._timeouts_us(self.random.choice((0, 0.5, 1)))
         for node in self._nodes:
             if slow_us and node is not leader and node not in half:
                 node.slow_flush_us = slow_us
@@ -225,3 +229,9 @@ class NewerFaults:
         victim.log.cut(lost)
         victim.doubt("its log was damaged")
         return True
+
+    def _damage(self) -> bool:
+        """Sectors of one member's log cannot be read any more."""
+        node = self._one()
+        self._nemesis.note(node)
+        return self._nemesis.may_forget(node) and self._simulation.mender.damage(node)

@@ -53,6 +53,7 @@ SWARM: Final = (
     "exhaust",
     "lost_end",
     "damage",
+    "siege",
     "async_flush",
     "old_version",
 )
@@ -62,19 +63,21 @@ NEW_WORLDS: Final = 100_000
 """From this seed on all kinds strike; those before stay the worlds in which something was found once."""
 
 THEMES: Final[tuple[tuple[str, ...], ...]] = (
-    ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "isolate_leader"),
+    ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "stale"),
     ("wipe", "set_back", "lost_end", "crash_send", "isolate_leader", "harass_commit", "pause_leader"),
     ("stale", "stall", "come_back", "change_sides", "harass_commit", "spike"),
     ("stall", "come_back", "crash_one"),
     ("stale", "change_sides", "pause_leader"),
-    ("pause_leader", "isolate_leader", "clock_jump", "drift", "stall", "one_way"),
+    ("pause_leader", "come_back", "clock_jump", "drift", "stall", "one_way"),
     ("slow_flush", "hang_flush", "slow_save", "hang_read", "disk_full", "damage", "expire"),
     ("crash_one", "crash_leader", "crash_minority", "crash_majority", "crash_point", "crash_send", "async_flush"),
     ("lose_kind", "one_way", "bridge", "connection_lost", "exhaust", "partition"),
+    ("drop", "duplicate", "reorder", "spike", "corrupt", "slow_save", "slow_read", "pause", "crash_all"),
+    ("siege", "partition", "crash_one"),
     ("old_version", "wipe", "crash_one", "async_flush", "transfer", "isolate_leader"),
 )
 """Kinds that make each other worse, one theme per line: new and unfinished terms, lost memory, late messages, leaders
-that do not know that they are over, disks, restarts, links, and groups of unlike members."""
+that do not know that they are over, disks, restarts, links, noise, and groups of unlike members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ def _newer(options: Options) -> Options:
         options,
         faults=(*faults, "snapshot") if "set_back" in faults else faults,
         fault_interval_us=max(60_000, random.choice((200, 500, 500, 1500, 4000)) * tempo),
-        think_us=max(2_000, options.think_us * tempo // 1000),
+        think_us=random.choice((15, 40, 80, 200)) * max(tempo, 200),
         drop=random.choice((0.01, 0.05, 0.3)) if "drop" in faults else 0.0,
         duplicate=random.choice((0.02, 0.1, 0.5)) if "duplicate" in faults else 0.0,
         reorder=random.choice((0.02, 0.2, 0.5)) if "reorder" in faults else 0.0,
@@ -216,14 +219,14 @@ def _newer(options: Options) -> Options:
 def _faults(random: Random) -> tuple[str, ...]:
     """Which kinds strike, in the order of ``SWARM``."""
     kinds = SWARM
-    match random.choice(("all over", "few", "theme", "theme")):
+    match random.choice(("all over", "few", "theme", "theme", "theme", "theme")):
         case "all over":
             density = random.choice((0.05, 0.1, 0.2, 0.3, 0.5))
             chosen = {fault for fault in kinds if random.random() < density}
         case "few":
             chosen = set(random.sample(kinds, random.choice((1, 2, 3))))
         case _:
-            theme = [fault for fault in random.choice(THEMES) if random.random() < 0.75]
+            theme = [fault for fault in random.choice(THEMES) if random.random() < 0.85]
             chosen = {*theme, *random.sample(kinds, random.choice((0, 0, 1, 2)))}
     return tuple(fault for fault in kinds if fault in chosen)
 

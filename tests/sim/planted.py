@@ -250,6 +250,17 @@ def _gaps_are_taken(self: ProducerTable, batch: ProducerBatch, count: int) -> Pl
     return _plan(self, replace(batch, sequence=min(batch.sequence, expected)), count)
 
 
+_seek_leadership = LeaderElector._seek_leadership
+
+
+def _asks_once(self: LeaderElector, now_ms: int) -> None:
+    role = self._state.role
+    if isinstance(role, Candidate):
+        role.election_due_ms = now_ms + 10**9
+    else:
+        _seek_leadership(self, now_ms)
+
+
 PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "commit-old-terms": (Plant(QuorumAckChecker, "_advance_commit", _commit_old_terms),),
     "commit-without-quorum": (Plant(QuorumAckChecker, "_advance_commit", _commit_without_quorum),),
@@ -270,6 +281,7 @@ PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "majority-of-blanks-founds": (Plant(leader_elector, "victory", _majority_of_blanks_founds),),
     "readmitted-at-once": (Plant(Readmissions, "due", _at_once),),
     "blank-acks-count": (Plant(EntryDispatcher, "_raise_watermark", _counted_whoever_says_so),),
+    "asks-for-votes-once": (Plant(LeaderElector, "_seek_leadership", _asks_once),),
     "no-push-deadline": (Plant(EntryDispatcher, "__init__", _no_deadline),),
     "success-in-another-term": (Plant(QuorumAckChecker, "step", _success_in_another_term),),
     "verified-of-last-leader": (Plant(EntryHandler, "_begin_session", _verified_of_last_leader),),

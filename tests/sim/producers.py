@@ -166,7 +166,7 @@ class Producers:
         return sum((session.outcomes for session in self.sessions), Counter())
 
     def _later(self) -> None:
-        delay_us = self._random.expovariate(1) * self._simulation.options.think_us
+        delay_us = self._random.expovariate(1) * self._simulation.think_us
         self._simulation.scheduler.after(int(delay_us), self._think)
 
     def _think(self) -> None:

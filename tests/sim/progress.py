@@ -47,11 +47,11 @@ class Progress:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         options = simulation.options
-        self._limit_us = 1000 * max(LIMIT_MS_MIN, LIMIT_MS * options.tempo // 1000)
+        self.limit_us = 1000 * max(LIMIT_MS_MIN, LIMIT_MS * options.tempo // 1000)
         self.due_us = 0
-        self.checked = 0
-        """How often a majority was found well for the whole limit, and had got on."""
-        self._calm = not any((options.drop, options.spike)) or options.noise_us > 0
+        self.got_on = 0
+        """How often a majority that was well had got on."""
+        self._noise = bool(options.drop or options.spike)
         nodes = simulation.nodes
         self._majorities = [
             _Majority(chosen, tuple(node for node in nodes if node not in chosen))
@@ -61,9 +61,9 @@ class Progress:
     def look(self) -> None:
         """Raise ``Violation`` if a majority that could get on did not."""
         now_us = self._simulation.scheduler.now_us
-        self.due_us = now_us + self._limit_us // LOOKS
+        self.due_us = now_us + self.limit_us // LOOKS
         network = self._simulation.network
-        noisy = not self._calm or (network.has_noise and not network.is_calm)
+        noisy = self._noise and not network.is_calm
         sound = {node.name: not noisy and self._is_sound(node) for node in self._simulation.nodes}
         for majority in self._majorities:
             members = majority.members
@@ -71,7 +71,9 @@ class Progress:
                 self._is_linked(one.name, other.name) for one, other in combinations(members, 2)
             )
             commit = max(node.core.state.commit_index if node.core else LogIndex(-1) for node in members)
-            if not well or commit > majority.commit or self._is_settled(members):
+            gets_on = well and (commit > majority.commit or self._is_settled(members))
+            self.got_on += gets_on
+            if not well or gets_on:
                 majority.commit = max(commit, majority.commit)
                 majority.since_us = majority.quiet_since_us = now_us
                 continue
@@ -82,15 +84,18 @@ class Progress:
     def _judge(self, majority: _Majority, now_us: int) -> None:
         names = [node.name for node in majority.members]
         quiet_us, well_us = now_us - majority.quiet_since_us, now_us - majority.since_us
-        require(quiet_us < self._limit_us, "a majority that can talk does not get on", *names, f"{quiet_us} us")
-        late = well_us >= DISTURBED * self._limit_us
+        require(quiet_us < self.limit_us, "a majority that can talk does not get on", *names, f"{quiet_us} us")
+        late = well_us >= DISTURBED * self.limit_us
         require(not late, "a majority that can talk is kept from getting on", *names, f"{well_us} us")
 
     def _is_sound(self, node: SimNode) -> bool:
         now_us = self._simulation.scheduler.now_us
         held_up = node.paused_until_us > now_us or node.hang_read_until_us > now_us or node.is_stalled
-        disk = node.log.disk_full or node.slow_flush_us > 0
-        return node.core is not None and node.hard.voter and not node.forgetful and not held_up and not disk
+        slow = node.slow_flush_us > 0 or node.is_flushing_long
+        disk = node.log.disk_full or slow or not self._simulation.mender.is_sound(node)
+        if node.core is None or held_up or disk:
+            return False
+        return node.core.state.has_standing and node.hard.voter and not node.forgetful
 
     def _is_linked(self, one: NodeId, other: NodeId) -> bool:
         network = self._simulation.network

@@ -15,6 +15,7 @@ from tests.sim.checker import Checker, Violation, require
 from tests.sim.clients import Append, Clients
 from tests.sim.driver import SimNode
 from tests.sim.faults import Nemesis
+from tests.sim.mending import Mender
 from tests.sim.network import Network
 from tests.sim.options import Options, choose
 from tests.sim.producers import Producers
@@ -55,8 +56,12 @@ class Simulation:
         self.random = Random(f"schedule/{seed}")
         self.hits: Counter[str] = Counter()
         self.roles: Counter[tuple[str, str]] = Counter()
+        self.mender = Mender(self)
         self.checker = Checker(
-            lambda: self.nodes, lambda node: self.nemesis.harass(node), lambda node: self.nemesis.harass_commit(node)
+            lambda: self.nodes,
+            lambda node: self.nemesis.harass(node),
+            lambda node: self.nemesis.harass_commit(node),
+            self.mender.onlooker,
         )
         self.network = Network(
             options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke, self._strike_link
@@ -68,6 +73,8 @@ class Simulation:
         self.producers = Producers(self, Random(f"producers/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
         self.progress = Progress(self)
+        self.think_us = options.think_us
+        """How long clients wait between two questions."""
         self.events = 0
         self.healed_us: int | None = None
         self.well_us = 0
@@ -211,10 +218,11 @@ class Simulation:
     def _heal(self) -> None:
         self.healed_us = self.scheduler.now_us
         self.clients.stopped = True
-        self.nemesis.active = False
+        self.nemesis.end()
         self.network.heal()
         for node in self.nodes:
             node.free_all()
+            self.mender.mend(node)
             if node.core is None:
                 node.start()
         self.event("healed", None)

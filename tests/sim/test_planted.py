@@ -12,6 +12,7 @@ from tests.sim.planted import PLANTS, run_planted
 FOUND_BY = {
     "ack-before-flush": 0,
     "any-log-wins": 4,
+    "asks-for-votes-once": 100_274,
     "campaign-in-old-term": 1,
     "commit-old-terms": 658,
     "commit-without-quorum": 0,

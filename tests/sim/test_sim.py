@@ -14,7 +14,7 @@ from tests.sim import options, simulation
 from tests.sim.simulation import run_seed
 
 EVENTS = 4_000
-REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998, 300435)
+REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998, 100302)
 """Seeds that found a bug once, here or in the checker."""
 
 

@@ -292,3 +292,18 @@ def test_a_group_is_founded_only_while_all_its_members_have_standing() -> None:
     solo.beat(N1, boot_id=8)
 
     assert (before, solo.state.standing) == (Standing.FOUNDER, Standing.VOTER)
+
+
+def test_who_has_forgotten_seeks_the_votes_of_all_only_with_a_durable_log() -> None:
+    """Elected by all it counts at once: a power cut must not make it forget a second time, unnoticed."""
+    solo = Solo(terms=(1, 1), hard_state=HardState(Term(1), standing=Standing.DOUBTFUL))
+    solo.log.append_as_leader(Term(1), [b"not flushed yet"])
+
+    solo.time_out()
+    asked_early, woken = solo.node.elector.pre_votes, solo.woken
+    solo.flush()
+    solo.time_out()
+
+    assert asked_early == 0
+    assert woken & Wake.FLUSH
+    assert solo.node.elector.pre_votes == 1
