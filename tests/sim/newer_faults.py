@@ -141,6 +141,7 @@ class NewerFaults:
         leader = self._nemesis.leader()
         if leader is None or leader.core is None or len(self._nodes) < 3:
             return False
+        self._nemesis.note(leader)
         others = [node for node in self._nodes if node is not leader]
         self.random.shuffle(others)
         half = len(others) // 2
