@@ -205,7 +205,7 @@ class BrokerState:
             if time.monotonic() > deadline:
                 raise StateBehindError(f"broker state: not applied to its end within {timeout_s:g} s")
             if cancelled.wait(0.01):
-                raise StateBehindError("broker state: nobody wants it any more")
+                raise StateBehindError("broker state: the take-over was cancelled")
         if not self._applier.is_complete:
             self._accept_incomplete()
         if not self._store.log.is_replicated:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Counts(NamedTuple):
     hits: Counter[str]
 
 
-class World:
+class World(ABC):
     """Everything of one seed. Made, and run, while the product runs on ``scheduler``."""
 
     clients: Clients
@@ -80,13 +81,13 @@ class World:
         self.trace_hash = zlib.crc32(line.encode(), self.trace_hash)
         self._trace.append(line)
 
+    @abstractmethod
     def run(self) -> None:
         """The whole life of this world. Raises ``ViolationError``, or whatever a broker raised."""
-        raise NotImplementedError
 
+    @abstractmethod
     def counts(self) -> Counts:
         """For the result."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """End whatever still runs."""

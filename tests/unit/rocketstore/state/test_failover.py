@@ -269,7 +269,7 @@ def test_catching_up_ends_with_the_wish_for_it(
     )
     cancelled.set()
 
-    with pytest.raises(StateBehindError, match="nobody wants it"):
+    with pytest.raises(StateBehindError, match="was cancelled"):
         slave.state.catch_up(60, cancelled)
 
 
