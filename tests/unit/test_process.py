@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # missing in grpc-stubs
+from grpc._cython import cygrpc
 
 from cluster import logs
 
