@@ -22,7 +22,7 @@ from rocketstore.state.changes import (
     TopicConfig,
 )
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
-from rocketstore.state.snapshot import SNAPSHOT_FILE
+from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from tests.unit.rocketstore.state.conftest import Member
 
@@ -96,6 +96,20 @@ def test_a_file_that_is_no_such_file_is_left_out(tmp_path: Path, text: str) -> N
     (tmp_path / "delayOffset.json").write_text('{"offsetTable":{"2":4}}')
 
     assert read_rocketmq_files(tmp_path) == (SetDelayOffsets(((2, 4),)),)
+
+
+@pytest.mark.parametrize("number", [8.0, 8.5, True])
+def test_what_is_taken_over_can_be_read_again(number: float, tmp_path: Path) -> None:
+    """A topic whose numbers are none is left out: a snapshot with it would be of no use, with all that is in it."""
+    odd = {"perm": 6, "readQueueNums": number, "writeQueueNums": 8}
+    sound = {"perm": 6, "readQueueNums": 8, "writeQueueNums": 4}
+    (tmp_path / "topics.json").write_text(json.dumps({"topicConfigTable": {"Odd": odd, "Sound": sound}}))
+
+    changes = read_rocketmq_files(tmp_path)
+    write_snapshot(RealFileSystem(), tmp_path, Snapshot(changes))
+
+    assert changes == (PutTopic(TopicConfig("Sound", 8, 4, 6)),)
+    assert read_snapshot(tmp_path) == Snapshot(changes)
 
 
 def test_a_file_of_any_length_is_left_out(tmp_path: Path) -> None:
