@@ -195,6 +195,21 @@ def test_an_address_has_a_share_of_all_calls(now: list[float]) -> None:
             pass
 
 
+def test_who_comes_again_from_a_port_that_was_hung_up_on_is_served(now: list[float]) -> None:
+    """Once the calls of the connection before have ended: ports are used again, above all behind a NAT."""
+    watched = connections.Connections("test", ConnectionLimits(), share_percent=50)
+    first, late = Call(), Call()
+    with watched.call(first) as one:  # type: ignore[arg-type]  # what is used of it
+        watched._hang_up([connections._Link(one.place, inode=0, descriptor=-1)])
+    with watched.call(late) as same:  # type: ignore[arg-type]  # what is used of it
+        assert same.hung_up, "gRPC has not ended the calls before yet"
+    first.end(None)
+    late.end(None)
+
+    with watched.call(Call()) as again:  # type: ignore[arg-type]  # what is used of it
+        assert not again.hung_up
+
+
 def test_another_sockets_descriptor_is_never_shut() -> None:
     """A number that was used again meanwhile is somebody else's."""
     ours, theirs = socket.socketpair()
