@@ -248,6 +248,28 @@ def test_a_start_that_ends_before_its_doubt_is_durable_leaves_what_it_came_from(
     assert _standing(open_store(copy))[0] is Standing.DOUBTFUL
 
 
+def test_an_end_that_puts_a_member_in_doubt_is_cut_once_the_doubt_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the power fails in between, and the next start finds a log that looks whole."""
+    config = small_config(tmp_path)
+    store = _new(config)
+    checkpoint = store.directory / "checkpoint"
+    old = checkpoint.read_bytes()
+    for _ in range(3):
+        store.append_as_leader(Term(1), [b"." * 1200])
+        store.flush()
+    _turn(store, 21, 100)
+    abandon(store)
+    _put_back(checkpoint, old)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileHardState, "save", Mock(side_effect=DiskError("the power failed")))
+        with pytest.raises(DiskError, match="the power failed"):
+            open_store(config)
+
+    assert _standing(open_store(config))[0] is Standing.DOUBTFUL
+
+
 def _restarted(store: FileStore) -> None:
     store.close()
 

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from dledger.errors import DiskError
-from dledger.store.fs import RealFileSystem
+from dledger.errors import DiskError, DiskFullError
 from rocketstore.checkpoint import CheckpointFile
 from rocketstore.durability import Attempts, Durability
+from tests.store.crash_fs import NO_SPACE, FailingFs
 
 
 class Dispatch:
@@ -43,8 +43,13 @@ def parts(dispatch: Dispatch) -> dict[str, Mock]:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> CheckpointFile:
-    return CheckpointFile(RealFileSystem(), tmp_path / "checkpoint")
+def fs() -> FailingFs:
+    return FailingFs()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, fs: FailingFs) -> CheckpointFile:
+    return CheckpointFile(fs, tmp_path / "checkpoint")
 
 
 @pytest.fixture
@@ -86,5 +91,18 @@ def test_a_stop_that_fails_twice_leaves_the_checkpoint_as_it_was(
     attempts.run(parts["log"].flush)
 
     durability.flush_all(attempts)
+
+    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+
+
+def test_a_checkpoint_that_finds_no_room_frees_nothing(
+    durability: Durability, checkpoint: CheckpointFile, fs: FailingFs
+) -> None:
+    """Retention may have what the checkpoint on the disk covers, and no more."""
+    durability.flush()
+    fs.fails = lambda call, _path: NO_SPACE if call == "write" else None
+
+    with pytest.raises(DiskFullError):
+        durability.flush()
 
     assert (checkpoint.read().replay_from, durability.position) == (100, 100)
