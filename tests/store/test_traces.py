@@ -22,6 +22,7 @@ from dledger.store.repair import set_aside_damaged
 from dledger.store.torn import SECTOR_BYTES
 from dledger.store.traces import TRACES_FILE, Inode, forget_traces, last_life
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
+from tests.store.crash_fs import FailingFs
 from tests.store.support import abandon, fill, open_store, small_config
 
 _VOTER = HardState(Term(1), NodeId("n0"), Standing.VOTER)
@@ -329,6 +330,16 @@ def test_a_directory_of_an_earlier_version_is_believed_and_leaves_traces_from_th
 
     assert _standing(open_store(config)) == (Standing.VOTER, "")
     assert (store.directory / TRACES_FILE).read_bytes() == sound
+
+
+def test_that_somebody_vouches_for_a_directory_is_durable(tmp_path: Path) -> None:
+    """A power cut must not bring back the doubt that a person has ended."""
+    (tmp_path / TRACES_FILE).write_text("{}")
+    fs = FailingFs()
+
+    forget_traces(fs, tmp_path)
+
+    assert fs.calls == [("unlink", str(tmp_path / TRACES_FILE)), ("sync_dir", str(tmp_path))]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"inodes": {"identity": 5}}', b"\xff"])

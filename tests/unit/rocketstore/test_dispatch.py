@@ -227,6 +227,21 @@ def test_a_full_disk_is_tried_again(
     assert offsets(sink) == [0, 100, 200]
 
 
+def test_damage_that_was_repaired_is_over(
+    log: FakeLog, sink: FakeSink, service: DispatchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader whose dispatch waits for a repair offers leadership to others, and no longer than that."""
+    monkeypatch.setattr("rocketstore.dispatch.FULL_RETRY_S", 0.01)
+    log.failure, log.max_offset = CorruptLogError(Path("log"), 5, "no record", "look", 1), 100
+    service.start()
+    wait_until(lambda: service.damage is not None, "it waits for a repair")
+
+    log.failure = None
+
+    wait_until(lambda: service.damage is None, "it goes on")
+    assert offsets(sink) == [0]
+
+
 def test_a_log_that_cannot_be_read_on_is_an_error(sink: FakeSink) -> None:
     class Stuck(FakeLog):
         def scan(self, offset: int, bytes_max: int) -> ScannedRecords:

@@ -106,3 +106,17 @@ def test_a_checkpoint_that_finds_no_room_frees_nothing(
         durability.flush()
 
     assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+
+
+def test_a_deleted_topics_queues_end_behind_every_number_that_was_given_out(
+    dispatch: Dispatch, parts: dict[str, Mock], checkpoint: CheckpointFile
+) -> None:
+    """Also of what is put and not dispatched yet: a topic of that name that comes again must not give it out twice."""
+    deleted, living = Mock(), {("T", 0): 3, ("T", 1): 3, ("other", 0): 3}
+    parts["queues"].next_offsets.return_value = living
+    parts["log"].queue_offsets = {("T", 0): 5, ("T", 1): 2}
+    files = (checkpoint, deleted)
+
+    Durability(parts["log"], parts["queues"], parts["index"], dispatch, files).delete_topic("T")  # type: ignore[arg-type]
+
+    deleted.add.assert_called_once_with({("T", 0): 5, ("T", 1): 3}, living)
