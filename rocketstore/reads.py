@@ -351,7 +351,7 @@ class _Get:
     def _take(self, units: Sequence[QueueUnit]) -> bool:
         """Go through units; False: the get ends before the unit at ``_at``."""
         self._read_ahead(units)
-        for unit in units:
+        for unit in units[self._take_ahead(units) :]:
             if unit.size != _FILLER_SIZE and unit.offset >= self._skip_below:
                 if self._full(unit) or self._passed_bytes > PASSED_BYTES_MAX:
                     return False
@@ -382,6 +382,19 @@ class _Get:
             wanted.append(unit)
         if len(wanted) > 1:
             self._ahead = self._reader.records_of(self._queue, numbers, wanted)
+
+    def _take_ahead(self, units: Sequence[QueueUnit]) -> int:
+        """Take what was read ahead from the first unit on, up to the first gap; gives how many."""
+        begin, ahead = self._at, self._ahead
+        if self._matches_record is not None or begin not in ahead:
+            return 0
+        end = next((number for number in range(begin, begin + len(ahead)) if number not in ahead), begin + len(ahead))
+        records = [ahead[number] for number in range(begin, end)]
+        self.records += records
+        self._bytes += sum(map(len, records))
+        self.last_offset = units[end - begin - 1].offset
+        self._at = end
+        return end - begin
 
     def _add(self, unit: QueueUnit) -> bool:
         try:

@@ -66,7 +66,9 @@ class Context:
 
     settings: BenchSettings
     directory: Path
-    """This run's own; removed when it ends."""
+    """For one scenario: it is empty again for the next one, for a scenario may write tens of gigabytes."""
+    kept: Path
+    """For what several scenarios use; removed when the run ends."""
     say: Callable[[str], None]
     """Show a line of progress."""
     quiet: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
 import signal
 import sys
 import tempfile
@@ -52,7 +53,8 @@ def run(
         Console(stderr=True).print(str(error), style="red", markup=False)
         return EXIT_USAGE
     with _terminable(), tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=settings.directory) as directory:
-        context = Context(settings, Path(directory), say=_sayer(console))
+        context = Context(settings, Path(directory) / "scenario", Path(directory), say=_sayer(console))
+        context.directory.mkdir()
         _describe_machine(context)
         measured, broken = _measure(context, wanted)
         _note_noise(context)
@@ -110,9 +112,16 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
             broken.append(f"{scenario.title}: {type(error).__name__}: {error}")
             context.say(f"!!! {broken[-1]}")
             continue
+        finally:
+            _empty(context.directory)
         absent = sorted(names - {figure.name for figure in measured[before:]})
         broken += [f"{scenario.title}: gave no figure for {name}" for name in absent]
     return measured, broken
+
+
+def _empty(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)  # what a killed child still writes must not cost the other figures
+    directory.mkdir(exist_ok=True)
 
 
 @contextlib.contextmanager

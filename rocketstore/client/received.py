@@ -76,7 +76,7 @@ class ReceivedMessage:
     @property
     def keys(self) -> list[str]:
         """The business keys."""
-        return self.property("KEYS").split()
+        return [one for one in self.property("KEYS").split(" ") if one]
 
     @property
     def unique_key(self) -> str:

@@ -38,7 +38,7 @@ _DECODED_HEADERS: Final = ("queueId", "queueOffset", "sysFlag", "storeTimestamp"
 
 def the_log(context: Context) -> WrittenLog:
     """The log that all of these read: kept in ``BENCH_DIR`` if that is given, else gone with the run."""
-    directory = context.settings.directory or context.directory
+    directory = context.settings.directory or context.kept
     context.say(f"  a log of {LOG_BYTES / 2**30:.0f} GiB, bodies of 200 B to 4 KiB, in {directory}")
     return cached_log(directory, LogSpec(log_bytes=LOG_BYTES))
 

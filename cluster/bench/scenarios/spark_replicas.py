@@ -36,7 +36,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     from pipeline.session import spark_session
 
     log_bytes = int(min(LOG_GIB_MAX, context.settings.log_gib) * GIB)
-    log = cached_log(context.settings.directory or context.directory, LogSpec(log_bytes=log_bytes))
+    log = cached_log(context.settings.directory or context.kept, LogSpec(log_bytes=log_bytes))
     spark = spark_session(None, "bench", **{"spark.driver.memory": "1g"})
     try:
         if "spark_audit" in names:

@@ -142,12 +142,14 @@ def test_a_queue_whose_units_cannot_be_read_goes_on_in_its_next_file() -> None:
 
 
 def test_a_get_goes_on_over_queue_files() -> None:
-    """Units come from one file at a time; RocketMQ stops there."""
-    bench = Bench(10)
+    """Units come from one file at a time; RocketMQ stops there. What it may give is counted over all of them."""
+    bench = Bench(10, body=100)
     whole = bench.queue.units
     bench.queue.units = lambda offset, count, /: whole(offset, min(count, 4 - offset % 4))  # type: ignore[method-assign]
 
     assert numbers(bench.get(1)) == list(range(1, 10))
+    assert numbers(bench.get(1, 6)) == list(range(1, 7))
+    assert numbers(bench.get(1, max_bytes=5 * bench.queue.all[0].size)) == list(range(1, 6))
 
 
 @pytest.mark.parametrize(("asked", "given"), [(1, 1), (10, 10), (20, 20), (32, 32), (40, 32)])
@@ -228,6 +230,15 @@ def test_the_next_offset_is_behind_the_last_message_given() -> None:
     result = Bench(100).get(0, 5, tags=2)
 
     assert (numbers(result), result.next_offset) == ([2, 5, 8, 11, 14], 15)
+
+
+def test_a_slave_is_suggested_by_where_the_last_message_given_lies() -> None:
+    """Who comes from far behind and has caught up needs no slave."""
+    bench = Bench(5)
+    bench.memory_bytes = (bench.log.max_offset - bench.queue.all[2].offset) * 100 // 40 + 3  # 40 % of it, rounded up
+    bench.make_reader()
+
+    assert [bench.get(0, count).suggest_slave for count in (1, 2, 3, 4)] == [True, True, False, False]
 
 
 def test_fillers_are_no_messages() -> None:

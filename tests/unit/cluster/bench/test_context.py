@@ -46,7 +46,7 @@ def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
 def test_a_missing_baseline_is_noted_once() -> None:
     """Several figures may lack the same peer; it is said once."""
     said: list[str] = []
-    run = Context(BenchSettings(), Path(), said.append)
+    run = Context(BenchSettings(), Path(), Path(), said.append)
 
     labels = [run.baseline_missing("etcd", "etcd-server") for _ in range(2)]
 

@@ -26,7 +26,8 @@ class Recorder:
 
     def __call__(self, context: Context, names: frozenset[str]) -> Iterator[Figure]:
         """Yield the figures asked for, then fail if told to."""
-        assert context.directory.is_dir()
+        assert not any(context.directory.iterdir())
+        (context.directory / "log").write_bytes(b"gigabytes")
         self.asked.append(names)
         yield from (figure for figure in self._figures if figure.name in names)
         if self._error is not None:
@@ -66,6 +67,17 @@ def test_a_shared_set_up_runs_once(tmp_path: Path, settings: BenchSettings) -> N
 
     assert (code, both.asked, other.asked) == (0, [frozenset({"a", "b"})], [])
     assert names_in(output) == ["a", "b"]
+
+
+def test_what_a_scenario_wrote_is_gone_before_the_next(tmp_path: Path, settings: BenchSettings) -> None:
+    """However it ended: all of them together need more than many disks have."""
+    broken, sound = Recorder(error=OSError("no space left")), Recorder(Figure("c", 1.0, "s", "", None))
+
+    main.run([], tmp_path / "bench.json", settings=settings, scenarios=[broken.scenario("a"), sound.scenario()])
+
+    assert (len(broken.asked), len(sound.asked)) == (1, 1)
+    assert names_in(tmp_path / "bench.json") == ["c"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "bench.json"]
 
 
 def test_no_names_mean_all(tmp_path: Path, settings: BenchSettings) -> None:

@@ -37,6 +37,13 @@ def test_hosts_of_both_kinds(born: HostAddress, store: HostAddress) -> None:
     assert (first.unique_key, first.keys) == ("", ["k"])
 
 
+def test_blanks_alone_separate_keys() -> None:
+    """As the broker's index has them: whoever finds a message by a key sees that key."""
+    (message,) = split_records(record_of(properties={"KEYS": "a\tb  c\u3000d"}))
+
+    assert message.keys == ["a\tb", "c\u3000d"]
+
+
 def test_properties_are_found_before_and_after_decoding() -> None:
     """Both ways say the same."""
     (message,) = split_records(record_of())

@@ -181,7 +181,10 @@ def test_a_file_that_was_let_go_of_is_not_kept_open(tmp_path: Path) -> None:
 
 
 def test_queues_need_no_descriptor_each(tmp_path: Path) -> None:
-    """Forty queues with room for four open files: appended to in turn, flushed, opened again, read."""
+    """Forty queues with room for four open files: appended to in turn, flushed, opened again, read.
+
+    Eight threads flush at once: each may use one that made room meanwhile, and close another for which it made room.
+    """
     fs = CountingFs()
     for start in (0, 3):
         table = ConsumeQueueTable(tmp_path, FILE_BYTES * 10, fs)
@@ -193,7 +196,7 @@ def test_queues_need_no_descriptor_each(tmp_path: Path) -> None:
             for queue_id in range(40):
                 table.append([one._replace(queue_id=queue_id) for one in heads(offset, offset + 1)])
         table.flush()
-        assert fs.most <= 8
+        assert fs.most <= 4 + 2 * 8
         for queue in table.all():
             assert [unit.offset for unit in queue.units(0, 10)] == [number * 100 for number in range(start + 3)]
         table.close()

@@ -24,6 +24,7 @@ from rocketstore.state.changes import (
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
+from tests.store.crash_fs import NO_SPACE, FailingFs
 from tests.unit.rocketstore.state.conftest import Member
 
 NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
@@ -190,6 +191,19 @@ def test_a_file_that_would_say_the_same_is_not_written(tmp_path: Path) -> None:
     same = {name for name in NAMES if (tmp_path / name).stat().st_ino == before[name]}
     assert same == set(NAMES) - {"consumerOffset.json"}
     assert read(tmp_path, "consumerOffset.json.bak")["offsetTable"] == {"Orders@readers": {"0": 10}}
+
+
+def test_a_file_that_found_no_room_is_written_with_the_next_ones(tmp_path: Path) -> None:
+    """Also if nothing in it has changed since: what is there is the one before, or none."""
+    fs = FailingFs(lambda call, path: NO_SPACE if call == "write" and "consumerOffset" in path else None)
+    files = RocketmqFiles(fs, tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(TABLES, 1000)
+    fs.fails = lambda _call, _path: None
+
+    files.write(TABLES, 2000)
+
+    assert read(tmp_path, "consumerOffset.json")["offsetTable"] == {"Orders@readers": {"0": 10}}
 
 
 # --- RocketMQ in between ---------------------------------------------------------------------------------------------
