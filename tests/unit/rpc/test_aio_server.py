@@ -9,6 +9,8 @@ import pytest
 
 from dledger.client import DLedgerClient
 from dledger.config import ConnectionLimits
+from dledger.rpc import client_codec as codec
+from dledger.rpc import options
 from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.types import LogIndex
 from tests.support.http2 import HEADERS, Http2Link, call_frames, frame
@@ -94,3 +96,14 @@ def test_a_server_takes_as_many_calls_at_a_time_as_it_was_told() -> None:
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     asyncio.run(main())
+
+
+def test_headers_that_are_no_text_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever can connect may send hundreds of them with each request."""
+    metadata = options.method(options.LOG_SERVICE, "Metadata")
+    with serving(ConnectionLimits()) as (_, server), Http2Link("127.0.0.1", server.port) as link:
+        link.begin()
+        odd = [(f"x-{number}", b"\xff" * 8) for number in range(20)]
+        link.send(call_frames(1, metadata, codec.encode_metadata_request("default"), *odd))
+        assert refusal(link), "it is answered"
+    assert caplog.records == []
