@@ -106,4 +106,6 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from tests.sim_store.__main__ import main as under_its_name  # a new process cannot find ``__main__.run_one``
+
+    sys.exit(under_its_name())

@@ -60,3 +60,13 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
 
     assert outputs[0] == outputs[1]
     assert len(set(outputs[0].split())) == 3
+
+
+def test_several_processes_share_the_worlds() -> None:
+    """As ``make sim-store`` has them do."""
+    command = [sys.executable, "-m", "tests.sim_store", "--seeds", "2", "--world", "plain", "--jobs", "2"]
+
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "worlds 2," in ended.stdout
