@@ -446,7 +446,7 @@ class ServerConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     bulk: BulkReadConfig = field(default_factory=BulkReadConfig)
     client_streams_max: int = 1024
-    """Streams of each kind (append, follow, watch) that clients may have open on this node."""
+    """Streams of each kind (append, follow, watch; health and reflection) that clients may have open on this node."""
     client_appends: bool = True
     """Whether the log service takes appends; a broker sets it to false, because its log is its own."""
     metrics_port: int = 0

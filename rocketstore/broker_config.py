@@ -81,7 +81,7 @@ class BrokerConfig:
     pulls_waiting_max: int = 20_000
     """Pulls that may wait for messages."""
     streams_max: int = 1024
-    """Streams of each kind (send, pull) that clients may have open on this broker."""
+    """Streams of each kind (send, pull; health and reflection) that clients may have open on this broker."""
     send_pending_messages_max: int = 40_000
     """Messages of all producers that may wait to be stored; beyond it streams are not read, single sends refused."""
     send_pending_bytes_max: int = 48 * MIB

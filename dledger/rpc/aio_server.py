@@ -8,6 +8,7 @@ core then compares as bytes, and whatever else is asked for is refused before an
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,16 @@ from grpc.aio._server import Server
 
 Methods = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The methods of a service by name."""
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Not a header that is no text, which gRPC tells with a traceback, each of any number in one request: whoever can
+    connect could fill the disk with them.
+    """
+    return not str(record.msg).startswith("Invalid encoding on ")
+
+
+logging.getLogger(cygrpc.__name__).addFilter(_is_worth_a_line)
 
 
 def aio_server(options: Sequence[tuple[str, Any]] = (), maximum_concurrent_rpcs: int | None = None) -> grpc.aio.Server:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from contextlib import suppress
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from dledger.access.guard import Guard
@@ -19,6 +19,7 @@ from dledger.rpc.bridge import LoopBridge, Report, log_failure
 from dledger.rpc.connections import Connections
 from dledger.rpc.log_service import LogService
 from dledger.rpc.ports import LogNode
+from dledger.rpc.standard_services import StandardServices
 from dledger.rpc.tls_keeper import TlsKeeper
 
 
@@ -138,12 +139,12 @@ class ClientServer:
             self._methods = service.methods()
             add_methods(server, options.LOG_SERVICE, self._methods)
             statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
-            health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+            standard = StandardServices(server, connections, config.client_streams_max)
+            standard.add_health(statuses)
             for name in ("", options.LOG_SERVICE):
                 await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
             if self._guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the node
-                names = (options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-                reflection.enable_server_reflection(names, server)
+                standard.add_reflection((options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
             credentials = self._tls.client_server_credentials() if self._tls is not None else None
             self._port = options.bind(server, self._host, self._wanted_port(), "client", credentials)
             await server.start()

@@ -128,7 +128,9 @@ class Connections:
     def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of whatever it carries
         """Around the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
         peer = context.peer()
-        one = self._known.get(peer) or self._new(peer)
+        one = self._known.get(peer)
+        if one is None or (one.hung_up and not one.calls):  # who comes again from the same port is another
+            one = self._new(peer)
         if 0 < self._calls_max <= self._calls[one.host]:
             raise TooManyWaitsError(
                 f"{one.host} has {self._calls[one.host]} calls under way, the most that one address may have "

@@ -18,8 +18,8 @@ FRAMING_BYTES: Final = 64 * 1024
 """Room for what is not log bytes in a message."""
 REQUEST_BYTES_MAX: Final = 8 * MIB
 """Largest request a client may send, unless a single entry may be larger."""
-STREAM_KINDS: Final = 3
-"""Append, follow and watch: ``client_streams_max`` is for each; large reads are few."""
+STREAM_KINDS: Final = 4
+"""Append, follow, watch, and what tools ask for: ``client_streams_max`` is for each; large reads are few."""
 PEER_CONNECTIONS_MAX: Final = 256
 """More than the peer port passes on."""
 HANDSHAKE_TIMEOUT_MS: Final = 5000

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from dledger.access.control import AccessControl
@@ -28,6 +28,7 @@ from dledger.rpc import options as rpc_options
 from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.connections import Connections
+from dledger.rpc.standard_services import StandardServices
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
@@ -262,7 +263,9 @@ class BrokerServer:
         calls_max = config.pulls_waiting_max + config.send_pending_messages_max + STREAM_KINDS * config.streams_max
         self._server = server = aio_server(_options(config), calls_max)
         self._health = statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
-        health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+        connections = self._watched_connections()
+        standard = StandardServices(server, connections, config.streams_max)
+        standard.add_health(statuses)
         names = [codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
         if self.node is not None:
             add_methods(server, rpc_options.LOG_SERVICE, self.node.client_methods)
@@ -271,18 +274,9 @@ class BrokerServer:
             await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
         guard = self.guard
         if guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the broker
-            reflection.enable_server_reflection(names, server)
+            standard.add_reflection(names)
         credentials = self._tls.client_server_credentials() if self._tls is not None else None
         self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's", credentials)
-        if self.node is not None:
-            connections = self.node.connections
-        else:
-            connections = self._connections = Connections(
-                "rocketstore-connections",
-                config.limits,
-                share_percent=config.access.account_share_percent,
-                conditions=self.conditions,
-            )
         self._service = BrokerService(
             config,
             self.store,
@@ -300,6 +294,18 @@ class BrokerServer:
         add_methods(server, codec.SERVICE, self._service.methods())
         await server.start()
         connections.watch(self._port, calls_max)
+
+    def _watched_connections(self) -> Connections:
+        if self.node is not None:
+            return self.node.connections
+        config = self.config
+        self._connections = Connections(
+            "rocketstore-connections",
+            config.limits,
+            share_percent=config.access.account_share_percent,
+            conditions=self.conditions,
+        )
+        return self._connections
 
     def _position_of(self, index: int) -> int:
         """Where an entry begins; the log's begin or committed end for one that is no longer, or not yet, there."""

@@ -50,8 +50,8 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
-STREAM_KINDS: Final = 2
-"""Send and pull: ``streams_max`` is for each."""
+STREAM_KINDS: Final = 3
+"""Send, pull, and what tools ask for: ``streams_max`` is for each."""
 
 _log = logging.getLogger("rocketstore")
 _KIND_OF: Final = {"SendStream": "send", "PullStream": "pull"}

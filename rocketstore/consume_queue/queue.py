@@ -417,7 +417,7 @@ class ConsumeQueue:
             idle = False
             if self._files.flushed_where >= target:  # what comes meanwhile must not keep us here for ever
                 break
-        if self._unsynced_parents and not idle:
+        if self._unsynced_parents and not (idle and least_pages):  # they may be left of a flush that failed
             self._unsynced_parents = False
             try:
                 self._directories.sync()

@@ -314,8 +314,8 @@ def _check_fields(fields: Mapping[str, object], needed: set[str], optional: Iter
 
 
 def _check_range(value: int, what: str, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise MalformedStateError(f"{what}: {value} is not within {least} to {most}")
+    if type(value) is not int or not least <= value <= most:  # else it could be written, and never be read again
+        raise MalformedStateError(f"{what}: {value} is no whole number within {least} to {most}")
 
 
 def _list(value: object) -> Sequence[object]:

@@ -62,7 +62,8 @@ class Checker:
         self._forgetful = False
         """Whether a disk was lost or set back."""
         self.elections = 0
-        self.acked_index = -1
+        self.known_index = -1
+        """What some client knows to be committed: it was told so, or has read that far."""
 
     # -- after every event ---------------------------------------------------------------------------------------
 
@@ -226,13 +227,20 @@ class Checker:
             require(index < len(self.records), "acknowledged before it was committed", index)
             require(self.committed[index].term == term, "acknowledged in another term", index, term)
         self.observe_stored(first_index, bodies)
-        self.acked_index = max(self.acked_index, first_index + len(bodies) - 1)
 
     def observe_stored(self, first_index: LogIndex, bodies: Sequence[bytes]) -> None:
         """What is said to be stored somewhere is committed there."""
         for index, body in enumerate(bodies, first_index):
             require(index < len(self.records), "acknowledged before it was committed", index)
             require(self.records[index][48:] == body, "another entry was committed in its place", index)
+            self.known_index = max(self.known_index, index)
+
+    def observe_read(self, node: SimNode, result: LogIndex, must_see: int) -> None:
+        """A linearizable read sees what was committed, and all that was known to be when it began."""
+        require(result >= must_see, "a stale read", node.name, result, must_see)
+        commit = node.core.state.commit_index if node.core else result
+        require(result <= commit, "a read of what is not committed", result, commit)
+        self.known_index = max(self.known_index, result)
 
     def finish(self, forbidden: Sequence[bytes]) -> None:
         """The O(n) checks: every replica byte for byte, no refused append in the log."""

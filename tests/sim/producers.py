@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dledger.core.node import Node
 from dledger.errors import DLedgerError, InvariantError, OutOfOrderSequenceError, UnknownProducerError
-from dledger.types import AppendedBatch, ProducerBatch
+from dledger.types import AppendedBatch, LogIndex, ProducerBatch
 from tests.sim.checker import require
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class Session:
             else:
                 for body in bodies[at : at + run.count]:
                     require(body in checker.bodies, "acknowledged as stored before, and is not committed", body)
+                    checker.observe_stored(LogIndex(checker.bodies[body]), [body])
             at += run.count
         new = result.last_index - result.first_index + 1
         require(at + new == len(bodies), "a batch of another size", result)

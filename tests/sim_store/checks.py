@@ -76,8 +76,9 @@ def check_keys(store: MessageStore, model: Model, scheduler: Scheduler, expired_
     keys = sorted({(sent.place[0], key) for sent in model.sent.values() for key in sent.keys})
     for topic, key in scheduler.random.sample(keys, min(KEYS_CHECKED, len(keys))):
         records = patiently(scheduler, partial(store.query, topic, key, 64, 0, FOREVER_MS))
-        found = {model.sent[message.body] for message in map(decode_record, records) if _is_sent(model, message)}
-        require(len(found) <= len(records), "a query finds what nobody sent", topic, key)
+        messages = [decode_record(record) for record in records]
+        found = {model.sent[message.body] for message in messages if _is_sent(model, message)}
+        require(len({message.offset for message in messages}) == len(messages), "a query finds it twice", topic, key)
         for sent in found:
             require(key in sent.keys and sent.place[0] == topic, "a query finds another key's message", key, sent)
         log_begin = max(store.log.min_offset, expired_to)
@@ -112,6 +113,8 @@ def check_consumers(state: BrokerState, store: MessageStore, model: Model) -> No
         require(noted <= end, "a consumer's offset lies beyond its queue's end", consumer, noted, end)
     for group in state.groups():
         for topic, queue_id, offset in state.offsets(group):
+            asked = model.asked.get((group, topic, queue_id), 0)
+            require(offset <= asked, "a consumer's offset is further than anybody wanted", group, topic, offset, asked)
             end = store.max_offset(topic, queue_id)
             require(
                 offset <= end, "a consumer's offset lies beyond its queue's end", group, topic, queue_id, offset, end

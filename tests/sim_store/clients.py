@@ -130,9 +130,9 @@ class _Client:
             place = ("A", place[1])  # else nobody could tell whether it was delivered
         keys = (f"k{body.rstrip(b'.').decode()}", f"s{self.dice.randrange(6)}")[: self.dice.choice((0, 1, 2, 2))]
         properties = {"TAGS": f"t{self.dice.randrange(3)}"} | ({"KEYS": " ".join(keys)} if keys else {})
+        sent = Sent(body, place, keys, level, dict(properties))
         if level:
             properties["DELAY"] = str(level)
-        sent = Sent(body, place, keys, level)
         return sent, Message(place[0], body, place[1], properties, born_timestamp=1)
 
     def _put(self, count: int, level: int) -> None:
@@ -151,8 +151,7 @@ class _Client:
                 if self._group.dead:
                     return
                 try:
-                    for (sent, _), result in zip(made, results, strict=True):
-                        self._model.answered(sent, result)
+                    self._model.answered_together([sent for sent, _ in made], results)
                 except ViolationError as violation:
                     self._group.failure = self._group.failure or violation
                 answered.set()
@@ -229,6 +228,7 @@ class _Client:
             if len(results) == len(offsets):
                 answered.set()
 
+        self._model.wanted((group, topic, queue_id), max(offsets))
         try:
             for offset in offsets:
                 self._state.commit_offsets(group, [(topic, queue_id, offset)], done=partial(done, offset))
@@ -246,6 +246,7 @@ class _Client:
     def _beyond(self) -> None:
         topic, queue_id = self.dice.choice(("A", "B")), self.dice.randrange(self._shared.queues)
         offset = self._store.max_offset(topic, queue_id) + 1000
+        self._model.wanted(("far", topic, queue_id), offset)
         try:
             self._change(lambda done: self._state.commit_offsets("far", [(topic, queue_id, offset)], done=done))
         except InvalidRequestError:

@@ -308,8 +308,13 @@ class SimFs(RealFileSystem):
         return fd
 
     def close(self, fd: int) -> None:
-        self._open.pop(fd, None)
-        super().close(fd)
+        if self._open.pop(fd, None) is not None:  # else its number is another's by now
+            super().close(fd)
+
+    def let_go(self) -> None:
+        """The process is dead: what it had open is closed."""
+        for fd in list(self._open):
+            self.close(fd)
 
     def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         path, inode = self._open[fd]

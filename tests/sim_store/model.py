@@ -6,7 +6,7 @@ only the process was killed, written). Of what came later a log may lose an end,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocketstore.message.message import Message
@@ -35,6 +35,8 @@ class Sent:
     place: Place
     keys: tuple[str, ...]
     level: int
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Those that a consumer needs: keys and tags."""
     outcome: str = "open"
     """``acked``, ``refused``, ``unknown``; ``lost`` with an end of the log that was not durable."""
     stored_at: Place = ("", 0)
@@ -45,12 +47,19 @@ class Sent:
     store_ms: int = 0
     delivered: bool = False
     """A delayed one was seen in its queue."""
+    least_offset: int = 0
+    """In its queue, behind what was acknowledged there before it was sent."""
     untouched: bool = True
     """Durable as a whole: of others a power cut may take sectors, and no sum covers what is behind a record's body."""
 
     def __str__(self) -> str:
         name = self.body.rstrip(b".").decode()
         return f"{name} {self.outcome} at {self.stored_at}/{self.queue_offset} {self.position}..{self.end}"
+
+    @property
+    def first_place(self) -> Place:
+        """The queue that it is put into."""
+        return (SCHEDULE_TOPIC, self.level - 1) if self.level else self.place
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +74,16 @@ class Commit:
 class Model:
     """Everything that was sent and answered."""
 
+    synced: bool = False
+    """Whether what is acknowledged is durable (``SYNC_FLUSH``), whatever the log says of itself."""
     sent: dict[bytes, Sent] = field(default_factory=dict)
     queues: dict[Place, dict[int, Sent]] = field(default_factory=dict)
     """Acknowledged messages by their queue offset."""
     commits: dict[Consumer, list[Commit]] = field(default_factory=dict)
+    asked: dict[Consumer, int] = field(default_factory=dict)
+    """The furthest that a consumer's offset was ever wanted."""
     deleted: dict[str, int] = field(default_factory=dict)
-    """Topic to the log's end when it was last deleted: what lies before is in no queue."""
+    """Topic to the log's end when it was last deleted: what lies before need not be in a queue any more."""
     acked: int = 0
     lost: int = 0
     on_acked: Callable[[], None] = lambda: None
@@ -78,6 +91,7 @@ class Model:
     def send(self, sent: Sent) -> None:
         """A client is about to send it."""
         self.sent[sent.body] = sent
+        sent.least_offset = self.next_offset(sent.first_place)
 
     def answered(self, sent: Sent, result: PutResult) -> None:
         """What the broker says of it."""
@@ -87,9 +101,10 @@ class Model:
             if stored is None:
                 return
             sent.outcome = "acked"
-            sent.stored_at = (SCHEDULE_TOPIC, sent.level - 1) if sent.level else sent.place
+            sent.stored_at = sent.first_place
             sent.queue_offset, sent.position = stored.queue_offset, stored.offset
             sent.end, sent.store_ms = stored.offset + stored.size, stored.store_timestamp
+            self._require_order(sent, sent.queue_offset)
             queue = self.queues.setdefault(sent.stored_at, {})
             other = queue.setdefault(sent.queue_offset, sent)
             require(other is sent, "a queue offset was given out twice", sent, other)
@@ -100,6 +115,25 @@ class Model:
         else:
             sent.outcome = "unknown"
 
+    def answered_together(self, batch: Sequence[Sent], results: Sequence[PutResult]) -> None:
+        """What the broker says of a batch: in each queue it keeps its order."""
+        last: dict[Place, Sent] = {}
+        for sent, result in zip(batch, results, strict=True):
+            self.answered(sent, result)
+            if sent.outcome == "acked":
+                before = last.get(sent.stored_at)
+                in_order = before is None or before.queue_offset < sent.queue_offset
+                require(in_order, "a batch is out of order", before, sent)
+                last[sent.stored_at] = sent
+
+    @staticmethod
+    def _require_order(sent: Sent, offset: int) -> None:
+        require(offset >= sent.least_offset, "before what was acknowledged before it was sent", sent, offset)
+
+    def wanted(self, consumer: Consumer, offset: int) -> None:
+        """Somebody is about to commit an offset."""
+        self.asked[consumer] = max(offset, self.asked.get(consumer, 0))
+
     def committed(self, consumer: Consumer, offset: int, result: PutResult) -> None:
         """A consumer's offset was answered."""
         if result.ok and result.outcome == "stored" and result.stored is not None:
@@ -107,7 +141,7 @@ class Model:
             self.commits.setdefault(consumer, []).append(Commit(offset, stored.offset + stored.size))
 
     def forget_topic(self, topic: str, log_end: int) -> None:
-        """Its queues were deleted."""
+        """Its queues are about to be deleted."""
         self.deleted[topic] = log_end
 
     # -- crashes -------------------------------------------------------------------------------------------------
@@ -123,7 +157,8 @@ class Model:
         for queue in self.queues.values():
             for offset, sent in list(queue.items()):
                 if sent.end > log_end:
-                    require(sent.end > durable, "what was acknowledged and durable is lost", sent, log_end, durable)
+                    safe = self.synced or sent.end <= durable
+                    require(not safe, "what was acknowledged and durable is lost", sent, log_end, durable)
                     sent.outcome = "lost"
                     self.lost += 1
                     del queue[offset]
@@ -132,7 +167,8 @@ class Model:
         for commits in self.commits.values():
             for commit in commits:
                 if commit.end > log_end:
-                    require(commit.end > durable, "a durable consumer offset is lost", commit, log_end, durable)
+                    safe = self.synced or commit.end <= durable
+                    require(not safe, "a durable consumer offset is lost", commit, log_end, durable)
             commits[:] = [commit for commit in commits if commit.end <= log_end]
 
     # -- what a broker holds -------------------------------------------------------------------------------------
@@ -152,6 +188,7 @@ class Model:
         if sent is None:
             raise AssertionError
         require(sent.outcome != "refused", "a refused message is there", sent, place, offset)
+        require(sent.outcome != "lost", "a message comes back that the log had lost", sent, place, offset)
         known = self.queues.get(place, {}).get(offset)
         require(
             known is None or known is sent, "another message than was acknowledged there", place, offset, known, sent
@@ -164,8 +201,11 @@ class Model:
             require(sent.store_ms == 0 or early_ms <= 0, "delivered too early", sent, early_ms)
             sent.delivered = True
             return sent
-        wanted = (SCHEDULE_TOPIC, sent.level - 1) if sent.level else sent.place
-        require(place == wanted, "in another queue than sent to", sent, place)
+        require(place == sent.first_place, "in another queue than sent to", sent, place)
+        self._require_order(sent, offset)
+        if sent.outcome == "acked" and sent.untouched:
+            kept = {name: message.properties.get(name) for name in sent.properties}
+            require(kept == sent.properties, "a message has other properties", sent, kept, sent.properties)
         if sent.level and not sent.store_ms:
             sent.store_ms = message.store_timestamp  # nobody was told
         return sent

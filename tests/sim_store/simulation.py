@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from rocketstore.types import FlushDiskType
 from tests.sim_store.broker import PlainBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues, wait_until
 from tests.sim_store.clients import Clients
@@ -36,6 +37,7 @@ class Simulation(World):
             retention=options.retention,
             may_fail=lambda: self.faulty,
         )
+        self.model.synced = options.store.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.faulty = False
         """A disk has failed in this life, so that the broker may have given up."""
         self.healed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from random import Random
 
@@ -106,6 +107,22 @@ def test_a_dead_groups_tasks_end_and_leave_their_locks() -> None:
         assert entered == [1]
         assert group.tasks == []
         assert not lock.locked()
+
+
+def test_a_dead_groups_files_are_closed_once(tmp_path: Path) -> None:
+    """Thousands of worlds run in one process; what is left of a dead one closes nobody else's files."""
+    disk, fs = new_disk(tmp_path, 1)
+    group = Group("process", fs=fs)
+    fd = fs.create(disk.root / "file")
+
+    disk.scheduler.kill(group)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    again = os.open(disk.root / "file", os.O_RDONLY)
+    assert again == fd
+    fs.close(fd)
+    os.close(again)
 
 
 def test_nobody_who_can_run_is_told() -> None:

@@ -154,6 +154,8 @@ class Scheduler:
             task.baton.release()
             me.baton.acquire()
         self._ready = [task for task in self._ready if not _is_dead(task)]
+        if group.fs is not None:
+            group.fs.let_go()
 
     # -- decisions -----------------------------------------------------------------------------------------------
 

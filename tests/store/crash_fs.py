@@ -68,6 +68,12 @@ class RecordingFs(RealFileSystem):
     def sync_dir(self, path: Path) -> None:
         self.changes.append(Change("sync_dir", path))
 
+    def make_dir(self, path: Path) -> None:
+        is_new = not path.exists()
+        super().make_dir(path)
+        if is_new:
+            self.changes.append(Change("mkdir", path))
+
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)
         inode = self._inodes[target] = self._inodes.pop(source)
@@ -159,7 +165,8 @@ def _disk(changes: list[Change], at: int, lost: set[int]) -> dict[Path, bytes]:
             names[change.target] = change.inode
         elif change.kind == "unlink":
             names.pop(change.path, None)
-    return {path: bytes(contents.get(inode, b"")) for path, inode in names.items()}
+    gone = {changes[number].path for number in lost if changes[number].kind == "mkdir"}
+    return {path: bytes(contents.get(inode, b"")) for path, inode in names.items() if gone.isdisjoint(path.parents)}
 
 
 class FailingFs(RealFileSystem):

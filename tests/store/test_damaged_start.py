@@ -85,10 +85,14 @@ def ruin(path: Path, how: str) -> bytes:
 
 
 def test_what_a_repair_left_that_was_cut_keeps_no_member_from_starting(directory: Path) -> None:
-    """The empty segment is made under the name of the left-over, which is then gone before it is removed."""
+    """The empty segment is made under the name of the left-over, which is then gone before it is removed.
+
+    Whatever else is left over goes.
+    """
     path = path_of(directory, 2)
     ruin(path, "head")
-    path.with_name(path.name + TMP_SUFFIX).write_bytes(b"half a segment")
+    for one in (path, path_of(directory, 7)):
+        one.with_name(one.name + TMP_SUFFIX).write_bytes(b"half a segment")
 
     store = mended(directory)
 

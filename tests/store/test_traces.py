@@ -22,6 +22,7 @@ from dledger.store.repair import set_aside_damaged
 from dledger.store.torn import SECTOR_BYTES
 from dledger.store.traces import TRACES_FILE, Inode, forget_traces, last_life
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
+from tests.store.crash_fs import FailingFs
 from tests.store.support import abandon, fill, open_store, small_config
 
 _VOTER = HardState(Term(1), NodeId("n0"), Standing.VOTER)
@@ -248,6 +249,28 @@ def test_a_start_that_ends_before_its_doubt_is_durable_leaves_what_it_came_from(
     assert _standing(open_store(copy))[0] is Standing.DOUBTFUL
 
 
+def test_an_end_that_puts_a_member_in_doubt_is_cut_once_the_doubt_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the power fails in between, and the next start finds a log that looks whole."""
+    config = small_config(tmp_path)
+    store = _new(config)
+    checkpoint = store.directory / "checkpoint"
+    old = checkpoint.read_bytes()
+    for _ in range(3):
+        store.append_as_leader(Term(1), [b"." * 1200])
+        store.flush()
+    _turn(store, 21, 100)
+    abandon(store)
+    _put_back(checkpoint, old)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileHardState, "save", Mock(side_effect=DiskError("the power failed")))
+        with pytest.raises(DiskError, match="the power failed"):
+            open_store(config)
+
+    assert _standing(open_store(config))[0] is Standing.DOUBTFUL
+
+
 def _restarted(store: FileStore) -> None:
     store.close()
 
@@ -307,6 +330,16 @@ def test_a_directory_of_an_earlier_version_is_believed_and_leaves_traces_from_th
 
     assert _standing(open_store(config)) == (Standing.VOTER, "")
     assert (store.directory / TRACES_FILE).read_bytes() == sound
+
+
+def test_that_somebody_vouches_for_a_directory_is_durable(tmp_path: Path) -> None:
+    """A power cut must not bring back the doubt that a person has ended."""
+    (tmp_path / TRACES_FILE).write_text("{}")
+    fs = FailingFs()
+
+    forget_traces(fs, tmp_path)
+
+    assert fs.calls == [("unlink", str(tmp_path / TRACES_FILE)), ("sync_dir", str(tmp_path))]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"inodes": {"identity": 5}}', b"\xff"])

@@ -104,7 +104,7 @@ class BrokerHistory:
         sends = self.sends
         return [
             *_check_outcomes(sends, queues, where),
-            *_check_real_time(sends),
+            *_check_real_time(sends, where),
             *_check_streams(sends, where),
             *_check_sessions(self.sessions, queues),
             *_check_consumed(sends, self.sessions, where),
@@ -135,21 +135,26 @@ def _check_outcomes(sends: Sequence[SendOp], queues: Queues, where: Mapping[byte
     ]
 
 
-def _check_real_time(sends: Sequence[SendOp]) -> list[str]:
-    """What was sent after another message of its queue was acknowledged comes after it."""
+def _check_real_time(sends: Sequence[SendOp], where: Mapping[bytes, tuple[int, int]]) -> list[str]:
+    """What was sent after another message of its queue was acknowledged comes after it, also if nobody was told."""
     found: list[str] = []
-    acked = [one for one in sends if one.outcome is Outcome.ACKED]
-    for queue_id in {one.queue_id for one in acked}:
-        mine = [one for one in acked if one.queue_id == queue_id]
-        moments = sorted(
-            [(one.began, 1, one) for one in mine] + [(one.ended, 0, one) for one in mine], key=lambda m: m[:2]
-        )
+    moments: dict[int, list[tuple[float, bool, int, SendOp]]] = {}
+    for one in sends:
+        if one.outcome is Outcome.ACKED:
+            queue_id, offset = one.queue_id, one.queue_offset
+            moments.setdefault(queue_id, []).append((one.ended, False, offset, one))
+        elif one.body in where:
+            queue_id, offset = where[one.body]
+        else:
+            continue
+        moments.setdefault(queue_id, []).append((one.began, True, offset, one))
+    for queue_id, mine in moments.items():
         highest = -1
-        for _, begins, one in moments:
-            if begins and one.queue_offset < highest:
+        for _, begins, offset, one in sorted(mine, key=lambda moment: moment[:2]):
+            if begins and offset < highest:
                 found.append(f"{one} was sent after offset {highest} of queue {queue_id} was acknowledged")
             if not begins:
-                highest = max(highest, one.queue_offset)
+                highest = max(highest, offset)
     return _some("messages are before others that were acknowledged before they were sent", found)
 
 

@@ -156,7 +156,11 @@ def _check_outcomes(
         at = where.get(append.value)
         if append.outcome is Outcome.NOT_APPLIED and at is not None:
             complaints.append(f"refused ({append.error}) but applied: {append.value!r} is at {at}")
-        if append.outcome is not Outcome.ACKED or append.index is None:
+        if append.outcome is not Outcome.ACKED:
+            continue
+        if append.index is None:  # stored by an earlier attempt, nobody remembers where
+            if at is None:
+                complaints.append(f"lost: {append.value!r} was acknowledged, nowhere in the log")
             continue
         if append.index in acked_at:
             complaints.append(

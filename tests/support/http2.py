@@ -103,8 +103,8 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
-def call_frames(stream: int, path: str, request: bytes) -> bytes:
-    """A gRPC call with one request, on a stream of an odd number."""
+def call_frames(stream: int, path: str, request: bytes, *headers: tuple[str, bytes]) -> bytes:
+    """A gRPC call with one request, on a stream of an odd number; with more headers, whatever their values are."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -113,13 +113,14 @@ def call_frames(stream: int, path: str, request: bytes) -> bytes:
         "content-type": "application/grpc",
         "te": "trailers",
     }
-    head = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields.items())
+    every = [*((name, value.encode()) for name, value in fields.items()), *headers]
+    head = b"".join(b"\x00" + _literal(name.encode()) + _literal(value) for name, value in every)
     message = b"\x00" + len(request).to_bytes(4, "big") + request
     return frame(HEADERS, head, flags=END_HEADERS, stream=stream) + frame(
         DATA, message, flags=END_STREAM, stream=stream
     )
 
 
-def _text(text: str) -> bytes:
-    """A literal of HPACK's, shorter than its length needs a second byte for."""
-    return bytes((len(text),)) + text.encode()
+def _literal(data: bytes) -> bytes:
+    """One of HPACK's, shorter than its length needs a second byte for."""
+    return bytes((len(data),)) + data

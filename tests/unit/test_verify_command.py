@@ -16,7 +16,7 @@ from cluster.cli import main
 from rocketstore.config import MessageStoreConfig
 from tests.support.damage import turn
 from tests.unit.pipeline.rebuild.stores import put_all
-from tests.unit.rocketstore.bench import running, small_config
+from tests.unit.rocketstore.bench import crashed, running, small_config
 from tests.unit.rocketstore.test_message_store_replicated import master
 
 
@@ -31,12 +31,17 @@ def stored_in(root: Path, *, replicated: bool) -> MessageStoreConfig:
     config = small_config(root, enable_dledger_commit_log=replicated, max_index_num=120)
     with master(config) if config.enable_dledger_commit_log else running(config) as store:
         put_all(store, 300)
-    (config.store_path_root_dir.parent / "broker.conf").write_text(
+    write_conf(config, config.store_path_root_dir.parent)
+    return config
+
+
+def write_conf(config: MessageStoreConfig, directory: Path) -> None:
+    """The conf file for a root in that directory."""
+    (directory / "broker.conf").write_text(
         f"mappedFileSizeConsumeQueue={config.mapped_file_size_consume_queue}\n"
         f"mappedFileSizeCommitLog={config.mapped_file_size_commit_log}\n"
         f"maxHashSlotNum={config.max_hash_slot_num}\nmaxIndexNum={config.max_index_num}\n"
     )
-    return config
 
 
 @pytest.fixture
@@ -123,6 +128,32 @@ def test_a_file_of_the_log_that_was_cut_short_is_named(root: Path, verify: Verif
     problems = document(verify, root)["problems"]
 
     assert str(data[0]) in {one["file"] for one in problems}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_record_that_a_killed_broker_left_half_written_is_no_damage_behind_its_checkpoint(
+    tmp_path: Path, verify: Verify, *, flushed: bool
+) -> None:
+    """The next start cuts it. Where the checkpoint says that all was durable, something has happened to it since."""
+    config, root = small_config(tmp_path / "live"), tmp_path / "killed" / "root"
+    with crashed(config, root) as store:
+        put_all(store, 20)
+        last = store.log.max_offset
+        put_all(store, 1)
+        store.flush()
+        end = store.log.max_offset
+    write_conf(config, root.parent)
+    log = root / "commitlog" / f"{0:020d}"
+    content = log.read_bytes()
+    torn = last if flushed else end
+    log.write_bytes(content[:torn] + content[:50] + bytes(len(content) - torn - 50))
+
+    found = document(verify, root)
+
+    place = {"file": str(log), "offset": torn}
+    items = found["problems"] if flushed else [found["brokers"][0]["torn"]]
+    assert found["ok"] is not flushed, found
+    assert place.items() <= items[0].items()
 
 
 def test_damaged_small_files_are_named(root: Path, verify: Verify) -> None:

@@ -99,6 +99,19 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert CheckpointFile(RealFileSystem(), tmp_path / "checkpoint").read() == FULL
 
 
+def test_a_checkpoint_that_found_no_room_is_written_once_there_is_some(tmp_path: Path) -> None:
+    """Only what is on the disk was written: retention relies on it."""
+    fs = FailingFs(lambda call, _path: NO_SPACE if call == "write" else None)
+    file = CheckpointFile(fs, tmp_path / "checkpoint")
+    with pytest.raises(DiskFullError):
+        file.write(FULL)
+    fs.fails = lambda _call, _path: None
+
+    file.write(FULL)
+
+    assert CheckpointFile(RealFileSystem(), tmp_path / "checkpoint").read() == FULL
+
+
 def test_a_failed_sync_is_an_error(tmp_path: Path) -> None:
     broken = FailingFs(lambda call, _path: IO_ERROR if call == "sync" else None)
 

@@ -61,6 +61,25 @@ def test_a_wake_up_alone_is_enough(log: FakeLog, sink: FakeSink, service: Dispat
     assert len(sink.heads) == 49
 
 
+def test_a_put_that_comes_right_before_it_falls_asleep_is_dispatched(
+    log: FakeLog, sink: FakeSink, service: DispatchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever put it saw a thread awake, and woke nobody."""
+    step = service._step_patiently
+
+    def overtaken() -> float:
+        nap_s = step()
+        if not nap_s and not log.max_offset:
+            log.max_offset = 100
+            service.wake()
+        return nap_s
+
+    monkeypatch.setattr(service, "_step_patiently", overtaken)
+    service.start()
+
+    wait_until(lambda: offsets(sink) == [0], "it is dispatched")
+
+
 def test_a_sleeping_thread_does_not_scan(log: FakeLog, service: DispatchService) -> None:
     log.max_offset = 100
     service.start()
@@ -208,6 +227,21 @@ def test_a_full_disk_is_tried_again(
     assert offsets(sink) == [0, 100, 200]
 
 
+def test_damage_that_was_repaired_is_over(
+    log: FakeLog, sink: FakeSink, service: DispatchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader whose dispatch waits for a repair offers leadership to others, and no longer than that."""
+    monkeypatch.setattr("rocketstore.dispatch.FULL_RETRY_S", 0.01)
+    log.failure, log.max_offset = CorruptLogError(Path("log"), 5, "no record", "look", 1), 100
+    service.start()
+    wait_until(lambda: service.damage is not None, "it waits for a repair")
+
+    log.failure = None
+
+    wait_until(lambda: service.damage is None, "it goes on")
+    assert offsets(sink) == [0]
+
+
 def test_a_log_that_cannot_be_read_on_is_an_error(sink: FakeSink) -> None:
     class Stuck(FakeLog):
         def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
@@ -239,19 +273,22 @@ def test_a_busy_dispatch_stands_still_when_asked(sink: FakeSink) -> None:
             self.max_offset = offset + 100 * SCAN_BYTES
             turns.append(offset)
             if len(turns) == 10:
-                threading.Thread(target=lambda: looked_at.append(service.standstill(lambda: len(turns)))).start()
+                threading.Thread(target=lambda: looked_at.append(service.standstill(look))).start()
                 wait_until(service._turn.locked, "somebody waits for his turn")
             return ScannedRecords([head(offset)], offset + 100)
 
+    def look() -> tuple[int, int]:
+        return len(turns), service.position
+
     turns: list[int] = []
-    looked_at: list[int] = []
+    looked_at: list[tuple[int, int]] = []
     service = DispatchService(Endless(max_offset=100), [sink])
     service.start()
 
     wait_until(lambda: bool(looked_at), "a look")
     service._stopping = True
 
-    assert looked_at == [10]
+    assert looked_at == [(10, 1000)]
 
 
 def test_stop_dispatches_what_is_there(log: FakeLog, sink: FakeSink, service: DispatchService) -> None:

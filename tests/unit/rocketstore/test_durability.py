@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from dledger.errors import DiskError
-from dledger.store.fs import RealFileSystem
+from dledger.errors import DiskError, DiskFullError
 from rocketstore.checkpoint import CheckpointFile
 from rocketstore.durability import Attempts, Durability
+from tests.store.crash_fs import NO_SPACE, FailingFs
 
 
 class Dispatch:
@@ -43,8 +43,13 @@ def parts(dispatch: Dispatch) -> dict[str, Mock]:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> CheckpointFile:
-    return CheckpointFile(RealFileSystem(), tmp_path / "checkpoint")
+def fs() -> FailingFs:
+    return FailingFs()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, fs: FailingFs) -> CheckpointFile:
+    return CheckpointFile(fs, tmp_path / "checkpoint")
 
 
 @pytest.fixture
@@ -88,3 +93,30 @@ def test_a_stop_that_fails_twice_leaves_the_checkpoint_as_it_was(
     durability.flush_all(attempts)
 
     assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+
+
+def test_a_checkpoint_that_finds_no_room_frees_nothing(
+    durability: Durability, checkpoint: CheckpointFile, fs: FailingFs
+) -> None:
+    """Retention may have what the checkpoint on the disk covers, and no more."""
+    durability.flush()
+    fs.fails = lambda call, _path: NO_SPACE if call == "write" else None
+
+    with pytest.raises(DiskFullError):
+        durability.flush()
+
+    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+
+
+def test_a_deleted_topics_queues_end_behind_every_number_that_was_given_out(
+    dispatch: Dispatch, parts: dict[str, Mock], checkpoint: CheckpointFile
+) -> None:
+    """Also of what is put and not dispatched yet: a topic of that name that comes again must not give it out twice."""
+    deleted, living = Mock(), {("T", 0): 3, ("T", 1): 3, ("other", 0): 3}
+    parts["queues"].next_offsets.return_value = living
+    parts["log"].queue_offsets = {("T", 0): 5, ("T", 1): 2}
+    files = (checkpoint, deleted)
+
+    Durability(parts["log"], parts["queues"], parts["index"], dispatch, files).delete_topic("T")  # type: ignore[arg-type]
+
+    deleted.add.assert_called_once_with({("T", 0): 5, ("T", 1): 3}, living)

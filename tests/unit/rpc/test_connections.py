@@ -195,6 +195,60 @@ def test_an_address_has_a_share_of_all_calls(now: list[float]) -> None:
             pass
 
 
+def test_who_comes_again_from_a_port_that_was_hung_up_on_is_served(now: list[float]) -> None:
+    """Once the calls of the connection before have ended: ports are used again, above all behind a NAT."""
+    watched = connections.Connections("test", ConnectionLimits(), share_percent=50)
+    first, late = Call(), Call()
+    with watched.call(first) as one:  # type: ignore[arg-type]  # what is used of it
+        watched._hang_up([connections._Link(one.place, inode=0, descriptor=-1)])
+    with watched.call(late) as same:  # type: ignore[arg-type]  # what is used of it
+        assert same.hung_up, "gRPC has not ended the calls before yet"
+    first.end(None)
+    late.end(None)
+
+    with watched.call(Call()) as again:  # type: ignore[arg-type]  # what is used of it
+        assert not again.hung_up
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> list[connections._Link]:
+    """Who was hung up on."""
+    found: list[connections._Link] = []
+    monkeypatch.setattr(connections, "_hang_up", found.extend)
+    return found
+
+
+def test_who_came_first_outlives_newcomers(now: list[float], gone: list[connections._Link]) -> None:
+    """Whoever opens many connections at once does not push out those that others have."""
+    watched = connections.Connections("test", ConnectionLimits(connections_max=2), share_percent=100)
+    first = [link("a", 9), link("a", 8)]
+
+    watched._make_room(first)
+    now[0] += 0.1
+    watched._make_room([link("a", 1), *first])
+
+    assert places(gone) == [("a", 1)]
+
+
+def test_a_new_connection_is_not_idle_since_the_last_call_of_one_from_the_same_port(
+    now: list[float], gone: list[connections._Link]
+) -> None:
+    """It has had no time for its first call yet."""
+    watched = connections.Connections("test", ConnectionLimits(connections_max=1), share_percent=100)
+    before = Call(1)
+    with watched.call(before):  # type: ignore[arg-type]  # what is used of it
+        pass
+    before.end(None)
+    now[0] += 100
+    idle = link("10.0.0.1", 2)
+    watched._make_room([idle])
+    now[0] += 100
+
+    watched._make_room([idle, link("10.0.0.1", 1)])
+
+    assert places(gone) == [idle.place]
+
+
 def test_another_sockets_descriptor_is_never_shut() -> None:
     """A number that was used again meanwhile is somebody else's."""
     ours, theirs = socket.socketpair()

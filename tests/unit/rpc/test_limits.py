@@ -81,7 +81,7 @@ def test_a_longer_deadline_is_cut_and_a_shorter_one_holds() -> None:
     assert "call_ms_max" not in shorter.details
 
 
-@pytest.mark.parametrize(("share_percent", "calls"), [(100, 5), (60, 3)])
+@pytest.mark.parametrize(("share_percent", "calls"), [(100, 6), (60, 3)])
 def test_calls_beyond_what_the_server_takes_are_refused(
     share_percent: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

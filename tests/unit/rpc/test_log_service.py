@@ -13,6 +13,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from dledger.config import MIB, ConnectionLimits, ReplicationConfig, ServerConfig, StoreConfig
@@ -511,6 +512,37 @@ def test_health_and_reflection_are_served(service: Service) -> None:
     assert {options.LOG_SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
     described = DescriptorPool(database).FindServiceByName(options.LOG_SERVICE)
     assert described.methods_by_name["Metadata"].output_type.full_name == "dledger.v1.MetadataResponse"
+
+
+@pytest.mark.parametrize("kind", ["health", "reflection"])
+def test_streams_of_tools_leave_room_for_clients(kind: str) -> None:
+    """Whoever can connect may open them, without an account, and keep them for ever."""
+    config = ServerConfig(client_port=0, client_streams_max=4, replication=ReplicationConfig(pending_entries_max=4))
+    held = threading.Event()
+    with _serve(config) as service:
+        watch = health_pb2_grpc.HealthStub(service.channel).Watch
+        info = reflection_pb2_grpc.ServerReflectionStub(service.channel).ServerReflectionInfo
+        calls, answered = [], 0
+        for _ in range(40):
+            call = watch(health_pb2.HealthCheckRequest()) if kind == "health" else info(_asking(held))
+            calls.append(call)
+            try:
+                next(call)
+            except grpc.RpcError as error:
+                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017
+            else:
+                answered += 1
+
+        assert service.append(b"x") == AppendedBatch(Term(1), LogIndex(0), LogIndex(0), (0,))
+        assert answered == config.client_streams_max
+        held.set()
+        for call in calls:
+            _cancel(call)
+
+
+def _asking(held: threading.Event) -> Iterator[reflection_pb2.ServerReflectionRequest]:
+    yield reflection_pb2.ServerReflectionRequest(list_services="")
+    held.wait(60)
 
 
 def test_a_taken_port_is_a_config_error(service: Service) -> None:

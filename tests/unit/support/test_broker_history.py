@@ -56,6 +56,12 @@ def overtaken(history: BrokerHistory, queues: dict[int, list[bytes]]) -> None:
     history.record(SendOp(b"early", 7, 8, Outcome.ACKED, 0, 2))
 
 
+def overtaken_by_what_nobody_was_told_of(history: BrokerHistory, queues: dict[int, list[bytes]]) -> None:
+    queues[0] += [b"doubtful", b"late"]
+    history.record(SendOp(b"late", 5, 6, Outcome.ACKED, 0, 3))
+    history.record(SendOp(b"doubtful", 7, 8, Outcome.UNKNOWN))
+
+
 def out_of_its_senders_order(history: BrokerHistory, queues: dict[int, list[bytes]]) -> None:
     history.record(SendOp(b"y", 5, 9, Outcome.ACKED, 1, 1, "t", 1))
     history.record(SendOp(b"x", 5, 9, Outcome.ACKED, 1, 2, "t", 0))
@@ -98,6 +104,7 @@ def test_the_truth_is_believed() -> None:
         (refused_and_stored, "were refused"),
         (never_sent, "never sent"),
         (overtaken, "acknowledged before they were sent"),
+        (overtaken_by_what_nobody_was_told_of, "acknowledged before they were sent"),
         (out_of_its_senders_order, "order of their sender"),
         (skipped, "skips queue 0 from 2 to 3"),
         (gone_back, "goes back from 1 to 0"),

@@ -46,6 +46,7 @@ def test_an_empty_history_passes() -> None:
     [
         ([A, B, C], [], log_of(None, "a", "b"), "lost"),
         ([A, B, C], [], log_of(None, "a", "c", "b"), "lost"),
+        ([A, B, replace(C, index=None)], [], log_of(None, "a", "b"), "lost"),
         ([A, B, C], [], log_of(None, "a", "b", "c", "a"), "duplicate"),
         ([A, B, C], [], log_of(None, "a", "b", "c", "x"), "phantom"),
         ([A, B, C], [], {0: None, 1: b"a", 2: b"b", 4: b"c"}, "gaps"),
@@ -61,8 +62,8 @@ def test_an_empty_history_passes() -> None:
         ([A, B], [replace(READ, values=(b"a", b"b", None), ended=4.8), replace(READ, began=4.9)],
          log_of(None, "a", "b", None), "stale"),
     ],
-    ids=["lost", "moved", "twice", "phantom", "gap", "one-index-two-acks", "refused-but-there", "reordered",
-         "unknown-before-its-call", "other-value", "beyond-the-log", "stale-read", "empty-stale-read",
+    ids=["lost", "moved", "lost-without-a-place", "twice", "phantom", "gap", "one-index-two-acks", "refused-but-there",
+         "reordered", "unknown-before-its-call", "other-value", "beyond-the-log", "stale-read", "empty-stale-read",
          "read-from-the-future", "tail-moves-back"],
 )  # fmt: skip
 def test_a_planted_violation_is_found(

@@ -81,7 +81,7 @@ def test_newer_and_pending_units_are_no_difference(sides: Sides) -> None:
     write_queue(sides.found, range(35))
     newer = sides.compare(Bounds(0, 30 * RECORD_BYTES, 0))
     write_queue(sides.made / "x", range(35))
-    pending = compare_queues(sides.made / "x", sides.made, FILE_BYTES, Bounds(0, 1 << 40, 28 * RECORD_BYTES))
+    pending = compare_queues(sides.made / "x", sides.made, FILE_BYTES, Bounds(0, 1 << 40, 30 * RECORD_BYTES))
     late = compare_queues(sides.made / "x", sides.made, FILE_BYTES, Bounds(0, 1 << 40, 33 * RECORD_BYTES))
 
     assert (newer.differences, newer.equal, newer.newer) == ([], 30, 5)

@@ -329,6 +329,43 @@ def test_a_queue_whose_flush_failed_is_flushed_again(tmp_path: Path) -> None:
     assert {path.split("/")[-3] for call, path in fs.calls if call == "sync"} == {"A"}
 
 
+def test_a_queue_that_is_written_to_while_another_is_flushed_is_flushed_next(tmp_path: Path) -> None:
+    """The checkpoint that comes next tells of it."""
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append([head(0, topic="A")])
+
+    def overtaken(call: str, _path: str) -> None:
+        if call == "sync" and table.find("B", 0) is None:
+            table.append([head(0, 100, topic="B")])
+
+    fs.fails = overtaken
+    table.flush()
+    fs.calls.clear()
+    table.flush()
+
+    assert {path.split("/")[-3] for call, path in fs.calls if call == "sync"} == {"B"}
+
+
+def test_a_directory_above_queues_that_could_not_be_synced_is_synced_with_the_next_flush(tmp_path: Path) -> None:
+    """No descriptor was left for it. The units in it are durable by then, and without it they are gone all the same."""
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path / "queues", FILE_BYTES, fs)
+    table.load()
+    table.append(log(30))
+    above = ("sync_dir", str(tmp_path / "queues" / "A"))
+    fs.fails = lambda call, path: errno.EMFILE if (call, path) == above else None
+    with pytest.raises(DiskFullError):
+        table.flush()
+    fs.fails = lambda _call, _path: None
+    fs.calls.clear()
+
+    table.flush()
+
+    assert above in fs.calls
+
+
 def restarted(table: ConsumeQueueTable, fs: OpeningFs, limit: int = FOREVER) -> ConsumeQueueTable:
     """After a clean stop."""
     table.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -327,6 +328,21 @@ def test_other_disk_errors_are_told_apart(tmp_path: Path) -> None:
     ):
         with pytest.raises(DiskError):
             action()
+
+
+def test_sums_that_the_disk_does_not_give_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summed anew as it is, a file would be believed with whatever has rotted in it."""
+    service = opened(tmp_path)
+    service.append([record(0)])
+    service.flush()
+
+    def unreadable(path: Path) -> bytes:
+        raise OSError(IO_ERROR, os.strerror(IO_ERROR), str(path))
+
+    monkeypatch.setattr("rocketstore.index.service.read_whole", unreadable)
+
+    with pytest.raises(DiskError, match="opening the index"):
+        opened(tmp_path)
 
 
 def test_destroy_removes_everything(tmp_path: Path) -> None:

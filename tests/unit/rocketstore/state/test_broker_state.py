@@ -14,7 +14,7 @@ from rocketstore.message.message import Message
 from rocketstore.state import publisher
 from rocketstore.state.broker_state import BrokerState, StateIncompleteError, StateSettings
 from rocketstore.state.changes import MalformedStateError, QueueOffset, TopicConfig
-from rocketstore.state.snapshot import read_snapshot
+from rocketstore.state.snapshot import Snapshot, read_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
@@ -387,6 +387,26 @@ def test_the_log_is_kept_from_the_first_change_that_no_snapshot_holds(master: Me
     commit(master, 8)
     assert needed_from(master.log.end) == first
     assert needed_from(first - 1) == first - 1
+
+    master.state.flush()
+    assert needed_from(master.log.end) == master.log.end
+
+
+def test_the_log_is_kept_while_the_disk_refuses_the_snapshot(master: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What should be in it is in the log alone."""
+
+    def refused(_fs: object, _directory: Path, _snapshot: Snapshot) -> None:
+        raise OSError(28, "no space left")
+
+    (needed_from,) = master.store.keepers
+    fill(master, "T", 9)
+    master.state.flush()
+    first = master.log.end
+    commit(master, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr("rocketstore.state.broker_state.write_snapshot", refused)
+        master.state.flush()
+    assert needed_from(master.log.end) == first
 
     master.state.flush()
     assert needed_from(master.log.end) == master.log.end

@@ -22,8 +22,9 @@ from rocketstore.state.changes import (
     TopicConfig,
 )
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
-from rocketstore.state.snapshot import SNAPSHOT_FILE
+from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
+from tests.store.crash_fs import NO_SPACE, FailingFs
 from tests.unit.rocketstore.state.conftest import Member
 
 NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
@@ -96,6 +97,20 @@ def test_a_file_that_is_no_such_file_is_left_out(tmp_path: Path, text: str) -> N
     (tmp_path / "delayOffset.json").write_text('{"offsetTable":{"2":4}}')
 
     assert read_rocketmq_files(tmp_path) == (SetDelayOffsets(((2, 4),)),)
+
+
+@pytest.mark.parametrize("number", [8.0, 8.5, True])
+def test_what_is_taken_over_can_be_read_again(number: float, tmp_path: Path) -> None:
+    """A topic whose numbers are none is left out: a snapshot with it would be of no use, with all that is in it."""
+    odd = {"perm": 6, "readQueueNums": number, "writeQueueNums": 8}
+    sound = {"perm": 6, "readQueueNums": 8, "writeQueueNums": 4}
+    (tmp_path / "topics.json").write_text(json.dumps({"topicConfigTable": {"Odd": odd, "Sound": sound}}))
+
+    changes = read_rocketmq_files(tmp_path)
+    write_snapshot(RealFileSystem(), tmp_path, Snapshot(changes))
+
+    assert changes == (PutTopic(TopicConfig("Sound", 8, 4, 6)),)
+    assert read_snapshot(tmp_path) == Snapshot(changes)
 
 
 def test_a_file_of_any_length_is_left_out(tmp_path: Path) -> None:
@@ -176,6 +191,19 @@ def test_a_file_that_would_say_the_same_is_not_written(tmp_path: Path) -> None:
     same = {name for name in NAMES if (tmp_path / name).stat().st_ino == before[name]}
     assert same == set(NAMES) - {"consumerOffset.json"}
     assert read(tmp_path, "consumerOffset.json.bak")["offsetTable"] == {"Orders@readers": {"0": 10}}
+
+
+def test_a_file_that_found_no_room_is_written_with_the_next_ones(tmp_path: Path) -> None:
+    """Also if nothing in it has changed since: what is there is the one before, or none."""
+    fs = FailingFs(lambda call, path: NO_SPACE if call == "write" and "consumerOffset" in path else None)
+    files = RocketmqFiles(fs, tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(TABLES, 1000)
+    fs.fails = lambda _call, _path: None
+
+    files.write(TABLES, 2000)
+
+    assert read(tmp_path, "consumerOffset.json")["offsetTable"] == {"Orders@readers": {"0": 10}}
 
 
 # --- RocketMQ in between ---------------------------------------------------------------------------------------------
