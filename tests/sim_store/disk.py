@@ -239,6 +239,10 @@ def _apply(entry: _Entry, names: dict[Path, Inode], dirs: set[Path]) -> None:
         names[entry.path] = entry.inode
 
 
+def _always() -> bool:
+    return True
+
+
 def _dirs_above(root: Path, path: Path) -> list[Path]:
     return [one for one in path.parents if one != root and root in one.parents]
 
@@ -253,9 +257,9 @@ class SimFs(RealFileSystem):
 
     def _begin(self, what: str, path: Path) -> None:
         """Before a call: time passes, and it may fail."""
-        disk, scheduler = self._disk, self._disk.scheduler
         if self._is_dead():
             raise Killed
+        disk, scheduler = self._disk, self._disk.scheduler
         scheduler.point(0.5)
         if disk.slow_us:
             scheduler.sleep_us(int(disk.random.random() * disk.slow_us))
@@ -312,9 +316,12 @@ class SimFs(RealFileSystem):
             super().close(fd)
 
     def let_go(self) -> None:
-        """The process is dead: what it had open is closed."""
+        """The process is dead: what it had open is closed, and who closes files late holds nothing of its world."""
         for fd in list(self._open):
             self.close(fd)
+        self._is_dead = _always
+        if hasattr(self, "_disk"):
+            del self._disk
 
     def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         path, inode = self._open[fd]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from rocketstore.state.broker_state import BrokerState
 from tests.sim_store import threads
 from tests.sim_store.__main__ import run_one
 from tests.sim_store.disk import Disk, Inode, SimFs
+from tests.sim_store.simulation import Simulation
 from tests.sim_store.substitutes import substitute
 from tests.sim_store.threads import DeadlockError, Group, Lock, Scheduler
 
@@ -123,6 +125,14 @@ def test_a_dead_groups_files_are_closed_once(tmp_path: Path) -> None:
     assert again == fd
     fs.close(fd)
     os.close(again)
+
+
+def test_a_world_that_is_over_is_forgotten() -> None:
+    """With its memory and its descriptors: each had hundreds, and some dozens of worlds later none was left."""
+    run_one(("plain", 3))
+    gc.collect()
+
+    assert not [one for one in gc.get_objects() if type(one) is Simulation]
 
 
 def test_nobody_who_can_run_is_told() -> None:
