@@ -17,7 +17,8 @@ BASE_IMAGE ?=
 SEEDS ?= 2000
 MUTANTS ?=
 TESTS ?= tests
-WORKERS ?= 2
+# one more than there are processors, for tests wait now and then
+WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) + 1)); echo $$((n < 8 ? n : 8)))
 DRILL ?= kill-leader
 DEMO_ARGS ?= --keep
 CLUSTER ?= start
@@ -57,7 +58,7 @@ $(VENV)/.installed-bench: $(STAMP)
 demo: $(STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_ARGS="--console", "" to end them)
 	@$(BIN)/dledger demo $(DEMO_ARGS)
 
-test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=2)
+test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=4)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
 coverage: $(STAMP) ## The same with branch coverage, which takes longer

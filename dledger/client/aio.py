@@ -68,6 +68,7 @@ class AsyncDLedgerClient:
         self._old_channels: list[grpc.aio.Channel] = []  # made with certificates that were replaced since
         self._tls_version = 0
         self._closed = False
+        self._search: asyncio.Task[Search] | None = None
         self._idempotent = enable_idempotence
         links = AsyncLinks(group, self._directory, self._channel, self._leader, self._retry, self._is_led_by_another)
         self._appends = AsyncAppends(links, LanePool() if enable_idempotence else None)
@@ -86,6 +87,8 @@ class AsyncDLedgerClient:
         channels = [*self._channels.values(), *self._old_channels]
         self._channels.clear()
         self._old_channels.clear()
+        if self._search is not None:
+            self._search.cancel()
         await self._appends.close()
         for channel in channels:
             await channel.close(None)
@@ -296,12 +299,21 @@ class AsyncDLedgerClient:
         leader = self._directory.leader
         if leader is not None:
             return leader
+        if self._search is None or self._search.done():
+            self._search = asyncio.create_task(self._searched())
+        searching = self._search  # one for all who wait: thousands of appends may
+        await asyncio.wait((searching,), timeout=deadline.remaining_s)
+        if not searching.done() or searching.cancelled():
+            raise UnavailableError(f"no leader found within {deadline.timeout_s} s")
+        search = searching.result()
+        return search.found or search.conclude()
+
+    async def _searched(self) -> Search:
         search = Search(self._directory)
-        round_deadline = Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s))
-        async for address, answer in self._ask_all(self._directory.addresses, round_deadline):
-            if (found := search.take(address, answer)) is not None:
-                return found
-        return search.conclude()
+        async for address, answer in self._ask_all(self._directory.addresses, Deadline(DISCOVERY_TIMEOUT_S)):
+            if search.take(address, answer) is not None:
+                break
+        return search
 
     async def _ask_all(
         self, addresses: Sequence[str], deadline: Deadline

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -49,7 +50,7 @@ class AsyncAppends:
         self._lanes = lanes
         self._pipes: dict[str, AsyncPipe] = {}
         self._opening: dict[str, asyncio.Lock] = {}
-        self._waiting: list[asyncio.Future[None]] = []  # for their turn
+        self._turns: dict[Lane, dict[Ticket, asyncio.Future[None]]] = {}
         self._closed = False
 
     async def close(self) -> None:
@@ -110,18 +111,27 @@ class AsyncAppends:
     async def _await_turn(self, lanes: LanePool, ticket: Ticket, deadline: Deadline) -> None:
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                while not lanes.is_first(ticket):
-                    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiting.append(turn)
-                    await turn
+                while not lanes.is_first(ticket) and ticket.lane is not None:
+                    await self._turn(ticket.lane, ticket)
         except TimeoutError:
             message = f"earlier appends were still under way after {deadline.timeout_s} s"
             raise UnavailableError(message) from None
 
+    async def _turn(self, lane: Lane, ticket: Ticket) -> None:
+        turns = self._turns.setdefault(lane, {})
+        turn = turns[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            await turn
+        finally:
+            del turns[ticket]
+            if not turns:
+                del self._turns[lane]
+
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for turn in waiting:
-            if not turn.done():
+        """Of each lane the first: thousands may wait behind it, and each is woken once."""
+        for lane, turns in self._turns.items():
+            turn = turns.get(next(iter(lane.tickets.values())))  # who waits is in it
+            if turn is not None and not turn.done():
                 turn.set_result(None)
 
     async def append_as(self, batch: ProducerBatch, bodies: Sequence[bytes], deadline: Deadline) -> AppendedBatch:
@@ -154,10 +164,7 @@ class AsyncAppends:
         address = await links.leader(deadline)
         try:
             pipe = await self._pipe(address, deadline)
-            if number is None:
-                return await pipe.append(bodies, deadline)
-            is_deposed = partial(links.is_led_by_another, address)
-            return await pipe.append(bodies, deadline, partial(number, pipe), is_deposed)
+            return await pipe.append(bodies, deadline, None if number is None else partial(number, pipe))
         except DLedgerError as error:
             links.directory.note_failure(address, error)
             raise
@@ -175,7 +182,7 @@ class AsyncAppends:
                     await pipe.close()
                     if self._lanes is not None:
                         self._lanes.close(pipe.lane)
-                pipe = AsyncPipe(self._links.channel(address), address, self._links.group)
+                pipe = AsyncPipe(self._links, address, look=self._lanes is not None)
                 await pipe.open(deadline)
                 if self._closed:
                     await pipe.close()
@@ -191,19 +198,33 @@ def _number(lanes: LanePool, ticket: Ticket, pipe: AsyncPipe) -> ProducerBatch |
     return ticket.producer
 
 
-class AsyncPipe:
-    """As ``AppendPipe``, on the loop."""
+class Pending(NamedTuple):
+    """An append whose answer is awaited."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, group: str) -> None:
+    answer: asyncio.Future[Outcome]
+    overdue_at: float
+    """As ``time.monotonic`` tells."""
+
+
+class AsyncPipe:
+    """As ``AppendPipe``, on the loop.
+
+    ``look``: while answers are overdue it is asked, for all of them together, whether another node leads by now; if so,
+    they are waited for no longer, and their outcome is unknown.
+    """
+
+    def __init__(self, links: AsyncLinks, address: str, *, look: bool) -> None:
         self.broken: DLedgerError | None = None
         self.lane: Lane | None = None
         """For whoever sends with it: from where its appends have their numbers."""
+        self._links = links
         self._address = address
-        self._group = group
-        self._pending: dict[int, asyncio.Future[Outcome]] = {}
+        self._look = look
+        self._looking: asyncio.Task[None] | None = None
+        self._pending: dict[int, Pending] = {}
         self._next_id = 0
         self._requests: asyncio.Queue[bytes] = asyncio.Queue()
-        stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+        stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = links.channel(address).stream_stream(
             options.method(options.LOG_SERVICE, "AppendStream"), request_serializer=None, response_deserializer=None
         )
         self._call = stream(self._iterate())
@@ -227,7 +248,6 @@ class AsyncPipe:
         bodies: Sequence[bytes],
         deadline: Deadline,
         producer: Callable[[], ProducerBatch | None] | None = None,
-        is_deposed: Callable[[], Awaitable[bool]] | None = None,
     ) -> AppendedBatch:
         """As ``AppendPipe.append``."""
         if self.broken is not None:
@@ -236,13 +256,16 @@ class AsyncPipe:
             raise UnavailableError(f"no time was left to ask {self._address}: {deadline.timeout_s} s are over")
         self._next_id += 1
         request_id = self._next_id
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = future
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = Pending(answer, time.monotonic() + LOOK_AFTER_S)
         numbered = None if producer is None else producer()
-        request = codec.Append(self._group, bodies, request_id, producer=numbered)
+        request = codec.Append(self._links.group, bodies, request_id, producer=numbered)
         self._requests.put_nowait(codec.encode_append(request))
+        if self._look and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_for_another())
         try:
-            outcome = await self._answer(future, deadline, is_deposed)
+            async with asyncio.timeout(deadline.remaining_s):
+                outcome = await answer
         except TimeoutError:
             raise RequestTimeoutError(f"no answer of {self._address} within {deadline.timeout_s} s") from None
         finally:
@@ -251,19 +274,23 @@ class AsyncPipe:
             raise outcome
         return outcome
 
-    async def _answer(
-        self, future: asyncio.Future[Outcome], deadline: Deadline, is_deposed: Callable[[], Awaitable[bool]] | None
-    ) -> Outcome:
-        """Wait for it. Raises ``TimeoutError``, also when another node leads by now."""
-        wait_s = deadline.remaining_s if is_deposed is None else min(LOOK_AFTER_S, deadline.remaining_s)
-        while True:
-            try:
-                async with asyncio.timeout(wait_s):
-                    return await asyncio.shield(future)
-            except TimeoutError:
-                if deadline.expired or (is_deposed is not None and await is_deposed()):
-                    raise
-            wait_s = min(LOOK_AGAIN_S, deadline.remaining_s)
+    async def _look_for_another(self) -> None:
+        """Until nothing is pending."""
+        while self._pending:
+            wait_s = next(iter(self._pending.values())).overdue_at - time.monotonic()
+            if wait_s <= 0:
+                if await self._links.is_led_by_another(self._address):
+                    self._give_up_overdue()
+                wait_s = LOOK_AGAIN_S
+            await asyncio.sleep(wait_s)
+
+    def _give_up_overdue(self) -> None:
+        now = time.monotonic()
+        for pending in self._pending.values():
+            if pending.overdue_at <= now and not pending.answer.done():
+                pending.answer.set_result(
+                    RequestTimeoutError(f"{self._address} does not answer, and another one leads")
+                )
 
     async def close(self) -> None:
         """End the stream; what still waits gets an unknown outcome."""
@@ -280,9 +307,9 @@ class AsyncPipe:
         try:
             async for data in self._call:
                 request_id, outcome = codec.decode_appended(data)
-                future = self._pending.get(request_id)
-                if future is not None and not future.done():
-                    future.set_result(outcome)
+                pending = self._pending.get(request_id)
+                if pending is not None and not pending.answer.done():
+                    pending.answer.set_result(outcome)
         except grpc.RpcError as error:
             failure = rpc_failure(error, self._address, sent=True)
         except asyncio.CancelledError:  # our own close
@@ -295,8 +322,10 @@ class AsyncPipe:
     def _fail(self, failure: DLedgerError) -> None:
         self.broken = failure
         self._call.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         if failure.outcome == "not_applied":
             failure = RequestTimeoutError(f"the stream to {self._address} ended before the answer came: {failure}")
-        for future in self._pending.values():
-            if not future.done():
-                future.set_result(failure)
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_result(failure)

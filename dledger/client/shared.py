@@ -322,6 +322,8 @@ class Search:
         self._directory = directory
         self._best: tuple[Term, LeaderHint] | None = None
         self._failures: dict[str, DLedgerError] = {}
+        self.found: str | None = None
+        """The address of the one that says it leads."""
 
     def take(self, address: str, answer: NodeStatus | DLedgerError) -> str | None:
         """The leader's address if this answer settles it."""
@@ -331,6 +333,7 @@ class Search:
             return None
         self._directory.learn(address, answer)
         if answer.role is Role.LEADER:
+            self.found = address
             return address
         if answer.leader is not None and (self._best is None or answer.term > self._best[0]):
             self._best = (answer.term, answer.leader)

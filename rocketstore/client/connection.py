@@ -262,25 +262,29 @@ class BrokerConnection:
 
     def ask_master(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
         """Ask the master, wherever it is by then; only for requests that may be repeated."""
-
-        def attempt() -> AnswerT:
-            address = self.master(deadline)
-            try:
-                return self.ask(method, request, address, deadline)
-            except DLedgerError as error:
-                self.brokers.note_failure(address, error)
-                raise
-
-        return self.retry(deadline, attempt)
+        return self._ask_until(method, request, deadline, self.master)
 
     def ask_reader(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
         """Ask the master, or any living broker while there is none."""
+        return self._ask_until(method, request, deadline, self.reader)
+
+    def _ask_until(
+        self, method: Method[AnswerT], request: Message, deadline: Deadline, where: Callable[[Deadline], str]
+    ) -> AnswerT:
+        said: DLedgerError | None = None
 
         def attempt() -> AnswerT:
-            address = self.reader(deadline)
+            nonlocal said
+            try:
+                address = where(deadline)
+            except UnavailableError as error:
+                if said is not None and deadline.expired:  # the search was cut short: what a broker said tells more
+                    raise said from error
+                raise
             try:
                 return self.ask(method, request, address, deadline)
             except DLedgerError as error:
+                said = error
                 self.brokers.note_failure(address, error)
                 raise
 

@@ -139,11 +139,11 @@ class Group(WatchedGroup):
         assert len(set(digests.values())) == 1, f"the replicas differ: {digests}"
         statuses = self.statuses()
         begin = max(one.begin_index for one in statuses.values())
+        end = min(one.committed_index for one in statuses.values())  # the leader may add entries of its own meanwhile
         logs = {}
         with closing(self.client(timeout_s=10.0)) as client:
-            for node, status in statuses.items():
-                address = self.nodes[node].client_address
-                logs[node] = read_log(client, begin, status.committed_index, address)
+            for node in statuses:
+                logs[node] = read_log(client, begin, end, self.nodes[node].client_address)
         first = next(iter(logs.values()))
         assert all(log == first for log in logs.values()), "the nodes answer reads differently"
         self.history.dump(self.directory / "history.jsonl")

@@ -99,7 +99,7 @@ class History:
         """How many appends ended so."""
         return sum(one.outcome is outcome for one in self.appends)
 
-    def wait_for_acks(self, more: int, timeout_s: float = 20.0) -> None:
+    def wait_for_acks(self, more: int, timeout_s: float = 60.0) -> None:
         """Wait until ``more`` appends than now are acknowledged; fail after ``timeout_s``."""
         with self._changed:
             goal = self._acked + more

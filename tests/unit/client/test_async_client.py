@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ import grpc
 import pytest
 
 from cluster.local_group import free_ports
-from dledger.client import AsyncDLedgerClient, ReadMode
+from dledger.client import AsyncDLedgerClient, ReadMode, aio_appends
+from dledger.client.lanes import LanePool, Ticket
+from dledger.client.shared import LOOK_AGAIN_S, Deadline
 from dledger.config import ServerConfig
 from dledger.errors import (
     DLedgerError,
@@ -29,7 +33,7 @@ from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.connections import Connections
 from dledger.rpc.log_service import LogService
-from dledger.rpc.ports import MemberStatus
+from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import NodeId, Role
 from tests.support.fake_group import elect
 from tests.support.fake_node import FakeNode
@@ -290,6 +294,76 @@ def test_async_frozen_leader_is_left_when_another_one_leads() -> None:
         group.elect(1)
 
         assert (await task).index == 1
+
+    run(test)
+
+
+def test_appends_at_once_look_for_the_leader_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question for each of them would keep a busy group from answering any."""
+    asked: list[str] = []
+    status_of = AsyncDLedgerClient._status_of
+
+    async def counted(client: AsyncDLedgerClient, address: str, deadline: Deadline) -> NodeStatus:
+        asked.append(address)
+        return await status_of(client, address, deadline)
+
+    monkeypatch.setattr(AsyncDLedgerClient, "_status_of", counted)
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        await asyncio.gather(*(client.append(b"x") for _ in range(100)))
+
+        assert len(asked) <= len(group.nodes)
+
+    run(test)
+
+
+def test_overdue_appends_ask_together_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are overdue: one question every now and then."""
+    monkeypatch.setattr(aio_appends, "LOOK_AFTER_S", 0.05)
+    looks: list[float] = []
+
+    async def look(_client: AsyncDLedgerClient, _address: str) -> bool:
+        looks.append(time.monotonic())
+        return False
+
+    monkeypatch.setattr(AsyncDLedgerClient, "_is_led_by_another", look)
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        group.nodes[0].hold = True
+        appends = [asyncio.create_task(client.append(b"x")) for _ in range(200)]
+        while len(looks) < 3:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        group.nodes[0].release()
+        await asyncio.gather(*appends)
+
+        assert min(after - before for before, after in itertools.pairwise(looks)) >= LOOK_AGAIN_S * 0.9
+
+    run(test)
+
+
+def test_each_append_behind_a_broken_stream_is_woken_for_its_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sent again one after the other: were all woken each time, thousands would take minutes."""
+    looks = 0
+    is_first = LanePool.is_first
+
+    def counted(pool: LanePool, ticket: Ticket) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_first(pool, ticket)
+
+    monkeypatch.setattr(LanePool, "is_first", counted)
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        group.nodes[0].hold = True
+        appends = [asyncio.create_task(client.append(b"%d" % number)) for number in range(200)]
+        while len(group.nodes[0].held) < 200:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        group.elect(1)
+        await group.kill(0)
+        await asyncio.gather(*appends)
+
+        assert sorted(group.nodes[1].bodies()) == sorted(b"%d" % number for number in range(200))
+        assert looks <= 5 * 200
 
     run(test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from queue import SimpleQueue
@@ -11,15 +12,17 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
+from dledger.client.shared import Deadline
 from dledger.errors import RequestTimeoutError, UnavailableError
 from rocketstore.client.connection import (
     CONNECTION_STREAMS_MAX,
     LIST_TOPICS,
+    PUT_TOPIC,
     QUEUE_RANGE,
     STATUS,
     BrokerConnection,
 )
-from rocketstore.client.errors import BadAnswerError, BrokerBusyError, NotMasterError, hint_of
+from rocketstore.client.errors import BadAnswerError, BrokerBusyError, NotMasterError, StoreFailedError, hint_of
 from rocketstore.client.pipe import SendPipe
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
@@ -203,3 +206,21 @@ def test_brokers_are_found_where_they_answer(brokers: FakeBrokers) -> None:
             assert connection.master(connection.deadline()) == brokers.addresses[master]
     finally:
         connection.close()
+
+
+def test_what_the_master_said_tells_more_than_a_search_that_was_cut_short(
+    brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline ends a call wherever it is; while it looks for the master again, its last words are the reason."""
+    brokers.nodes[0].fail_calls["PutTopic"] = deque([(grpc.StatusCode.INTERNAL, "scripted", {})])
+    with closing(BrokerConnection(brokers.addresses, timeout_s=0.5)) as connection:
+        deadline = connection.deadline()
+        connection.master(deadline)
+
+        def cut_short(limit: Deadline) -> tuple[str | None, str | None]:
+            wait_until(lambda: limit.expired, "the deadline")
+            raise UnavailableError("no master found")
+
+        monkeypatch.setattr(connection, "_seek", cut_short)
+        with pytest.raises(StoreFailedError):
+            connection.ask_master(PUT_TOPIC, pb.PutTopicRequest(topic=pb.Topic(name="a")), deadline)
