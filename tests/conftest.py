@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -40,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     number = int(config.workerinput["workerid"].removeprefix("gw"))
     os.environ["LOCAL_PORTS"] = f"{number % PORT_SHARES}/{PORT_SHARES}"
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and thousands of tests out of every later collection: an eighth of the time of small tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

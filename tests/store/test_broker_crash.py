@@ -304,7 +304,7 @@ def _look_at_state(run: Recorder, broker: Broker, at: int, deleted: list[int]) -
 
 def _crashes(changes: list[Change], *, thorough: bool) -> Iterator[int]:
     for at in range(len(changes) + 1):
-        if thorough or at % 5 == 0 or (at and changes[at - 1].kind in ("rename", "unlink", "create")):
+        if thorough or at % 10 == 0 or (at and changes[at - 1].kind in ("rename", "unlink", "create")):
             yield at
 
 
