@@ -289,7 +289,7 @@ class AsyncPipe:
         for pending in self._pending.values():
             if pending.overdue_at <= now and not pending.answer.done():
                 pending.answer.set_result(
-                    RequestTimeoutError(f"{self._address} does not answer, and another one leads")
+                    RequestTimeoutError(f"no answer of {self._address}, and another node leads by now")
                 )
 
     async def close(self) -> None:
