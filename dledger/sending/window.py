@@ -1,0 +1,465 @@
+"""What is sent when, and what became of it: a state machine without input, output, threads or a clock.
+
+Items are added to the open batch. A batch is sealed when it is full or has lingered, waits in the backlog until the
+window has room, is under way until its answer comes, and is then done. A driver carries it: it sends what
+``next_to_send`` gives, says what became of it (``answered``), and does what ``step`` asks for, now and when it wants
+to be asked again.
+
+While batches wait in the backlog, a lingering one stays open for a tenth of its time: else a server that answers more
+slowly than batches are sealed would get ever more and ever smaller ones, and after an outage the backlog would never
+be worked off in time. With a linger of nothing, items are sent at once, and together what is added while no request
+may be.
+
+When an answer is overdue, the driver is asked to look whether another server leads by now: one that is frozen or cut
+off ends no connection. Recovery, then and after any failure that is not an item's own:
+
+1. Nothing more goes to that stream; what is under way there is answered, refused, or unknown.
+2. When nothing is under way any more, what is to be sent again goes back to the front of the backlog, in order, and
+   the numbers are made to fit (``numbering``).
+3. The driver connects to whoever leads and sends a single batch; only its success opens the window again.
+
+Without numbers a server may not know which request follows which, so a request after a refused one may be stored.
+Whoever needs the order then has one request under way (``one_at_a_time``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Generic
+
+from dledger.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DLedgerError,
+    InvalidRequestError,
+    OutOfOrderSequenceError,
+    TooManyProducersError,
+    UnavailableError,
+    UnknownProducerError,
+)
+from dledger.records import record
+from dledger.sending.batch import ITEM_OVERHEAD_BYTES, Answer, Batch, ItemT, ResultT, Rules
+from dledger.sending.numbering import Numbering
+
+LOOK_AFTER_MS: Final = 500.0
+"""An answer that takes longer is overdue."""
+LOOK_AGAIN_MS: Final = 250.0
+"""The pause between two looks around for another leader."""
+RETRY_WAIT_MS_MIN: Final = 20.0
+RETRY_WAIT_MS_MAX: Final = 100.0
+"""A longer pause would be longer than the election that it waits for."""
+HELD_OPEN_SHARE: Final = 0.1
+"""Of a batch's time: so long it may wait for more items while others wait before it."""
+NEVER: Final = float("inf")
+
+_ABOUT_NUMBERS: Final = (OutOfOrderSequenceError, UnknownProducerError, TooManyProducersError)
+"""Refusals that say nothing about the server."""
+
+
+@record(frozen=True, slots=True)
+class WindowOptions:
+    """How much a window holds and what it does about failures.
+
+    ``retry_unknown``: send also what may be stored again, without numbers: it may then be stored twice.
+    """
+
+    linger_ms: float = 2.0
+    batch_bytes: int = 1 << 19
+    batch_items: int = 1024
+    pending_bytes_max: int = 1 << 23
+    inflight_requests_max: int = 32
+    inflight_items_max: int = 4096
+    timeout_ms: float = 5000.0
+    retry_unknown: bool = False
+    one_at_a_time: bool = False
+
+    def __post_init__(self) -> None:
+        positive = (
+            "batch_bytes",
+            "batch_items",
+            "pending_bytes_max",
+            "inflight_requests_max",
+            "inflight_items_max",
+            "timeout_ms",
+        )
+        problems = [f"{name} must be positive" for name in positive if getattr(self, name) <= 0]
+        if self.linger_ms < 0:
+            problems.append("linger must not be negative")
+        if problems:
+            raise ConfigError(problems)
+
+
+@record(frozen=True, slots=True)
+class Wish:
+    """What the driver is to do, besides sending, and when to ask again (``wake_at_ms``)."""
+
+    wake_at_ms: float
+    leave: str = ""
+    """Why the stream is to be ended; what is under way on it then comes back as unknown."""
+    look: bool = False
+    """Find out who leads, then say ``looked``."""
+    connect_until_ms: float | None = None
+    """Find the leader and open a stream to it until then; then say ``connected`` or ``not_connected``."""
+
+
+class Window(Generic[ItemT, ResultT]):
+    """See above. Not thread-safe: its driver's lock guards it. ``done`` is for the driver to take away and announce."""
+
+    def __init__(
+        self, options: WindowOptions, rules: Rules[ItemT, ResultT], numbering: Numbering | None = None
+    ) -> None:
+        self.options = options
+        self.open: Batch[ItemT, ResultT] | None = None
+        self.pending_bytes = 0
+        self.failed_items = 0
+        self.closed = False
+        self.done: list[Batch[ItemT, ResultT]] = []
+        self._rules = rules
+        self._numbering = numbering
+        self._backlog: deque[Batch[ItemT, ResultT]] = deque()
+        self._inflight: deque[Batch[ItemT, ResultT]] = deque()
+        self._again: list[Batch[ItemT, ResultT]] = []
+        self._inflight_items = 0
+        self._batches = 0
+        self._is_connected = False
+        self._is_connecting = False
+        self._connect_at_ms = 0.0
+        self._server_memory = ""
+        self._end_stream = ""  # why the driver is to end it
+        self._expiry_ms = NEVER  # nothing that waits is given up earlier
+        self._draining = False  # nothing is sent until nothing is under way
+        self._single = True  # one batch under way at a time, until one has succeeded
+        self._failures = 0  # in a row
+        self._is_looking = False
+        self._looked_at_ms = -NEVER
+
+    # --- what is to be sent -----------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that whoever adds should wait first."""
+        return self.pending_bytes >= self.options.pending_bytes_max
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything added so far is done."""
+        return not (self._inflight or self._again or self._backlog or self.open)
+
+    def waiting(self) -> list[Batch[ItemT, ResultT]]:
+        """All that is sealed and not done."""
+        return [*self._inflight, *self._again, *self._backlog]
+
+    def check_number(self, sequence: int | None, count: int = 1) -> None:
+        """Of the first of ``count`` items that are added next; see ``Numbering.check``. To be called before ``add``."""
+        if self._numbering is not None:
+            self._numbering.check(sequence, count)
+        elif sequence is not None:
+            raise InvalidRequestError("there are numbers only with enable_idempotence")
+
+    def add(
+        self,
+        payload: bytes,
+        now_ms: float,
+        *,
+        item: ItemT | None = None,
+        sequence: int | None = None,
+        timeout_ms: float | None = None,
+    ) -> tuple[Batch[ItemT, ResultT], int]:
+        """Take an item; gives its batch and its place in it. Raises ``UnavailableError`` if it is closed."""
+        batch = self.open
+        if batch is None or (timeout_ms is not None and timeout_ms != batch.timeout_ms):
+            batch = self._begin(now_ms, sequence, timeout_ms)
+        payloads = batch.payloads
+        place = len(payloads)
+        payloads.append(payload)
+        if item is not None:
+            batch.items.append(item)
+        cost = len(payload) + ITEM_OVERHEAD_BYTES
+        self.pending_bytes += cost
+        size = batch.size = batch.size + cost
+        if size >= self.options.batch_bytes or place + 1 >= self.options.batch_items:
+            self.seal()
+        return batch, place
+
+    def add_whole(
+        self,
+        payloads: list[bytes],
+        now_ms: float,
+        *,
+        sequence: int | None = None,
+        timeout_ms: float | None = None,
+    ) -> Batch[ItemT, ResultT]:
+        """Take what goes in one request, however large, and with nothing else."""
+        batch = self._begin(now_ms, sequence, timeout_ms)
+        batch.payloads = payloads
+        batch.is_whole = True
+        batch.size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
+        self.pending_bytes += batch.size
+        self.seal()
+        return batch
+
+    def _begin(self, now_ms: float, sequence: int | None, timeout_ms: float | None) -> Batch[ItemT, ResultT]:
+        if self.closed:
+            raise UnavailableError("it is closed: nothing more can be sent")
+        self.seal()
+        options = self.options
+        timeout_ms = options.timeout_ms if timeout_ms is None else timeout_ms
+        self._batches += 1
+        batch = self.open = Batch(self._batches, now_ms + options.linger_ms, now_ms + timeout_ms, timeout_ms)
+        if self._numbering is not None:
+            self._numbering.begin(batch, sequence)
+        return batch
+
+    def seal(self) -> None:
+        """Let nothing more into the open batch."""
+        batch = self.open
+        if batch is not None:
+            batch.complete()
+            self._backlog.append(batch)
+            self._expiry_ms = min(self._expiry_ms, batch.give_up_at_ms)
+            self.open = None
+
+    def next_to_send(self, now_ms: float) -> Batch[ItemT, ResultT] | None:
+        """A batch for the stream, which counts as under way from now on; None if there is none, or no room.
+
+        The driver sends the payloads of the places in ``sent``, under ``producer`` and from ``sequence`` on.
+        """
+        if self._draining or not self._is_connected:
+            return None
+        if not self._backlog:
+            if self.open is None or now_ms < self.open.linger_until_ms or not self._has_room(0):
+                return None
+            self.seal()
+        batch = self._backlog[0]
+        if not self._has_room(len(batch.left)):
+            return None
+        if self._numbering is not None:
+            self._numbering.assign(batch, now_ms)
+        if self._inflight and self._inflight[-1].producer != batch.producer:
+            return None  # what one name is refused does not keep another one's items from being stored
+        self._backlog.popleft()
+        batch.begin(now_ms, is_first=not self._inflight)
+        self._inflight.append(batch)
+        self._inflight_items += len(batch.sent)
+        return batch
+
+    def _has_room(self, items: int) -> bool:
+        if not self._inflight:
+            return True
+        options = self.options
+        alone = options.one_at_a_time and (self._numbering is None or self._numbering.are_off)
+        if self._single or alone or len(self._inflight) >= options.inflight_requests_max:
+            return False
+        return self._inflight_items + items <= options.inflight_items_max
+
+    # --- what became of it ------------------------------------------------------------------------------------------
+
+    def answered(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT], now_ms: float) -> DLedgerError | None:
+        """The answer to a batch that is under way, or why there will be none.
+
+        Gives the error that says something about the server: the driver may have to ask another one.
+        """
+        self._inflight.remove(batch)  # the first one, nearly always
+        self._inflight_items -= len(batch.sent)
+        was_draining = self._draining
+        trouble = self._take_late(batch, answer) if batch.done else self._take(batch, answer)
+        blamed: DLedgerError | None = None
+        if trouble is None or self._is_of_items(batch, trouble):
+            self._failures = 0
+            self._single = not self._is_connected
+        elif not (was_draining and isinstance(trouble, OutOfOrderSequenceError)):
+            if batch.doubtful or not isinstance(trouble, _ABOUT_NUMBERS):
+                blamed = trouble
+            self._leave(now_ms)
+        if self._draining and not self._inflight:
+            self._regroup(now_ms)
+        return blamed
+
+    def _take(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
+        numbering = self._numbering
+        first = batch.sequence
+        given = numbering is not None and numbering.are_given
+        repeats = self.options.retry_unknown and numbering is None
+        trouble = batch.take(answer, self._rules, repeats=repeats, given=given)
+        if numbering is not None and batch.producer and batch.sequence > first:
+            numbering.stored(batch)
+        if numbering is not None and batch.lost:
+            numbering.failed(batch)
+            batch.forget()
+        if batch.left:
+            batch.error = trouble
+            self._again.append(batch)
+            self._expiry_ms = min(self._expiry_ms, batch.give_up_at_ms)
+            self._draining = True
+        else:
+            self._finish(batch)
+        return trouble
+
+    def _take_late(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
+        """Who sent it was told that nobody knows; what it was numbered as matters to what follows."""
+        numbering = self._numbering
+        is_stored = batch.take_late(answer)
+        if numbering is not None and batch.producer:
+            numbering.stored(batch)
+            if not is_stored:
+                self._note_failed(numbering, batch)
+        return answer if isinstance(answer, DLedgerError) else None
+
+    def _is_of_items(self, batch: Batch[ItemT, ResultT], trouble: DLedgerError) -> bool:
+        """Whether nothing is wrong but with items."""
+        if trouble.outcome == "unknown":
+            return False
+        kinds = (InvalidRequestError, AccessDeniedError) if batch.producer else InvalidRequestError
+        return isinstance(trouble, kinds)
+
+    def _leave(self, now_ms: float) -> None:
+        """Nothing more goes to this stream."""
+        if self._is_connected:
+            self._is_connected = False
+            self._connect_at_ms = now_ms + self._backoff_ms()
+        self._draining = self._single = True
+
+    def _backoff_ms(self) -> float:
+        if not self._failures:
+            return 0.0
+        return min(RETRY_WAIT_MS_MIN * (1 << min(self._failures, 10)), RETRY_WAIT_MS_MAX)
+
+    def _finish(self, batch: Batch[ItemT, ResultT]) -> None:
+        self.pending_bytes -= batch.size
+        failed = batch.failed
+        self.failed_items += failed
+        numbering = self._numbering
+        if failed and numbering is not None and batch.producer and (numbering.are_given or not batch.sent):
+            self._note_failed(numbering, batch)
+        batch.payloads = []  # futures may live long; what they wrote need not
+        batch.done = True
+        self.done.append(batch)
+
+    def _note_failed(self, numbering: Numbering, batch: Batch[ItemT, ResultT]) -> None:
+        numbering.failed(batch)
+        self._draining = True  # the numbers of those behind it are no longer right
+
+    def _regroup(self, now_ms: float) -> None:
+        """Nothing is under way: put what is sent again before the rest."""
+        self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
+        self._again.clear()
+        numbering = self._numbering
+        if numbering is not None:
+            waiting = list(self._backlog)
+            numbering.regroup(waiting, now_ms)
+            if numbering.is_broken(waiting):
+                self._give_up_all(numbering)
+        self._draining = False
+
+    def _give_up_all(self, numbering: Numbering) -> None:
+        """Fail all that waits: it is numbered as if something before it was stored that is not."""
+        self.seal()
+        broken, error = list(self._backlog), numbering.mend()
+        self._backlog.clear()
+        for batch in broken:
+            batch.fail(error)
+            self._finish(batch)
+        numbering.mend()  # those that have just failed are no news
+
+    # --- the stream -------------------------------------------------------------------------------------------------
+
+    def connected(self, server_memory: str = "") -> None:
+        """A stream to the leader is open.
+
+        ``server_memory`` names the producers that the server knows, if it forgets them when it ends: what is doubtful
+        could be stored a second time by one that has forgotten.
+        """
+        self._is_connecting = False
+        if self._server_memory and server_memory and server_memory != self._server_memory:
+            error = self._rules.unknown("the server was restarted: nobody knows what it has stored")
+            self._fail([batch for batch in self._backlog if batch.doubtful], error)
+        self._server_memory = server_memory or self._server_memory
+        self._is_connected = True
+
+    def not_connected(self, error: DLedgerError, now_ms: float) -> None:
+        """No leader was found, or it took no stream."""
+        self._is_connecting = False
+        self._connect_at_ms = now_ms + self._backoff_ms()
+        for batch in self._backlog:
+            if batch.error is None or batch.error.outcome == "not_applied":
+                batch.error = error
+        if not self._rules.is_retried(error):
+            # Nothing helps against an address that is no server of this kind: tell it at once.
+            self._fail(list(self._backlog), error)
+
+    def _fail(self, batches: list[Batch[ItemT, ResultT]], error: DLedgerError) -> None:
+        """Give up what waits in the backlog."""
+        for batch in batches:
+            self._backlog.remove(batch)
+            batch.fail(error)
+            self._finish(batch)
+
+    def broken(self, now_ms: float) -> None:
+        """The stream has ended, after ``answered`` for all that was under way on it."""
+        self._leave(now_ms)
+
+    def looked(self, now_ms: float, *, is_led_by_another: bool) -> None:
+        """Somebody else leads than the server of the stream, or not; ``step`` tells what follows from it."""
+        self._is_looking = False
+        self._looked_at_ms = now_ms
+        if is_led_by_another and self._inflight and now_ms >= self._inflight[0].sent_at_ms + LOOK_AFTER_MS:
+            self._leave(now_ms)
+            self._end_stream = f"it gave no answer for {LOOK_AFTER_MS:g} ms, and another one leads now"
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def step(self, now_ms: float) -> Wish:
+        """Notice what is due. The driver calls it after whatever happens, and when it asked to be called."""
+        if self.open is not None and now_ms >= self._seal_at_ms(self.open):
+            self.seal()
+        self._expire(now_ms)
+        if self._draining and not self._inflight:
+            self._regroup(now_ms)
+        connect_until_ms: float | None = None
+        if self._wants_stream() and now_ms >= self._connect_at_ms:
+            self._is_connecting = True
+            self._failures += 1
+            connect_until_ms = self._backlog[0].give_up_at_ms
+        look = now_ms >= self._look_at_ms()
+        self._is_looking = self._is_looking or look
+        leave, self._end_stream = self._end_stream, ""
+        return Wish(self._wake_at_ms(), leave, look, connect_until_ms)
+
+    def _expire(self, now_ms: float) -> None:
+        """Give up what has waited too long for its turn or for its answer."""
+        if now_ms >= self._expiry_ms:
+            for queue in (self._inflight, self._again, self._backlog):
+                for batch in [one for one in queue if now_ms >= one.give_up_at_ms and not one.done]:
+                    if not batch.sent:
+                        queue.remove(batch)
+                    batch.expire(self._rules)
+                    self._finish(batch)
+            waiting = [batch.give_up_at_ms for batch in self.waiting() if not batch.done]
+            self._expiry_ms = min(waiting, default=NEVER)
+        first = self._inflight[0] if self._inflight else None
+        if first is not None and first.done and now_ms >= first.sent_at_ms + LOOK_AFTER_MS:
+            self._leave(now_ms)
+            self._end_stream = "it gave no answer in time"
+
+    def _wants_stream(self) -> bool:
+        ready = not (self._is_connected or self._is_connecting or self._inflight)
+        return ready and bool(self._backlog)
+
+    def _seal_at_ms(self, batch: Batch[ItemT, ResultT]) -> float:
+        """When the open batch waits for more no longer."""
+        held_ms = HELD_OPEN_SHARE * batch.timeout_ms if self._backlog else 0.0
+        return batch.linger_until_ms + held_ms
+
+    def _look_at_ms(self) -> float:
+        """When to look whether another server leads; again and again while nothing is answered."""
+        if self._is_looking or not self._inflight:
+            return NEVER
+        return max(self._inflight[0].sent_at_ms + LOOK_AFTER_MS, self._looked_at_ms + LOOK_AGAIN_MS)
+
+    def _wake_at_ms(self) -> float:
+        due = [self._look_at_ms(), self._expiry_ms]
+        if self.open is not None:
+            due.append(self._seal_at_ms(self.open))
+        if self._wants_stream():
+            due.append(self._connect_at_ms)
+        return min(due)
