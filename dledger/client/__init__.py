@@ -1,8 +1,7 @@
 """Clients of a group: ``DLedgerClient`` for threads, ``AsyncDLedgerClient`` for asyncio."""
 
 from dledger.client.aio import AsyncAppender, AsyncDLedgerClient
-from dledger.client.append_batch import AppendFuture
-from dledger.client.appender import Appender
+from dledger.client.appender import Appender, AppendFuture, AppendManyFuture
 from dledger.client.bulk import ReadFrom
 from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client.shared import AppendResult
@@ -11,6 +10,7 @@ from dledger.rpc.client_codec import ReadMode
 
 __all__ = [
     "AppendFuture",
+    "AppendManyFuture",
     "AppendResult",
     "Appender",
     "AsyncAppender",

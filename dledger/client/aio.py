@@ -12,8 +12,7 @@ import grpc
 import tenacity
 
 from dledger.client.aio_appends import AsyncAppends, AsyncLinks
-from dledger.client.append_batch import AppendFuture
-from dledger.client.appender import Appender
+from dledger.client.appender import Appender, AppendFuture
 from dledger.client.lanes import LanePool
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -12,11 +13,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import grpc
 import tenacity
 
-from dledger.client.append_batch import AppenderOptions
-from dledger.client.appender import Appender
-from dledger.client.appends import Appends, Links
+from dledger.client.appender import Appender, AppenderOptions
+from dledger.client.appends import DIRECT, RULES, wire_of
 from dledger.client.bulk import BulkReads, ReadFrom, Target, Ways
-from dledger.client.lanes import LanePool
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     DISCOVERY_TIMEOUT_S,
@@ -33,7 +32,6 @@ from dledger.client.shared import (
     members_by_id,
     parse_addresses,
     partly_appended,
-    results_of,
     retry_options,
     rpc_failure,
     split,
@@ -46,7 +44,12 @@ from dledger.rpc import options
 from dledger.rpc.bulk_codec import BlockDigests, FetchLog, Locate, Located
 from dledger.rpc.client_codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position, ProducerBatch, Role
+from dledger.sending.futures import SentItem, wait_for
+from dledger.sending.numbering import Numbering
+from dledger.sending.stream import Stream
+from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
+from dledger.sending.window import Window
+from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position, Role
 
 _T = TypeVar("_T")
 _UNARY_METHODS: Final = ("Read", "Metadata", "TransferLeadership")
@@ -82,10 +85,9 @@ class DLedgerClient:
         self._tls_version = 0
         self._methods: dict[tuple[str, str], _Unary] = {}
         self._closing = threading.Event()
-        links = Links(
-            group, self._directory, self._closing, self._channel, self._leader, self._retry, self._is_led_by_another
-        )
-        self._appends = Appends(links, LanePool() if enable_idempotence else None)
+        self._wire = wire_of(group)
+        self._links = Links(self._open_stream, self._find_leader, self._directory.note_failure)
+        self._direct: Sender[None, AppendResult] | None = None
         self._bulk = BulkReads(
             Ways(
                 group,
@@ -111,11 +113,13 @@ class DLedgerClient:
         """Close every connection; calls under way fail, open iterators end with an error. Idempotent."""
         with self._lock:
             self._closing.set()
+            direct, self._direct = self._direct, None
             channels = [*self._channels.values(), *self._old_channels]
             self._channels.clear()
             self._old_channels.clear()
             self._methods.clear()
-        self._appends.close()
+        if direct is not None:
+            direct.abandon(_closed_error())
         for channel in channels:
             channel.close()
 
@@ -123,7 +127,7 @@ class DLedgerClient:
 
     def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
         """Append one entry; returns when a quorum has stored it, once."""
-        return results_of(self._appends.append((body,), self._deadline(timeout_s)))[0]
+        return SentItem(*self._direct_sender().add(body, timeout_s=self._timeout_s(timeout_s))).result()
 
     def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
         """Append entries in order, in requests of up to 1 MiB one after the other; each request is all or nothing.
@@ -133,14 +137,7 @@ class DLedgerClient:
         """
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
-        deadline = self._deadline(timeout_s)
-        results: list[AppendResult] = []
-        for part in split(bodies):
-            try:
-                results += results_of(self._appends.append(part, deadline))
-            except DLedgerError as error:
-                raise partly_appended(error, len(results)) from None
-        return results
+        return self._append_parts(self._direct_sender(), bodies, self._deadline(timeout_s))
 
     def append_as(
         self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
@@ -155,14 +152,41 @@ class DLedgerClient:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
         deadline = self._deadline(timeout_s)
+        with self._sender(Numbering(producer)) as sender:
+            return self._append_parts(sender, bodies, deadline, sequence)
+
+    def _append_parts(
+        self,
+        sender: Sender[None, AppendResult],
+        bodies: Sequence[bytes],
+        deadline: Deadline,
+        sequence: int | None = None,
+    ) -> list[AppendResult]:
         results: list[AppendResult] = []
         for part in split(bodies):
-            batch = ProducerBatch(producer, sequence + len(results), len(part))
+            number = None if sequence is None else sequence + len(results)
+            batch = sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+            wait_for(batch, None)
             try:
-                results += results_of(self._appends.append_as(batch, part, deadline))
+                results += [SentItem(batch, place).result() for place in range(len(part))]
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    def _direct_sender(self) -> Sender[None, AppendResult]:
+        sender = self._direct
+        if sender is None:
+            with self._lock:
+                if self._closing.is_set():
+                    raise _closed_error()
+                sender = self._direct
+                if sender is None:
+                    sender = self._direct = self._sender(Numbering() if self._idempotent else None)
+        return sender
+
+    def _sender(self, numbering: Numbering | None) -> Sender[None, AppendResult]:
+        options = replace(DIRECT, timeout_ms=self.timeout_s * 1000.0)
+        return Sender(self._links, Window(options, RULES, numbering), "dledger-client")
 
     def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
         """The number of the next entry of a producer; 0 if the group does not know it. All before it is committed.
@@ -199,7 +223,7 @@ class DLedgerClient:
             retry_unknown=retry_unknown,
             idempotent=self._idempotent,
         )
-        return Appender(self._appends.open_pipe, self._directory.note_failure, settings, self._is_led_by_another)
+        return Appender(self._links, settings)
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -397,8 +421,11 @@ class DLedgerClient:
 
     # --- machinery --------------------------------------------------------------------------------------------------
 
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+        return Deadline(self._timeout_s(timeout_s))
 
     def _retry(
         self, deadline: Deadline, attempt: Callable[[], _T], retried: Callable[[BaseException], bool] = is_retried
@@ -419,15 +446,32 @@ class DLedgerClient:
             attempt
         )
 
-    def _is_led_by_another(self, address: str) -> bool:
-        """Whether somebody else says that it leads: the node at ``address`` is frozen, or cut off."""
-        if not self._directory.may_look(address):
-            return self._directory.is_elsewhere(address)
-        for other, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
-            if other != address and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
-                self._directory.learn(other, answer)
-                return True
-        return False
+    def _find_leader(self) -> str | None:
+        """Ask everybody who leads: the node that does so far may be frozen, or cut off."""
+        present = self._directory.leader
+        for address, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
+            if address != present and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
+                self._directory.learn(address, answer)
+                break
+        return self._directory.leader
+
+    def _open_stream(
+        self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]
+    ) -> Stream[None, AppendResult]:
+        deadline = Deadline(timeout_s)
+
+        def attempt() -> Stream[None, AppendResult]:
+            address = self._leader(deadline)
+            method: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel(address).stream_stream(
+                options.method(options.LOG_SERVICE, "AppendStream"), request_serializer=None, response_deserializer=None
+            )
+            try:
+                return Stream(method, address, self._wire, on_answer, on_end, deadline.remaining_s)
+            except DLedgerError as error:
+                self._directory.note_failure(address, error)
+                raise
+
+        return self._retry(deadline, attempt)
 
     def _leader(self, deadline: Deadline) -> str:
         leader = self._directory.leader

@@ -243,7 +243,7 @@ class Batch(Generic[ItemT, ResultT]):
                 outcomes[place] = failure
         was_doubtful = self.doubtful
         self.doubtful = was_doubtful or any(failure.outcome == "unknown" for _, failure in rest)
-        left = [place for place, failure in rest if is_sent_again(failure, rules, doubtful=was_doubtful)]
+        left = [place for place, failure in rest if is_sent_again(failure, rules, doubtful=was_doubtful, given=given)]
         if len(left) < len(rest) and (given or self.doubtful):
             # They cannot go without those that are refused: their numbers may be taken, or are the application's.
             left = _front(outcomes, left, rest) if given and not self.doubtful else []
@@ -261,13 +261,16 @@ class Batch(Generic[ItemT, ResultT]):
 
     def expire(self, rules: Rules[ItemT, ResultT]) -> None:
         """The time is over: what may be stored, or is under way, is unknown; the rest certainly is not stored."""
-        why = self.error or UnavailableError("what was sent before was still under way")
-        message = f"not stored within {self.timeout_ms / 1000:g} s: {why}"
         outcomes = self._own_outcomes()
         under_way = set(self.sent)
+        within = f"within {self.timeout_ms / 1000:g} s"
+        waited = self.error or "what was sent before was still under way"
+        answered = self.error or "no answer came"
         for place in self.left:
-            unknown = place in under_way or is_unknown(outcomes[place])
-            outcomes[place] = rules.unknown(message) if unknown else UnavailableError(message)
+            if place in under_way or is_unknown(outcomes[place]):
+                outcomes[place] = rules.unknown(f"it is not known whether it was stored {within}: {answered}")
+            else:
+                outcomes[place] = UnavailableError(f"not stored {within}: {waited}")
         self.outcomes, self.left = outcomes, ()
 
     def take_late(self, answer: Answer[ResultT]) -> bool:
@@ -320,10 +323,12 @@ def is_unknown(outcome: object) -> bool:
     return isinstance(outcome, DLedgerError) and outcome.outcome == "unknown"
 
 
-def is_sent_again(error: DLedgerError, rules: Rules[ItemT, ResultT], *, doubtful: bool) -> bool:
+def is_sent_again(error: DLedgerError, rules: Rules[ItemT, ResultT], *, doubtful: bool, given: bool) -> bool:
     """Whether to send a numbered item again; ``doubtful``: an earlier attempt may have been stored."""
     if isinstance(error, UnknownProducerError):
         return not doubtful  # nobody can tell any more
+    if given and isinstance(error, TooManyProducersError):
+        return False  # it cannot go without its number
     if rules.is_final(error):
         return False
     sequence = isinstance(error, OutOfOrderSequenceError | TooManyProducersError)

@@ -121,7 +121,7 @@ class Numbering:
         """Whether the items that wait cannot be stored any more, because one before them was not."""
         if not self.are_given:
             return False
-        if self._broken is None and waiting and _is_misplaced(waiting[0]):
+        if self._broken is None and waiting and is_misplaced(waiting[0]):
             self._broken = waiting[0].error
         return self._broken is not None
 
@@ -141,7 +141,7 @@ class Numbering:
             self._unnumbered_until_ms = now_ms + UNNUMBERED_MS
             self._name = ""
             _clear(waiting)
-        elif self._lost or (head is not None and _is_misplaced(head)):
+        elif self._lost or (head is not None and is_misplaced(head)):
             self._take_new_name()
             _clear(waiting)
         elif any(batch.doubtful for batch in waiting):
@@ -172,7 +172,7 @@ class Numbering:
         self._lost = False
 
 
-def _is_misplaced(head: AnyBatch) -> bool:
+def is_misplaced(head: AnyBatch) -> bool:
     """Whether the server says that the numbers do not follow what it knows of the producer, and nothing else could.
 
     A doubtful batch may be told so by a server that does not know yet that it leads no more. One that was sent behind

@@ -24,7 +24,10 @@ Whoever needs the order then has one request under way (``one_at_a_time``).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, Generic
 
 from dledger.errors import (
@@ -39,7 +42,7 @@ from dledger.errors import (
 )
 from dledger.records import record
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, Answer, Batch, ItemT, ResultT, Rules
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import Numbering, is_misplaced
 
 LOOK_AFTER_MS: Final = 500.0
 """An answer that takes longer is overdue."""
@@ -121,7 +124,8 @@ class Window(Generic[ItemT, ResultT]):
         self._again: list[Batch[ItemT, ResultT]] = []
         self._inflight_items = 0
         self._batches = 0
-        self._is_connected = False
+        self.is_connected = False
+        """Whether there is a stream on which more is sent."""
         self._is_connecting = False
         self._connect_at_ms = 0.0
         self._server_memory = ""
@@ -144,6 +148,11 @@ class Window(Generic[ItemT, ResultT]):
     def is_idle(self) -> bool:
         """Whether everything added so far is done."""
         return not (self._inflight or self._again or self._backlog or self.open)
+
+    @property
+    def is_numbered_outside(self) -> bool:
+        """Whether the application gives the numbers."""
+        return self._numbering is not None and self._numbering.are_given
 
     def waiting(self) -> list[Batch[ItemT, ResultT]]:
         """All that is sealed and not done."""
@@ -180,6 +189,33 @@ class Window(Generic[ItemT, ResultT]):
         if size >= self.options.batch_bytes or place + 1 >= self.options.batch_items:
             self.seal()
         return batch, place
+
+    def add_some(
+        self,
+        payloads: Sequence[bytes],
+        start: int,
+        now_ms: float,
+        *,
+        items: Sequence[ItemT] = (),
+        sequence: int | None = None,
+    ) -> tuple[Batch[ItemT, ResultT], int, int]:
+        """Take as many of ``payloads`` from ``start`` on as go into a batch: which, the place of the first, how many.
+
+        ``sequence`` is the number of ``payloads[start]``, if the application gives numbers.
+        """
+        batch = self.open or self._begin(now_ms, sequence, None)
+        options = self.options
+        place = len(batch.payloads)
+        chunk = payloads[start : start + options.batch_items - place]
+        sizes = list(accumulate(len(payload) + ITEM_OVERHEAD_BYTES for payload in chunk))
+        count = min(bisect_left(sizes, options.batch_bytes - batch.size) + 1, len(chunk))
+        batch.payloads += chunk[:count]
+        batch.items += items[start : start + count]
+        self.pending_bytes += sizes[count - 1]
+        size = batch.size = batch.size + sizes[count - 1]
+        if size >= options.batch_bytes or place + count >= options.batch_items:
+            self.seal()
+        return batch, place, count
 
     def add_whole(
         self,
@@ -224,7 +260,7 @@ class Window(Generic[ItemT, ResultT]):
 
         The driver sends the payloads of the places in ``sent``, under ``producer`` and from ``sequence`` on.
         """
-        if self._draining or not self._is_connected:
+        if self._draining or not self.is_connected:
             return None
         if not self._backlog:
             if self.open is None or now_ms < self.open.linger_until_ms or not self._has_room(0):
@@ -233,6 +269,8 @@ class Window(Generic[ItemT, ResultT]):
         batch = self._backlog[0]
         if not self._has_room(len(batch.left)):
             return None
+        if batch.error is not None and batch.give_up_at_ms - now_ms < RETRY_WAIT_MS_MIN:
+            return None  # without time for an answer, what is certainly not stored would become unknown
         if self._numbering is not None:
             self._numbering.assign(batch, now_ms)
         if self._inflight and self._inflight[-1].producer != batch.producer:
@@ -266,7 +304,7 @@ class Window(Generic[ItemT, ResultT]):
         blamed: DLedgerError | None = None
         if trouble is None or self._is_of_items(batch, trouble):
             self._failures = 0
-            self._single = not self._is_connected
+            self._single = not self.is_connected
         elif not (was_draining and isinstance(trouble, OutOfOrderSequenceError)):
             if batch.doubtful or not isinstance(trouble, _ABOUT_NUMBERS):
                 blamed = trouble
@@ -314,8 +352,8 @@ class Window(Generic[ItemT, ResultT]):
 
     def _leave(self, now_ms: float) -> None:
         """Nothing more goes to this stream."""
-        if self._is_connected:
-            self._is_connected = False
+        if self.is_connected:
+            self.is_connected = False
             self._connect_at_ms = now_ms + self._backoff_ms()
         self._draining = self._single = True
 
@@ -354,10 +392,12 @@ class Window(Generic[ItemT, ResultT]):
     def _give_up_all(self, numbering: Numbering) -> None:
         """Fail all that waits: it is numbered as if something before it was stored that is not."""
         self.seal()
-        broken, error = list(self._backlog), numbering.mend()
+        broken = list(self._backlog)
+        error = numbering.mend()
         self._backlog.clear()
-        for batch in broken:
-            batch.fail(error)
+        for place, batch in enumerate(broken):
+            misplaced = batch.error if not place and is_misplaced(batch) else None
+            batch.fail(misplaced or error)
             self._finish(batch)
         numbering.mend()  # those that have just failed are no news
 
@@ -374,7 +414,7 @@ class Window(Generic[ItemT, ResultT]):
             error = self._rules.unknown("the server was restarted: nobody knows what it has stored")
             self._fail([batch for batch in self._backlog if batch.doubtful], error)
         self._server_memory = server_memory or self._server_memory
-        self._is_connected = True
+        self.is_connected = True
 
     def not_connected(self, error: DLedgerError, now_ms: float) -> None:
         """No leader was found, or it took no stream."""
@@ -393,6 +433,15 @@ class Window(Generic[ItemT, ResultT]):
             self._backlog.remove(batch)
             batch.fail(error)
             self._finish(batch)
+
+    def fail_all(self, error: DLedgerError, now_ms: float) -> None:
+        """Nothing more is sent: all that waits fails; what is under way comes back when its stream is ended."""
+        self.closed = True
+        self.seal()
+        self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
+        self._again.clear()
+        self._fail(list(self._backlog), error)
+        self._leave(now_ms)
 
     def broken(self, now_ms: float) -> None:
         """The stream has ended, after ``answered`` for all that was under way on it."""
@@ -419,7 +468,7 @@ class Window(Generic[ItemT, ResultT]):
         if self._wants_stream() and now_ms >= self._connect_at_ms:
             self._is_connecting = True
             self._failures += 1
-            connect_until_ms = self._backlog[0].give_up_at_ms
+            connect_until_ms = self._expiry_ms
         look = now_ms >= self._look_at_ms()
         self._is_looking = self._is_looking or look
         leave, self._end_stream = self._end_stream, ""
@@ -442,7 +491,7 @@ class Window(Generic[ItemT, ResultT]):
             self._end_stream = "it gave no answer in time"
 
     def _wants_stream(self) -> bool:
-        ready = not (self._is_connected or self._is_connecting or self._inflight)
+        ready = not (self.is_connected or self._is_connecting or self._inflight)
         return ready and bool(self._backlog)
 
     def _seal_at_ms(self, batch: Batch[ItemT, ResultT]) -> float:

@@ -18,7 +18,7 @@ import grpc
 
 from cluster.local_tls import client_security
 from dledger.client import Appender, AppendFuture, ClientSecurity, DLedgerClient
-from dledger.client.append_batch import ENTRY_OVERHEAD_BYTES
+from dledger.client.appender import ENTRY_OVERHEAD_BYTES
 from dledger.config import MIB
 from dledger.errors import DLedgerError
 from dledger.rpc import client_codec, options

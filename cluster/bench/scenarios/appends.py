@@ -17,7 +17,7 @@ from cluster.bench.peers import etcd, pysyncobj
 from cluster.bench.registry import Scenario
 from cluster.bench.targets import ETCD, OWN_P50, PYSYNCOBJ
 from cluster.local_group import LocalGroup
-from dledger.client.append_batch import AppenderOptions
+from dledger.client.appender import AppenderOptions
 
 BODY_BYTES: Final = 1024
 PEER_WINDOW: Final = 1000

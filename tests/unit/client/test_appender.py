@@ -10,11 +10,9 @@ from dataclasses import replace
 import pytest
 
 from dledger.client import Appender, AppendFuture, DLedgerClient
-from dledger.client.append_batch import ENTRY_OVERHEAD_BYTES, AppenderOptions
-from dledger.client.pipe import AppendPipe
-from dledger.client.shared import Deadline
+from dledger.client.appender import ENTRY_OVERHEAD_BYTES, AppenderOptions
+from dledger.client.shared import AppendResult
 from dledger.errors import (
-    DLedgerError,
     EntryTooLargeError,
     IdentityError,
     LeaderNotReadyError,
@@ -23,6 +21,8 @@ from dledger.errors import (
     TermChangedError,
     UnavailableError,
 )
+from dledger.sending.stream import Stream
+from dledger.sending.threads import Links
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
 
@@ -198,7 +198,7 @@ def test_appender_gives_up_at_the_deadline(client: DLedgerClient, group: FakeGro
 
 
 def _is_disconnected(appender: Appender) -> bool:
-    return appender._pipe is None or appender._pipe.broken
+    return appender._sender._stream is None
 
 
 def test_appender_without_a_group_fails_within_its_deadline(group: FakeGroup, client: DLedgerClient) -> None:
@@ -239,16 +239,17 @@ def test_appender_blocks_when_too_much_is_pending(client: DLedgerClient, group: 
     """Bounded: until there is room, or with ``PendingFullError``."""
     group.nodes[0].hold = True
     with client.appender(pending_bytes_max=10, timeout_s=30) as appender:
-        patient = appender._options
+        window = appender._sender._window
+        patient = window.options
         appender.append(b"x" * 10)
         wait_until(lambda: bool(group.nodes[0].held), "in flight")
         assert appender.full
 
-        appender._options = replace(patient, timeout_s=0.2)  # shorter than the first one's, which so cannot make room
+        window.options = replace(patient, timeout_ms=200.0)  # shorter than the first one's, which so cannot make room
         with pytest.raises(PendingFullError, match="pending_bytes_max=10"):
             appender.append(b"y")
 
-        appender._options = patient
+        window.options = patient
         group.nodes[0].hold = False
         releasing = threading.Timer(0.1, group.nodes[0].release)
         releasing.start()
@@ -271,19 +272,15 @@ def test_appender_is_closed_for_good(client: DLedgerClient) -> None:
     wait_until(lambda: not [t for t in set(threading.enumerate()) - before if "dledger" in t.name], "threads joined")
 
 
-def _nobody(_deadline: Deadline) -> AppendPipe:
+def _nobody(*_: object) -> Stream[None, AppendResult]:
     raise UnavailableError("nobody is there")
-
-
-def _ignore(_address: str, _error: DLedgerError) -> None:
-    pass
 
 
 def test_empty_entries_are_bounded_too() -> None:
     """Each costs memory whatever its body; counted by bodies alone, any number of empty ones could wait."""
     options = AppenderOptions(pending_bytes_max=10 * ENTRY_OVERHEAD_BYTES, timeout_s=0.2)
 
-    with Appender(_nobody, _ignore, options) as appender:
+    with Appender(Links(_nobody, lambda: None, lambda _address, _error: None), options) as appender:
         for _ in range(9):
             appender.append(b"")
         before = appender.full

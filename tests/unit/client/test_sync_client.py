@@ -104,7 +104,7 @@ def test_append_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup
     """Retried until the group has a leader again."""
     client.append(b"a")
     group.kill(0)
-    wait_until(lambda: client._appends._pipes[group.addresses[0]].broken, "the loss to be noticed")
+    wait_until(lambda: client._direct_sender()._stream is None, "the loss to be noticed")
     electing = threading.Timer(0.3, group.elect, [2])
     electing.start()
 

@@ -1,0 +1,109 @@
+"""What became of what was sent, for whoever sent it: results that cost next to nothing until somebody asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, TypeVar
+
+from dledger.errors import DLedgerError, InvariantError
+from dledger.sending.batch import Batch, ResultT
+
+SelfT = TypeVar("SelfT", bound="SentItem[Any]")
+AnyBatch = Batch[Any, ResultT]
+NO_OUTCOME: Final = InvariantError("it is done, and has no outcome")
+
+
+def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
+    """Return when the batch is done. Raises ``TimeoutError`` after ``timeout_s``; every batch has a deadline anyway."""
+    if batch.done:
+        return
+    waiting = threading.Lock()
+    waiting.acquire()
+    batch.when_done(waiting.release)
+    if not waiting.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)) and not batch.done:
+        raise TimeoutError(f"it is not known yet after {timeout_s} s")
+
+
+class SentItem(Generic[ResultT]):
+    """The result of one item; it shares its batch's state."""
+
+    __slots__ = ("_batch", "_place")
+
+    def __init__(self, batch: AnyBatch[ResultT], place: int) -> None:
+        self._batch = batch
+        self._place = place
+
+    def done(self) -> bool:
+        """Whether ``result`` returns at once."""
+        return self._batch.done
+
+    def result(self, timeout: float | None = None) -> ResultT:
+        """Where it is; raises its error, or ``TimeoutError`` if there is neither within ``timeout`` seconds.
+
+        Without ``timeout`` it ends all the same: everything that is sent has a deadline.
+        """
+        batch = self._batch
+        if not batch.done:
+            wait_for(batch, timeout)
+        outcome = batch.outcomes[self._place]
+        if isinstance(outcome, DLedgerError):
+            raise outcome
+        if outcome is None:
+            raise NO_OUTCOME
+        return outcome
+
+    def exception(self, timeout: float | None = None) -> DLedgerError | None:
+        """Its error, or None; waits as ``result`` does."""
+        batch = self._batch
+        if not batch.done:
+            wait_for(batch, timeout)
+        outcome = batch.outcomes[self._place]
+        return outcome if isinstance(outcome, DLedgerError) else None
+
+    def add_done_callback(self: SelfT, callback: Callable[[SelfT], object]) -> None:
+        """Call ``callback(self)`` when it is done, on the client's thread (or here and now); it must not block."""
+        self._batch.when_done(lambda: callback(self))
+
+
+class SentMany(Generic[ResultT]):
+    """The results of many items that were given together: one thing to wait for, an answer for each on request."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, spans: list[tuple[AnyBatch[ResultT], int, int]]) -> None:
+        self._spans = spans  # batches, the place of the first item in each, and how many there are
+
+    def __len__(self) -> int:
+        return sum(count for _, _, count in self._spans)
+
+    def done(self) -> bool:
+        """Whether all of them are."""
+        return all(batch.done for batch, _, _ in self._spans)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when all are done. Raises ``TimeoutError`` if they are not within ``timeout`` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for batch, _, _ in self._spans:
+            wait_for(batch, None if until is None else until - time.monotonic())
+
+    def outcomes(self, timeout: float | None = None) -> Iterator[ResultT | DLedgerError]:
+        """Where each is, or why it is not stored, in the order in which they were given; waits as ``wait`` does."""
+        self.wait(timeout)
+        for batch, place, count in self._spans:
+            for outcome in batch.outcomes[place : place + count]:
+                yield outcome if outcome is not None else NO_OUTCOME
+
+    def exception(self, timeout: float | None = None) -> DLedgerError | None:
+        """The first error among them, or None; waits as ``wait`` does."""
+        self.wait(timeout)
+        if not any(batch.failed for batch, _, _ in self._spans):
+            return None
+        return next((one for one in self.outcomes() if isinstance(one, DLedgerError)), None)
+
+    def results(self, timeout: float | None = None) -> list[ResultT]:
+        """Where each is; raises the first error among them. Waits as ``wait`` does."""
+        if (error := self.exception(timeout)) is not None:
+            raise error
+        return [one for one in self.outcomes() if not isinstance(one, DLedgerError)]

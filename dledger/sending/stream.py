@@ -1,0 +1,155 @@
+"""One stream of requests to one server: they go out in order, and each gets its answer, or why it has none.
+
+A stream costs a third of a unary call, and tells what a unary call cannot: nothing is handed to gRPC before the server
+has said that the stream is established, so a failure before that is certainly ``not_applied``; what was handed over is
+unknown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any, Generic
+
+import grpc
+
+from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.records import record
+from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+@record(frozen=True, slots=True)
+class Wire(Generic[ItemT, ResultT]):
+    """A protocol's words."""
+
+    encode: Callable[[Batch[ItemT, ResultT], int], bytes]
+    """What is ``sent`` of a batch, as the request with that number."""
+    decode: Callable[[bytes, str], tuple[int, Answer[ResultT]]]
+    """The number of a request, and the answer of the server at that address. Raises ``DLedgerError`` for garbage."""
+    failure_of: Callable[[grpc.RpcError, str, bool], DLedgerError]
+    """Why the stream to an address broke; whether something was sent on it."""
+    unknown: Callable[[str], DLedgerError] = RequestTimeoutError
+    concerns_all: Callable[[DLedgerError], bool] = lambda _error: False
+    """Whether a failure of the stream says itself what became of the requests on it."""
+    server_memory: Callable[[Any], str] = lambda _metadata: ""
+    """What the server says of its memory when it establishes a stream: see ``Window.connected``."""
+
+
+class Stream(Generic[ItemT, ResultT]):
+    """Opens in the constructor. Raises ``UnavailableError`` (not applied) if that fails before ``timeout_s`` is over.
+
+    ``on_answer`` is called once for each batch that was submitted, and ``on_end`` after the last of them, on the
+    stream's thread.
+    """
+
+    def __init__(
+        self,
+        open_call: Callable[[Iterator[bytes]], grpc.CallIterator[bytes]],
+        address: str,
+        wire: Wire[ItemT, ResultT],
+        on_answer: Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None],
+        on_end: Callable[[Stream[ItemT, ResultT]], None],
+        timeout_s: float,
+    ) -> None:
+        self.address = address
+        self.server_memory = ""
+        self._wire = wire
+        self._on_answer = on_answer
+        self._on_end = on_end
+        self._lock = threading.Lock()  # guards the fields below
+        self._pending: dict[int, Batch[ItemT, ResultT]] = {}
+        self._next_number = 0
+        self._handed = 0  # the number of the last request that gRPC has
+        self._broken: DLedgerError | None = None
+        self._closed_because = ""
+        self._established = threading.Event()  # or it failed
+        self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
+        self._call = open_call(self._outgoing())
+        self._thread = threading.Thread(target=self._read, name=f"dledger-send-{address}", daemon=True)
+        self._thread.start()
+        if not self._established.wait(timeout_s):
+            self.close()
+            raise UnavailableError(f"{address} did not accept a stream within {timeout_s:g} s")
+        if (failure := self.broken) is not None:
+            self.close()
+            raise failure
+
+    @property
+    def broken(self) -> DLedgerError | None:
+        """Why nothing can be sent any more."""
+        return self._broken
+
+    def submit(self, batch: Batch[ItemT, ResultT]) -> DLedgerError | None:
+        """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
+        with self._lock:
+            if self._broken is not None:
+                return UnavailableError(f"the stream to {self.address} is closed: {self._broken}")
+            self._next_number += 1
+            number = self._next_number
+            self._pending[number] = batch
+            self._requests.put((number, self._wire.encode(batch, number)))
+            return None
+
+    def close(self, why: str = "") -> None:
+        """End the stream; what still waits gets its outcome, and ``why``. Joins the thread unless called on it."""
+        with self._lock:
+            self._closed_because = self._closed_because or why
+        self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+        self._requests.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _outgoing(self) -> Iterator[bytes]:
+        """On gRPC's thread."""
+        self._established.wait()
+        while (item := self._requests.get()) is not None:
+            number, request = item
+            with self._lock:
+                if self._broken is not None:
+                    return
+                self._handed = number
+            yield request
+
+    def _read(self) -> None:
+        failure: DLedgerError = UnavailableError(f"{self.address} ended the stream")
+        try:
+            told = self._call.initial_metadata()  # waits for it, or for the end of the stream
+            if self._call.is_active():
+                self.server_memory = self._wire.server_memory(told)
+                self._established.set()
+            for data in self._call:
+                self._take(data)
+        except grpc.RpcError as error:
+            with self._lock:
+                why = self._closed_because  # else gRPC's own words for what we did ourselves
+            failure = UnavailableError(why) if why else self._wire.failure_of(error, self.address, False)
+        except DLedgerError as error:  # garbage
+            failure = error
+        finally:
+            self._fail(failure)
+
+    def _take(self, data: bytes) -> None:
+        number, answer = self._wire.decode(data, self.address)
+        with self._lock:
+            batch = self._pending.pop(number, None)
+        if batch is not None:
+            self._on_answer(self, batch, answer)
+
+    def _fail(self, failure: DLedgerError) -> None:
+        with self._lock:
+            self._broken = failure
+            pending, self._pending = self._pending, {}
+            handed = self._handed
+        self._established.set()
+        self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+        self._requests.put(None)
+        unsent = UnavailableError(f"the stream to {self.address} ended: {failure}", leader=failure.leader)
+        lost = self._wire.unknown(f"the stream to {self.address} ended before the answer came: {failure}")
+        lost.leader = failure.leader
+        told = failure if failure.outcome == "unknown" or self._wire.concerns_all(failure) else None
+        for number, batch in pending.items():
+            self._on_answer(self, batch, told or (lost if number <= handed else unsent))
+        self._on_end(self)

@@ -1,0 +1,319 @@
+"""Carries a window with threads: whoever sends does it on their own thread, one more keeps the time and recovers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from dledger.errors import DLedgerError, PendingFullError, UnavailableError
+from dledger.records import record
+from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+from dledger.sending.futures import wait_for
+from dledger.sending.stream import Stream
+from dledger.sending.window import LOOK_AFTER_MS, NEVER, Window, Wish
+
+OnAnswer: TypeAlias = Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None]
+OnEnd: TypeAlias = Callable[[Stream[ItemT, ResultT]], None]
+SelfT = TypeVar("SelfT", bound="Sender[Any, Any]")
+
+
+@record(frozen=True, slots=True)
+class Links(Generic[ItemT, ResultT]):
+    """What a sender needs of the client that it belongs to."""
+
+    connect: Callable[[float, OnAnswer[ItemT, ResultT], OnEnd[ItemT, ResultT]], Stream[ItemT, ResultT]]
+    """Find the leader and open a stream to it, for so many seconds. Raises ``DLedgerError``."""
+    find_leader: Callable[[], str | None]
+    """Ask everybody who leads; gives its address as far as it is known then."""
+    note_failure: Callable[[str, DLedgerError], None]
+    """The server at an address failed."""
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000.0
+
+
+class Sender(Generic[ItemT, ResultT]):
+    """Use as a context manager: leaving it (or ``close``) waits for everything that was added. Thread-safe."""
+
+    def __init__(self, links: Links[ItemT, ResultT], window: Window[ItemT, ResultT], name: str) -> None:
+        self._links = links
+        self._window = window
+        self._name: Final = name
+        self._lock = threading.Lock()  # guards the window and the fields below
+        self._work = threading.Condition(self._lock)  # for the thread
+        self._room = threading.Condition(self._lock)  # for whoever waits until less is pending
+        self._wake_at_ms = 0.0  # when the thread goes on by itself
+        self._stream: Stream[ItemT, ResultT] | None = None
+        self._blamed: list[tuple[str, DLedgerError]] = []  # servers, to be told of without the lock
+        self._looking: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __enter__(self: SelfT) -> SelfT:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def failed_items(self) -> int:
+        """How many have failed so far."""
+        return self._window.failed_items
+
+    @property
+    def is_full(self) -> bool:
+        """Whether ``add`` would block now."""
+        return self._window.is_full
+
+    def add(
+        self,
+        payload: bytes,
+        *,
+        item: ItemT | None = None,
+        sequence: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Batch[ItemT, ResultT], int]:
+        """Queue an item; gives its batch and its place in it.
+
+        Raises ``PendingFullError`` if too much waits for too long, ``UnavailableError`` after ``close``, and what
+        ``Numbering.check`` raises; nothing was queued then.
+        """
+        window = self._window
+        with self._lock:
+            if window.is_full:
+                self._wait_for_room(timeout_s)
+            if sequence is not None or window.is_numbered_outside:
+                window.check_number(sequence)
+            timeout_ms = None if timeout_s is None else timeout_s * 1000.0
+            batch, place = window.add(payload, _now_ms(), item=item, sequence=sequence, timeout_ms=timeout_ms)
+            if window.open is not batch or not place:
+                self._go_on()
+        return batch, place
+
+    def add_many(
+        self, payloads: Sequence[bytes], *, items: Sequence[ItemT] = (), sequence: int | None = None
+    ) -> list[tuple[Batch[ItemT, ResultT], int, int]]:
+        """Queue items in order; gives their batches, the place of the first in each, and how many there are in each.
+
+        Raises as ``add`` does; some of them may have been queued then if too much waits.
+        """
+        window = self._window
+        spans: list[tuple[Batch[ItemT, ResultT], int, int]] = []
+        at = 0
+        with self._lock:
+            if sequence is not None or window.is_numbered_outside:
+                window.check_number(sequence, len(payloads))
+            while at < len(payloads):
+                if window.is_full:
+                    self._wait_for_room(None)
+                number = None if sequence is None else sequence + at
+                span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
+                spans.append(span)
+                at += span[2]
+                self._go_on()
+        return spans
+
+    def add_whole(
+        self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
+    ) -> Batch[ItemT, ResultT]:
+        """Queue what is to be stored together or not at all. Raises as ``add`` does."""
+        window = self._window
+        with self._lock:
+            if window.is_full:
+                self._wait_for_room(timeout_s)
+            if sequence is not None or window.is_numbered_outside:
+                window.check_number(sequence, len(payloads))
+            timeout_ms = None if timeout_s is None else timeout_s * 1000.0
+            batch = window.add_whole(payloads, _now_ms(), sequence=sequence, timeout_ms=timeout_ms)
+            self._go_on()
+        return batch
+
+    def flush(self) -> None:
+        """Return when everything added so far is done, well or badly."""
+        with self._lock:
+            self._window.seal()
+            waiting = self._window.waiting()
+            self._go_on()
+        for batch in waiting:
+            wait_for(batch, None)
+
+    def close(self) -> None:
+        """Flush, then end the thread and the stream. Idempotent."""
+        self.flush()
+        with self._lock:
+            self._window.closed = True
+            self._work.notify()
+            self._room.notify_all()
+        self._thread.join()
+        if (looking := self._looking) is not None:
+            looking.join()
+
+    def abandon(self, error: DLedgerError) -> None:
+        """End it without waiting: what was sent and not answered is unknown, the rest fails with ``error``."""
+        with self._lock:
+            self._window.fail_all(error, _now_ms())
+            stream = self._stream
+            self._work.notify()
+            self._room.notify_all()
+        if stream is not None:
+            stream.close(str(error))
+        self._thread.join()
+
+    # --- under the lock ---------------------------------------------------------------------------------------------
+
+    def _wait_for_room(self, timeout_s: float | None) -> None:
+        window = self._window
+        timeout_s = window.options.timeout_ms / 1000.0 if timeout_s is None else timeout_s
+        if not self._room.wait_for(lambda: not window.is_full or window.closed, timeout_s):
+            raise PendingFullError(
+                f"{window.pending_bytes} bytes wait to be sent (pending_bytes_max={window.options.pending_bytes_max}) "
+                f"and none was finished within {timeout_s:g} s"
+            )
+
+    def _go_on(self) -> None:
+        """Something was added: send what may be sent; the thread must wake in time for what it has to notice."""
+        now_ms = _now_ms()
+        self._send(now_ms)
+        window = self._window
+        due_ms = window.open.linger_until_ms if window.open is not None else NEVER
+        if self._wake_at_ms > min(due_ms, now_ms + LOOK_AFTER_MS) or not window.is_connected:
+            self._work.notify()
+
+    def _send(self, now_ms: float) -> bool:
+        """Hand to the stream what may be sent; gives whether there was anything."""
+        window, stream = self._window, self._stream
+        sent = False
+        while stream is not None and (batch := window.next_to_send(now_ms)) is not None:
+            sent = True
+            refusal = stream.submit(batch)
+            if refusal is not None:
+                self._answered(stream, batch, refusal, now_ms)
+        return sent
+
+    def _answered(
+        self,
+        stream: Stream[ItemT, ResultT],
+        batch: Batch[ItemT, ResultT],
+        answer: Answer[ResultT],
+        now_ms: float,
+    ) -> None:
+        blamed = self._window.answered(batch, answer, now_ms)
+        if blamed is not None:
+            self._blamed.append((stream.address, blamed))
+
+    def _take_news(self) -> tuple[list[Batch[ItemT, ResultT]], list[tuple[str, DLedgerError]]]:
+        """What is to be told without the lock."""
+        done, self._window.done = self._window.done, []
+        blamed, self._blamed = self._blamed, []
+        if done:
+            self._room.notify_all()
+        return done, blamed
+
+    def _tell(self, done: list[Batch[ItemT, ResultT]], blamed: list[tuple[str, DLedgerError]]) -> None:
+        for address, error in blamed:
+            self._links.note_failure(address, error)
+        for batch in done:
+            batch.announce()
+
+    # --- on the stream's thread -------------------------------------------------------------------------------------
+
+    def _on_answer(self, stream: Stream[ItemT, ResultT], batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> None:
+        with self._lock:
+            now_ms = _now_ms()
+            self._answered(stream, batch, answer, now_ms)
+            self._send(now_ms)
+            news = self._take_news()
+            if not self._window.is_connected or self._window.closed:
+                self._work.notify()
+        self._tell(*news)
+
+    def _on_end(self, stream: Stream[ItemT, ResultT]) -> None:
+        with self._lock:
+            if self._stream is stream:
+                self._stream = None
+                self._window.broken(_now_ms())
+                self._work.notify()
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._drive()
+        finally:
+            # Reached early only through a bug: whoever waits must hear of it, not wait for ever.
+            with self._lock:
+                self._window.fail_all(UnavailableError(f"the thread {self._name} has ended"), _now_ms())
+                stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.close()
+            with self._lock:
+                news = self._take_news()
+            self._tell(*news)
+
+    def _drive(self) -> None:
+        window = self._window
+        while True:
+            with self._lock:
+                wish = window.step(_now_ms())
+                if not self._send(_now_ms()) and _is_idle(wish) and not window.done and not self._blamed:
+                    if window.closed and window.is_idle:
+                        return
+                    self._wait(wish.wake_at_ms)
+                news = self._take_news()
+                stream = self._stream
+            self._tell(*news)
+            if wish.leave and stream is not None:
+                stream.close(wish.leave)
+            if wish.look:
+                self._looking = threading.Thread(target=self._look, name=f"{self._name}-look", daemon=True)
+                self._looking.start()
+            if wish.connect_until_ms is not None:
+                self._connect(wish.connect_until_ms)
+
+    def _wait(self, wake_at_ms: float) -> None:
+        wait_ms = wake_at_ms - _now_ms()
+        if wait_ms > 0:
+            self._wake_at_ms = wake_at_ms
+            self._work.wait(None if wake_at_ms == NEVER else wait_ms / 1000.0)
+            self._wake_at_ms = 0.0
+
+    def _look(self) -> None:
+        """On a thread of its own, since asking takes a while."""
+        leader: str | None = None
+        try:
+            with suppress(DLedgerError):  # the client is closed
+                leader = self._links.find_leader()
+        finally:
+            with self._lock:
+                present = None if self._stream is None else self._stream.address
+                self._looking = None
+                self._window.looked(_now_ms(), is_led_by_another=leader not in (None, present))
+                self._work.notify()
+
+    def _connect(self, until_ms: float) -> None:
+        with self._lock:
+            old, self._stream = self._stream, None
+        if old is not None:
+            old.close()
+        try:
+            stream = self._links.connect(max(until_ms - _now_ms(), 0.0) / 1000.0, self._on_answer, self._on_end)
+        except DLedgerError as error:
+            with self._lock:
+                self._window.not_connected(error, _now_ms())
+            return
+        with self._lock:
+            self._stream = stream
+            self._window.connected(stream.server_memory)
+            if stream.broken is not None:  # before it was known here that it is the present one
+                self._window.broken(_now_ms())
+
+
+def _is_idle(wish: Wish) -> bool:
+    return not wish.leave and not wish.look and wish.connect_until_ms is None
