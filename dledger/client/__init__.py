@@ -1,7 +1,7 @@
 """Clients of a group: ``DLedgerClient`` for threads, ``AsyncDLedgerClient`` for asyncio."""
 
-from dledger.client.aio import AsyncAppender, AsyncDLedgerClient
-from dledger.client.appender import Appender, AppendFuture, AppendManyFuture
+from dledger.client.aio import AsyncDLedgerClient
+from dledger.client.appender import Appender, AppendFuture, AppendManyFuture, AsyncAppender
 from dledger.client.bulk import ReadFrom
 from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client.shared import AppendResult

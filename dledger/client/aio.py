@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import tenacity
 
-from dledger.client.aio_appends import AsyncAppends, AsyncLinks
-from dledger.client.appender import Appender, AppendFuture
-from dledger.client.lanes import LanePool
+from dledger.client.appender import AppenderOptions, AsyncAppender
+from dledger.client.appends import DIRECT, RULES, wire_of
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     DISCOVERY_TIMEOUT_S,
@@ -30,19 +30,28 @@ from dledger.client.shared import (
     members_by_id,
     parse_addresses,
     partly_appended,
-    results_of,
     retry_options,
     rpc_failure,
     split,
 )
-from dledger.client.sync import DLedgerClient
+from dledger.config import MIB
 from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, UnavailableError
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.client_codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.types import Entry, LogIndex, NodeId, ProducerBatch, Role
+from dledger.sending.aio import (
+    AsyncLinks,
+    AsyncSender,
+    AsyncSentItem,
+    AsyncStream,
+    OnAnswer,
+    OnEnd,
+    wait_for_batch,
+)
+from dledger.sending.numbering import Numbering
+from dledger.sending.window import Window
+from dledger.types import Entry, LogIndex, NodeId, Role
 
 _T = TypeVar("_T")
 
@@ -69,8 +78,9 @@ class AsyncDLedgerClient:
         self._closed = False
         self._search: asyncio.Task[Search] | None = None
         self._idempotent = enable_idempotence
-        links = AsyncLinks(group, self._directory, self._channel, self._leader, self._retry, self._is_led_by_another)
-        self._appends = AsyncAppends(links, LanePool() if enable_idempotence else None)
+        self._wire = wire_of(group)
+        self._links = AsyncLinks(self._open_stream, self._find_leader, self._directory.note_failure)
+        self._direct: AsyncSender[None, AppendResult] | None = None
 
     async def __aenter__(self) -> AsyncDLedgerClient:
         return self
@@ -88,7 +98,8 @@ class AsyncDLedgerClient:
         self._old_channels.clear()
         if self._search is not None:
             self._search.cancel()
-        await self._appends.close()
+        if self._direct is not None:
+            await self._direct.abandon(UnavailableError("the client is closed"))
         for channel in channels:
             await channel.close(None)
 
@@ -96,20 +107,13 @@ class AsyncDLedgerClient:
 
     async def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
         """See ``DLedgerClient.append``."""
-        return results_of(await self._appends.append((body,), self._deadline(timeout_s)))[0]
+        return await AsyncSentItem(*await self._direct_sender().add(body, timeout_s=self._timeout_s(timeout_s)))
 
     async def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
         """See ``DLedgerClient.append_many``."""
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
-        deadline = self._deadline(timeout_s)
-        results: list[AppendResult] = []
-        for part in split(bodies):
-            try:
-                results += results_of(await self._appends.append(part, deadline))
-            except DLedgerError as error:
-                raise partly_appended(error, len(results)) from None
-        return results
+        return await self._append_parts(self._direct_sender(), bodies, self._deadline(timeout_s))
 
     async def append_as(
         self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
@@ -118,14 +122,37 @@ class AsyncDLedgerClient:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
         deadline = self._deadline(timeout_s)
+        async with self._sender(Numbering(producer)) as sender:
+            return await self._append_parts(sender, bodies, deadline, sequence)
+
+    async def _append_parts(
+        self,
+        sender: AsyncSender[None, AppendResult],
+        bodies: Sequence[bytes],
+        deadline: Deadline,
+        sequence: int | None = None,
+    ) -> list[AppendResult]:
         results: list[AppendResult] = []
         for part in split(bodies):
-            batch = ProducerBatch(producer, sequence + len(results), len(part))
+            number = None if sequence is None else sequence + len(results)
+            batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+            await wait_for_batch(batch)
             try:
-                results += results_of(await self._appends.append_as(batch, part, deadline))
+                results += [AsyncSentItem(batch, place).result() for place in range(len(part))]
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    def _direct_sender(self) -> AsyncSender[None, AppendResult]:
+        if self._closed:
+            raise UnavailableError("the client is closed")
+        if self._direct is None:
+            self._direct = self._sender(Numbering() if self._idempotent else None)
+        return self._direct
+
+    def _sender(self, numbering: Numbering | None) -> AsyncSender[None, AppendResult]:
+        options = replace(DIRECT, timeout_ms=self.timeout_s * 1000.0)
+        return AsyncSender(self._links, Window(options, RULES, numbering))
 
     async def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
         """See ``DLedgerClient.producer_sequence``."""
@@ -137,16 +164,29 @@ class AsyncDLedgerClient:
 
         return await self._retry(deadline, lambda: self._ask_leader(deadline, ask), is_retried_read)
 
-    def appender(self, **settings: Any) -> AsyncAppender:  # noqa: ANN401  # the arguments of DLedgerClient.appender
-        """See ``DLedgerClient.appender``, whose arguments it takes. Use with ``async with``."""
-        client = DLedgerClient(
-            self._directory.addresses,
-            group=self.group,
-            timeout_s=self.timeout_s,
-            security=self._channel_maker.security,
-            enable_idempotence=self._idempotent,
+    def appender(
+        self,
+        *,
+        linger_ms: float = 2,
+        batch_bytes: int = MIB // 2,
+        batch_entries: int = 1024,
+        pending_bytes_max: int = 8 * MIB,
+        inflight_entries_max: int = 4096,
+        timeout_s: float | None = None,
+        retry_unknown: bool = False,
+    ) -> AsyncAppender:
+        """See ``DLedgerClient.appender``. Use with ``async with``."""
+        settings = AppenderOptions(
+            linger_s=linger_ms / 1000,
+            batch_bytes=batch_bytes,
+            batch_entries=batch_entries,
+            pending_bytes_max=pending_bytes_max,
+            inflight_entries_max=inflight_entries_max,
+            timeout_s=self._timeout_s(timeout_s),
+            retry_unknown=retry_unknown,
+            idempotent=self._idempotent,
         )
-        return AsyncAppender(client, client.appender(**settings))
+        return AsyncAppender(self._links, settings)
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -256,8 +296,11 @@ class AsyncDLedgerClient:
 
     # --- machinery --------------------------------------------------------------------------------------------------
 
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+        return Deadline(self._timeout_s(timeout_s))
 
     async def _retry(
         self,
@@ -284,15 +327,34 @@ class AsyncDLedgerClient:
 
         return await policy(again)
 
-    async def _is_led_by_another(self, address: str) -> bool:
-        """As ``DLedgerClient._is_led_by_another``."""
-        if not self._directory.may_look(address):
-            return self._directory.is_elsewhere(address)
-        async for other, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
-            if other != address and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
-                self._directory.learn(other, answer)
-                return True
-        return False
+    async def _find_leader(self) -> str | None:
+        """As ``DLedgerClient._find_leader``."""
+        present = self._directory.leader
+        async for address, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
+            if address != present and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
+                self._directory.learn(address, answer)
+                break
+        return self._directory.leader
+
+    async def _open_stream(
+        self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]
+    ) -> AsyncStream[None, AppendResult]:
+        deadline = Deadline(timeout_s)
+
+        async def attempt() -> AsyncStream[None, AppendResult]:
+            address = await self._leader(deadline)
+            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel(address).stream_stream(
+                options.method(options.LOG_SERVICE, "AppendStream"), request_serializer=None, response_deserializer=None
+            )
+            stream = AsyncStream(method, address, self._wire, on_answer, on_end)
+            try:
+                await stream.open(deadline.remaining_s)
+            except DLedgerError as error:
+                self._directory.note_failure(address, error)
+                raise
+            return stream
+
+        return await self._retry(deadline, attempt)
 
     async def _leader(self, deadline: Deadline) -> str:
         leader = self._directory.leader
@@ -389,56 +451,3 @@ class AsyncDLedgerClient:
             channel = self._channel_maker.open_async(address)
             self._channels[address] = channel
         return channel
-
-
-class AsyncAppender:
-    """``Appender`` for asyncio: ``future = await appender.append(body)``, then ``result = await future``."""
-
-    def __init__(self, client: DLedgerClient, appender: Appender) -> None:
-        self._client = client
-        self._appender = appender
-        self._bridge: LoopBridge | None = None
-
-    async def __aenter__(self) -> AsyncAppender:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def failed_entries(self) -> int:
-        """How many entries have failed so far."""
-        return self._appender.failed_entries
-
-    async def append(self, body: bytes) -> asyncio.Future[AppendResult]:
-        """Queue one entry; waits only while too much is pending (``PendingFullError`` if that takes too long)."""
-        if self._bridge is None:
-            self._bridge = LoopBridge()
-        queued = await asyncio.to_thread(self._appender.append, body) if self._appender.full else None
-        if queued is None:
-            queued = self._appender.append(body)
-        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        post = self._bridge.post
-        queued.add_done_callback(lambda done: post(partial(_settle, future, done)))
-        return future
-
-    async def flush(self) -> None:
-        """See ``Appender.flush``."""
-        await asyncio.to_thread(self._appender.flush)
-
-    async def close(self) -> None:
-        """See ``Appender.close``."""
-        await asyncio.to_thread(self._appender.close)
-        await asyncio.to_thread(self._client.close)
-
-
-def _settle(future: asyncio.Future[AppendResult], done: AppendFuture) -> None:
-    if future.done():
-        return
-    error = done.exception(0)
-    if error is None:
-        future.set_result(done.result(0))
-    else:
-        future.set_exception(error)

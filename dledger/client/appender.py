@@ -10,6 +10,7 @@ from dledger.client.appends import INFLIGHT_REQUESTS_MAX, RULES
 from dledger.client.shared import AppendResult
 from dledger.config import MIB
 from dledger.records import record
+from dledger.sending.aio import AsyncLinks, AsyncSender, AsyncSentItem, AsyncSentMany
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES
 from dledger.sending.futures import SentItem, SentMany
 from dledger.sending.numbering import Numbering
@@ -34,6 +35,20 @@ class AppenderOptions:
     retry_unknown: bool = False
     idempotent: bool = True
 
+    def window(self) -> Window[None, AppendResult]:
+        """A new one with these settings."""
+        options = WindowOptions(
+            linger_ms=self.linger_s * 1000.0,
+            batch_bytes=self.batch_bytes,
+            batch_items=self.batch_entries,
+            pending_bytes_max=self.pending_bytes_max,
+            inflight_requests_max=INFLIGHT_REQUESTS_MAX,
+            inflight_items_max=self.inflight_entries_max,
+            timeout_ms=self.timeout_s * 1000.0,
+            retry_unknown=self.retry_unknown,
+        )
+        return Window(options, RULES, Numbering() if self.idempotent else None)
+
 
 class Appender:
     """Use as a context manager; made by ``DLedgerClient.appender``.
@@ -49,18 +64,7 @@ class Appender:
     """
 
     def __init__(self, links: Links[None, AppendResult], options: AppenderOptions) -> None:
-        window_options = WindowOptions(
-            linger_ms=options.linger_s * 1000.0,
-            batch_bytes=options.batch_bytes,
-            batch_items=options.batch_entries,
-            pending_bytes_max=options.pending_bytes_max,
-            inflight_requests_max=INFLIGHT_REQUESTS_MAX,
-            inflight_items_max=options.inflight_entries_max,
-            timeout_ms=options.timeout_s * 1000.0,
-            retry_unknown=options.retry_unknown,
-        )
-        window = Window(window_options, RULES, Numbering() if options.idempotent else None)
-        self._sender = Sender(links, window, "dledger-appender")
+        self._sender = Sender(links, options.window(), "dledger-appender")
 
     def __enter__(self) -> Appender:
         return self
@@ -98,3 +102,39 @@ class Appender:
     def close(self) -> None:
         """Flush, then end the thread and the stream. Idempotent."""
         self._sender.close()
+
+
+class AsyncAppender:
+    """``Appender`` for asyncio: ``future = await appender.append(body)``, then ``result = await future``."""
+
+    def __init__(self, links: AsyncLinks[None, AppendResult], options: AppenderOptions) -> None:
+        self._sender = AsyncSender(links, options.window())
+
+    async def __aenter__(self) -> AsyncAppender:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def failed_entries(self) -> int:
+        """How many entries have failed so far."""
+        return self._sender.failed_items
+
+    async def append(self, body: bytes) -> AsyncSentItem[AppendResult]:
+        """Queue one entry; waits only while too much is pending (``PendingFullError`` if that takes too long)."""
+        return AsyncSentItem(*await self._sender.add(body))
+
+    async def append_many(self, bodies: Sequence[bytes]) -> AsyncSentMany[AppendResult]:
+        """See ``Appender.append_many``."""
+        return AsyncSentMany(await self._sender.add_many(bodies))
+
+    async def flush(self) -> None:
+        """See ``Appender.flush``."""
+        await self._sender.flush()
+
+    async def close(self) -> None:
+        """See ``Appender.close``."""
+        await self._sender.close()

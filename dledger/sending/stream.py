@@ -37,6 +37,16 @@ class Wire(Generic[ItemT, ResultT]):
     server_memory: Callable[[Any], str] = lambda _metadata: ""
     """What the server says of its memory when it establishes a stream: see ``Window.connected``."""
 
+    def outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
+        """What became of a request whose stream has failed; whether gRPC had it."""
+        if failure.outcome == "unknown" or self.concerns_all(failure):
+            return failure
+        if not was_handed:
+            return UnavailableError(f"the stream to {address} ended: {failure}", leader=failure.leader)
+        lost = self.unknown(f"the stream to {address} ended before the answer came: {failure}")
+        lost.leader = failure.leader
+        return lost
+
 
 class Stream(Generic[ItemT, ResultT]):
     """Opens in the constructor. Raises ``UnavailableError`` (not applied) if that fails before ``timeout_s`` is over.
@@ -127,7 +137,7 @@ class Stream(Generic[ItemT, ResultT]):
                 why = self._closed_because  # else gRPC's own words for what we did ourselves
             failure = UnavailableError(why) if why else self._wire.failure_of(error, self.address, False)
         except DLedgerError as error:  # garbage
-            failure = error
+            failure, failure.outcome = error, "unknown"
         finally:
             self._fail(failure)
 
@@ -146,10 +156,6 @@ class Stream(Generic[ItemT, ResultT]):
         self._established.set()
         self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
         self._requests.put(None)
-        unsent = UnavailableError(f"the stream to {self.address} ended: {failure}", leader=failure.leader)
-        lost = self._wire.unknown(f"the stream to {self.address} ended before the answer came: {failure}")
-        lost.leader = failure.leader
-        told = failure if failure.outcome == "unknown" or self._wire.concerns_all(failure) else None
         for number, batch in pending.items():
-            self._on_answer(self, batch, told or (lost if number <= handed else unsent))
+            self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= handed))
         self._on_end(self)

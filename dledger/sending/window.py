@@ -131,6 +131,7 @@ class Window(Generic[ItemT, ResultT]):
         self._server_memory = ""
         self._end_stream = ""  # why the driver is to end it
         self._expiry_ms = NEVER  # nothing that waits is given up earlier
+        self._abandoned: DLedgerError | None = None  # why nothing is sent any more
         self._draining = False  # nothing is sent until nothing is under way
         self._single = True  # one batch under way at a time, until one has succeeded
         self._failures = 0  # in a row
@@ -324,6 +325,8 @@ class Window(Generic[ItemT, ResultT]):
         if numbering is not None and batch.lost:
             numbering.failed(batch)
             batch.forget()
+        if batch.left and self._abandoned is not None:
+            batch.fail(self._abandoned)
         if batch.left:
             batch.error = trouble
             self._again.append(batch)
@@ -437,6 +440,7 @@ class Window(Generic[ItemT, ResultT]):
     def fail_all(self, error: DLedgerError, now_ms: float) -> None:
         """Nothing more is sent: all that waits fails; what is under way comes back when its stream is ended."""
         self.closed = True
+        self._abandoned = error
         self.seal()
         self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
         self._again.clear()
