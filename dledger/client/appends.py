@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, overload
 
+import grpc
+
 from dledger.client.shared import AppendResult, is_retried, results_of, rpc_failure
 from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError
@@ -77,4 +79,8 @@ class _Words:
 def wire_of(group: str) -> Wire[None, AppendResult]:
     """For appends to a group's log."""
     words = _Words(group)
-    return Wire(words.encode, words.decode, lambda error, address, sent: rpc_failure(error, address, sent=sent))
+    return Wire(words.encode, words.decode, _failure_of, InvalidRequestError)
+
+
+def _failure_of(error: grpc.RpcError, address: str, sent: bool) -> DLedgerError:
+    return rpc_failure(error, address, sent=sent)

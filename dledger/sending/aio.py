@@ -145,8 +145,10 @@ class AsyncStream(Generic[ItemT, ResultT]):
         try:
             async for data in self._call:
                 number, answer = self._wire.decode(data, self.address)
-                if (batch := self._pending.pop(number, None)) is not None:
-                    self._on_answer(self, batch, answer)
+                batch = self._pending.pop(number, None)
+                if batch is None:
+                    raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
+                self._on_answer(self, batch, answer)
         except grpc.RpcError as error:
             failure = self._wire.failure_of(error, self.address, False)
         except asyncio.CancelledError:  # the call's: our own close

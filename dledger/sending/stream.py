@@ -31,6 +31,8 @@ class Wire(Generic[ItemT, ResultT]):
     """The number of a request, and the answer of the server at that address. Raises ``DLedgerError`` for garbage."""
     failure_of: Callable[[grpc.RpcError, str, bool], DLedgerError]
     """Why the stream to an address broke; whether something was sent on it."""
+    bad_answer: Callable[[str], DLedgerError]
+    """The error for what is no answer to anything that was asked."""
     unknown: Callable[[str], DLedgerError] = RequestTimeoutError
     concerns_all: Callable[[DLedgerError], bool] = lambda _error: False
     """Whether a failure of the stream says itself what became of the requests on it."""
@@ -145,8 +147,9 @@ class Stream(Generic[ItemT, ResultT]):
         number, answer = self._wire.decode(data, self.address)
         with self._lock:
             batch = self._pending.pop(number, None)
-        if batch is not None:
-            self._on_answer(self, batch, answer)
+        if batch is None:
+            raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
+        self._on_answer(self, batch, answer)
 
     def _fail(self, failure: DLedgerError) -> None:
         with self._lock:

@@ -1,10 +1,10 @@
 """Producers, consumers and administrators of a broker, or of a group of brokers."""
 
 from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
-from rocketstore.client.batch import SendFuture, SendReceipt
 from rocketstore.client.consumer import Consumer, ConsumerOptions
 from rocketstore.client.producer import MessageSender, Producer
 from rocketstore.client.received import ReceivedMessage
+from rocketstore.client.sends import SendFuture, SendManyFuture, SendReceipt
 from rocketstore.client.topics import TopicInfo
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "QueueRange",
     "ReceivedMessage",
     "SendFuture",
+    "SendManyFuture",
     "SendReceipt",
     "TopicInfo",
 ]

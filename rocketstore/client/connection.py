@@ -28,7 +28,14 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.rpc import options
-from rocketstore.client.errors import BadAnswerError, BrokerBusyError, failure_of, is_retried_read
+from rocketstore.client.errors import (
+    BadAnswerError,
+    BrokerBusyError,
+    NotMasterError,
+    failure_of,
+    hint_of,
+    is_retried_read,
+)
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
 
@@ -308,6 +315,22 @@ class BrokerConnection:
         if address is not None:
             return address
         return self._seek(deadline)[0] or self._no_master({})
+
+    def check_master(self, address: str, deadline: Deadline) -> None:
+        """Ask a broker whether it takes writes. Raises ``NotMasterError`` if not.
+
+        Asked before anything is sent, so that a failure to connect is certainly not applied.
+        """
+        try:
+            status = self.ask(STATUS, pb.StatusRequest(), address, deadline)
+        except DLedgerError as error:
+            error.outcome = "not_applied"
+            if deadline.expired:
+                raise UnavailableError(f"{address} did not answer within {deadline.timeout_s:g} s") from error
+            raise
+        self.brokers.learn(address, status)
+        if not is_master(status):
+            raise NotMasterError(f"{address} is no master now", leader=hint_of(status.leader_address))
 
     def reader(self, deadline: Deadline) -> str:
         """Where reads go: the master, or any broker that answers while there is none."""

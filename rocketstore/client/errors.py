@@ -30,7 +30,7 @@ from dledger.types import NodeId
 from rocketstore.types import PutMessageStatus
 
 if TYPE_CHECKING:
-    from rocketstore.client.batch import SendReceipt
+    from rocketstore.client.sends import SendReceipt
     from rocketstore.pb import broker_pb2 as pb
 
 

@@ -8,18 +8,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Final
 
 from dledger.client.security import ClientSecurity
-from dledger.client.shared import Deadline
+from dledger.client.shared import LOOK_TIMEOUT_S, Deadline
 from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
-from rocketstore.client.batch import Encoded, SendFuture, SendOptions, SendReceipt, Sent
+from dledger.sending.stream import Stream
+from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
 from rocketstore.client.connection import PRODUCER, BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
-from rocketstore.client.pipe import SendPipe
-from rocketstore.client.sender import LOOK_TIMEOUT_S, Sender
+from rocketstore.client.sends import (
+    WIRE,
+    Encoded,
+    Result,
+    SendFuture,
+    SendManyFuture,
+    SendOptions,
+    SendReceipt,
+    Sent,
+    window_of,
+)
 from rocketstore.client.topics import PERMISSION_WRITE, TopicCache
 from rocketstore.client.wire import encode_message
 from rocketstore.message.ids import unique_id
@@ -82,7 +93,7 @@ class Producer:
             producer_name=producer_name,
         )
         self._lock = threading.Lock()  # guards the fields below
-        self._direct: Sender | None = None
+        self._direct: Sender[Sent, Result] | None = None
         self._senders: list[MessageSender] = []
         self._closed = False
 
@@ -116,11 +127,8 @@ class Producer:
         The queue is ``queue_id``, or the one that ``key`` (a sharding key) hashes to, or the next in turn. ``sequence``
         is the message's number, if the producer has a name.
         """
-        encoded = self._encode(message, key, queue_id)
-        sender = self._direct_sender()
-        future = sender.add(encoded, sequence)
-        sender.seal()
-        return future.result()
+        data, sent = self._encode(message, key, queue_id)
+        return SendFuture(*self._direct_sender().add(data, item=sent, sequence=sequence)).result()
 
     def send_many(
         self,
@@ -136,10 +144,7 @@ class Producer:
         stored, ``PartlySentError`` with all outcomes if some are or may be.
         """
         encoded = [self._encode(message, key, queue_id) for message in messages]
-        sender = self._direct_sender()
-        futures = [sender.add(one, None if sequence is None else sequence + place) for place, one in enumerate(encoded)]
-        sender.seal()
-        results = [future.exception() or future.result() for future in futures]
+        results = list(_add_many(self._direct_sender(), encoded, sequence).outcomes())
         errors = [result for result in results if isinstance(result, DLedgerError)]
         if not errors:
             return [result for result in results if isinstance(result, SendReceipt)]
@@ -197,31 +202,39 @@ class Producer:
 
     # --- machinery --------------------------------------------------------------------------------------------------
 
-    def _direct_sender(self) -> Sender:
+    def _direct_sender(self) -> Sender[Sent, Result]:
         sender = self._direct
         if sender is None:
             with self._lock:
                 sender = self._direct
                 if sender is None:
-                    sender = self._direct = self._make_sender(self._options)
+                    sender = self._direct = self._make_sender(replace(self._options, linger_s=0.0))
         return sender
 
-    def _make_sender(self, options: SendOptions) -> Sender:
+    def _make_sender(self, options: SendOptions) -> Sender[Sent, Result]:
         """Under the lock, so that none is left over after ``close``."""
         if self._closed:
             raise UnavailableError("the producer is closed")
-        return Sender(self._connect, self._note_failure, self._find_master, options)
+        links = Links(self._connect, self._find_master, self._note_failure)
+        return Sender(links, window_of(options), "rocketstore-sender")
 
-    def _connect(self, deadline: Deadline) -> SendPipe:
-        def attempt() -> SendPipe:
-            address = self._connection.master(deadline)
+    def _connect(
+        self, timeout_s: float, on_answer: OnAnswer[Sent, Result], on_end: OnEnd[Sent, Result]
+    ) -> Stream[Sent, Result]:
+        """A stream to the master. Raises ``NotMasterError`` and ``UnavailableError``: nothing was sent then."""
+        connection, deadline = self._connection, Deadline(timeout_s)
+
+        def attempt() -> Stream[Sent, Result]:
+            address = connection.master(deadline)
             try:
-                return SendPipe(self._connection, address, deadline)
+                connection.check_master(address, deadline)
+                open_call = partial(connection.open_stream, "SendStream", address)
+                return Stream(open_call, address, WIRE, on_answer, on_end, deadline.remaining_s)
             except DLedgerError as error:
                 self._note_failure(address, error)
                 raise
 
-        return self._connection.retry(deadline, attempt)
+        return connection.retry(deadline, attempt)
 
     def _find_master(self) -> str | None:
         self._connection.look_for_master(LOOK_TIMEOUT_S)
@@ -284,6 +297,11 @@ def queue_of_key(key: str, queues: int) -> int:
     return abs(java_hash(key)) % queues
 
 
+def _add_many(sender: Sender[Sent, Result], encoded: Sequence[Encoded], sequence: int | None) -> SendManyFuture:
+    payloads = [data for data, _ in encoded]
+    return SendManyFuture(sender.add_many(payloads, items=[sent for _, sent in encoded], sequence=sequence))
+
+
 class MessageSender:
     """Use as a context manager; made by ``Producer.sender``. Thread-safe.
 
@@ -291,7 +309,9 @@ class MessageSender:
     ``failed_messages``.
     """
 
-    def __init__(self, sender: Sender, encode: Callable[[Message, str | None, int | None], Encoded]) -> None:
+    def __init__(
+        self, sender: Sender[Sent, Result], encode: Callable[[Message, str | None, int | None], Encoded]
+    ) -> None:
         self._sender = sender
         self._encode = encode
         self.closed = False
@@ -308,7 +328,7 @@ class MessageSender:
     @property
     def failed_messages(self) -> int:
         """How many messages have failed so far."""
-        return self._sender.failed_messages
+        return self._sender.failed_items
 
     def send(
         self, message: Message, *, key: str | None = None, queue_id: int | None = None, sequence: int | None = None
@@ -319,7 +339,22 @@ class MessageSender:
         ``OutOfOrderSequenceError`` for a number that does not follow that of the message before. After a message of a
         named producer has failed, so do those behind it: ask ``next_sequence`` and go on from there.
         """
-        return self._sender.add(self._encode(message, key, queue_id), sequence)
+        data, sent = self._encode(message, key, queue_id)
+        return SendFuture(*self._sender.add(data, item=sent, sequence=sequence))
+
+    def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        key: str | None = None,
+        queue_id: int | None = None,
+        sequence: int | None = None,
+    ) -> SendManyFuture:
+        """Queue many messages, in order; one future for all of them. Raises as ``send`` does.
+
+        ``PendingFullError``: the first of them may have been queued.
+        """
+        return _add_many(self._sender, [self._encode(message, key, queue_id) for message in messages], sequence)
 
     def flush(self) -> None:
         """Return when everything sent so far is finished, well or badly."""

@@ -8,11 +8,10 @@ from uuid import uuid4
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.sending.numbering import new_producer_name
 from dledger.core.producer_names import is_made_up, own_name, stream_batch, stream_task_name
 from dledger.core.producer_payload import NAME_BYTES_MAX, check_name
 from dledger.errors import InvalidRequestError
-from rocketstore.client.numbers import new_name
+from dledger.sending.numbering import new_producer_name
 from tests.unit.rpc.test_limits import ALICE, BOB, shared
 
 
@@ -57,7 +56,7 @@ def test_what_is_no_name_is_refused_under_any_account() -> None:
 
 def test_names_that_clients_make_up_are_known_as_such() -> None:
     """Under any account, too; and no others, above all not those of Spark's tasks."""
-    made_up = [new_producer_name(), new_name()]
+    made_up = [new_producer_name(), new_producer_name()]
     given = ["job-7/0", "c-", "c-job", f"c-{'0' * 23}", f"{made_up[0]}/0", f"sink/{made_up[0]}", f"{uuid4()}/0"]
 
     assert all(is_made_up(name) and is_made_up(own_name("alice", name)) for name in made_up)

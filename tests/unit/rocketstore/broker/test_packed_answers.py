@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError
 from rocketstore.broker.codec import ResultEncoder
-from rocketstore.client.batch import SendBatch, SendFuture, Sent
+from rocketstore.client.sends import WIRE, SendFuture, SendOptions, Sent, window_of
 from rocketstore.message.message import LOOPBACK
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus, PutResult, Stored
@@ -18,14 +17,17 @@ def answered(results: list[PutResult], *, packed: bool) -> pb.SendResponse:
     return pb.SendResponse.FromString(ResultEncoder(LOOPBACK).encode(3, results, packed=packed))
 
 
-def taken(answer: object) -> list[SendFuture]:
+def taken(response: pb.SendResponse) -> list[SendFuture]:
     """What a producer makes of an answer to two messages."""
-    batch = SendBatch(1, 0.0, Deadline(5.0))
-    batch.messages = [Sent("T", at, f"key{at}") for at in range(2)]
-    batch.begin()
-    batch.take(answer, "here:1", lambda _error: False, ordered=False)
-    batch.end()
-    return [SendFuture(batch, at) for at in range(2)]
+    window = window_of(SendOptions(linger_s=0))
+    futures = [SendFuture(*window.add(b"", 0.0, item=Sent("T", at, f"key{at}"))) for at in range(2)]
+    window.seal()
+    window.step(0.0)
+    window.connected()
+    batch = window.next_to_send(0.0)
+    assert batch is not None
+    window.answered(batch, WIRE.decode(response.SerializeToString(), "here:1")[1], 1.0)
+    return futures
 
 
 def test_packed_and_long_answers_make_the_same_receipts() -> None:
@@ -33,7 +35,7 @@ def test_packed_and_long_answers_make_the_same_receipts() -> None:
     long, packed = answered(OK, packed=False), answered(OK, packed=True)
 
     assert (packed.request_id, len(packed.results), len(long.results)) == (3, 0, 2)
-    assert [one.result() for one in taken(packed.stored)] == [one.result() for one in taken(long.results)]
+    assert [one.result() for one in taken(packed)] == [one.result() for one in taken(long)]
 
 
 def test_an_answer_with_anything_but_put_ok_is_never_packed() -> None:
@@ -46,5 +48,5 @@ def test_an_answer_with_anything_but_put_ok_is_never_packed() -> None:
 
 def test_a_packed_answer_of_another_length_is_an_error_of_every_message() -> None:
     """Nobody is told a place that is not his."""
-    for future in taken(answered(OK[:1], packed=True).stored):
+    for future in taken(answered(OK[:1], packed=True)):
         assert isinstance(future.exception(), DLedgerError)

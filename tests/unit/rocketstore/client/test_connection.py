@@ -23,7 +23,6 @@ from rocketstore.client.connection import (
     BrokerConnection,
 )
 from rocketstore.client.errors import BadAnswerError, BrokerBusyError, NotMasterError, StoreFailedError, hint_of
-from rocketstore.client.pipe import SendPipe
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
 from tests.support.fake_broker import FakeBrokers
@@ -123,10 +122,10 @@ def test_being_busy_is_no_reason_to_leave(connection: BrokerConnection, brokers:
     assert connection.brokers.master == second
 
 
-def test_a_pipe_opens_to_masters_only(connection: BrokerConnection, brokers: FakeBrokers) -> None:
+def test_nothing_is_sent_but_to_masters(connection: BrokerConnection, brokers: FakeBrokers) -> None:
     """So that nothing is sent where it would be refused; the error names who leads."""
     with pytest.raises(NotMasterError) as caught:
-        SendPipe(connection, brokers.addresses[1], connection.deadline())
+        connection.check_master(brokers.addresses[1], connection.deadline())
 
     assert caught.value.leader == hint_of(brokers.addresses[0])
 
@@ -200,7 +199,7 @@ def test_brokers_are_found_where_they_answer(brokers: FakeBrokers) -> None:
             brokers.elect(master)
             connection.ask_master(LIST_TOPICS, pb.ListTopicsRequest(), connection.deadline())
             with pytest.raises(NotMasterError) as caught:
-                SendPipe(connection, brokers.addresses[(master + 1) % 3], connection.deadline())
+                connection.check_master(brokers.addresses[(master + 1) % 3], connection.deadline())
 
             connection.brokers.note_failure(brokers.addresses[(master + 1) % 3], caught.value)
             assert connection.master(connection.deadline()) == brokers.addresses[master]

@@ -133,7 +133,7 @@ def test_what_stays_unknown_does_not_stop_what_follows(brokers: FakeBrokers) -> 
     """Nobody answers until the time is over: the message may be stored. The next ones have another name."""
     node = brokers.nodes[0]
     node.gate.clear()
-    with Producer(brokers.addresses, timeout_s=0.4) as producer, producer.sender(linger_ms=0) as sender:
+    with Producer(brokers.addresses, timeout_s=0.8) as producer, producer.sender(linger_ms=0) as sender:
         lost = sender.send(order(b"lost"), queue_id=0)
         assert isinstance(lost.exception(5), SendOutcomeUnknownError)
         node.gate.set()

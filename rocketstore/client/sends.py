@@ -1,0 +1,265 @@
+"""Sending: what the broker's ``SendStream`` says and means, for ``dledger.sending``, and what a sender promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, overload
+
+import grpc
+
+from dledger.config import MIB
+from dledger.errors import ConfigError, DLedgerError
+from dledger.records import record
+from dledger.sending.batch import ITEM_OVERHEAD_BYTES, AllStored, Answer, Batch, Rules
+from dledger.sending.futures import NO_OUTCOME, SentItem, SentMany
+from dledger.sending.numbering import Numbering
+from dledger.sending.stream import Wire
+from dledger.sending.window import Window, WindowOptions
+from rocketstore.client.connection import parse_answer
+from rocketstore.client.errors import (
+    BadAnswerError,
+    NotMasterError,
+    SendOutcomeUnknownError,
+    failure_of,
+    is_retried,
+    send_failure,
+)
+from rocketstore.message.producer_names import MEMORY_KEY, check_producer_name
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.types import PutMessageStatus
+
+MESSAGE_OVERHEAD_BYTES: Final = ITEM_OVERHEAD_BYTES
+INFLIGHT_MESSAGES_MAX: Final = 1 << 16
+"""More than all requests under way have."""
+
+
+@record(frozen=True, slots=True)
+class SendOptions:
+    """What a sender promises and how much it holds.
+
+    A message that was certainly not stored is sent again until ``timeout_s`` after its batch was begun. So is, with
+    ``idempotent``, one whose outcome is unknown: messages are numbered, and the broker stores each number once (see
+    ``dledger.sending.numbering``); only when the time is over without an answer it fails with ``outcome="unknown"``.
+    ``producer_name`` says under which name; then the application gives the numbers as well.
+
+    Without ``idempotent`` a message of unknown outcome fails with ``outcome="unknown"`` at once, or with
+    ``allow_duplicates`` is sent again, so that it may be stored twice (at least once, as RocketMQ's own producers do).
+
+    ``ordered`` keeps the order of the ``send`` calls within each queue, also over retries; without ``idempotent`` at
+    the price of one request in flight. ``send`` blocks while ``pending_bytes_max`` bytes wait, at most ``timeout_s``.
+    """
+
+    linger_s: float = 0.002
+    batch_bytes: int = 3 * MIB // 4
+    batch_messages: int = 1024
+    pending_bytes_max: int = 16 * MIB
+    inflight_requests_max: int = 12
+    timeout_s: float = 5.0
+    allow_duplicates: bool = False
+    ordered: bool = False
+    idempotent: bool = True
+    producer_name: str = ""
+
+    def __post_init__(self) -> None:
+        limits = ("batch_bytes", "batch_messages", "pending_bytes_max", "inflight_requests_max", "timeout_s")
+        problems = [f"{name} must be positive" for name in limits if getattr(self, name) <= 0]
+        if self.linger_s < 0:
+            problems.append("linger must not be negative")
+        if self.producer_name and not self.idempotent:
+            problems.append("a producer_name numbers messages: it needs enable_idempotence")
+        if problems:
+            raise ConfigError(problems)
+
+
+class Sent(NamedTuple):
+    """What a message's receipt needs of it."""
+
+    topic: str
+    queue_id: int
+    unique_key: str
+
+
+class Encoded(NamedTuple):
+    """A message ready to travel: its bytes as a field of a ``SendRequest``."""
+
+    data: bytes
+    sent: Sent
+
+
+@record(frozen=True, slots=True)
+class SendReceipt:
+    """Where a message is stored. ``message_id`` says where in the log, ``unique_key`` is the producer's own id.
+
+    ``status`` other than ``PUT_OK``: stored, but a flush or a copy was not confirmed in time. An empty ``message_id``
+    and numbers of -1: an earlier request had stored the message, and the broker does not remember where.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    unique_key: str
+    offset: int
+    store_timestamp: int
+    status: PutMessageStatus = PutMessageStatus.PUT_OK
+
+
+class StoredAt(NamedTuple):
+    """One message of a ``StoredBatch``; thousands are made per second, receipts only for who asks."""
+
+    id_prefix: str
+    offset: int
+    queue_id: int
+    queue_offset: int
+    store_timestamp_ms: int
+
+
+Result: TypeAlias = StoredAt | pb.SendResult
+SendBatch: TypeAlias = Batch[Sent, Result]
+
+
+class SendFuture(SentItem[Any]):
+    """The result of one message."""
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> SendReceipt:
+        """Where the message is; raises its error, or ``TimeoutError`` if there is neither within ``timeout`` seconds.
+
+        Without ``timeout`` it ends all the same: everything that is sent has a deadline.
+        """
+        return _receipt(super().result(timeout), self._batch.items[self._place])
+
+
+class SendManyFuture(SentMany[Any]):
+    """The results of many messages that were given together: one thing to wait for, a receipt for each on request."""
+
+    __slots__ = ()
+
+    def outcomes(self, timeout: float | None = None) -> Iterator[SendReceipt | DLedgerError]:
+        """A receipt for each, or why it is not stored, in the order in which they were given; waits for all."""
+        self.wait(timeout)
+        for batch, first, count in self._spans:
+            for place in range(first, first + count):
+                outcome = batch.outcomes[place] or NO_OUTCOME
+                yield outcome if isinstance(outcome, DLedgerError) else _receipt(outcome, batch.items[place])
+
+
+class StoredResults(Sequence[Result]):
+    """The places in a ``StoredBatch``, made when somebody asks for one. Its lists are equally long."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: pb.StoredBatch) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch.offsets)
+
+    @overload
+    def __getitem__(self, place: int) -> Result: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Result]: ...
+    def __getitem__(self, place: int | slice) -> Result | list[Result]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        batch = self._batch
+        return StoredAt(
+            batch.id_prefix,
+            batch.offsets[place],
+            batch.queue_ids[place],
+            batch.queue_offsets[place],
+            batch.store_timestamps_ms[place],
+        )
+
+
+def _receipt(result: Result, message: Sent) -> SendReceipt:
+    if isinstance(result, StoredAt):
+        message_id, status = f"{result.id_prefix}{result.offset:016X}", PutMessageStatus.PUT_OK
+    else:
+        message_id, status = result.message_id, PutMessageStatus(result.status)
+    return SendReceipt(
+        topic=message.topic,
+        queue_id=result.queue_id,
+        queue_offset=result.queue_offset,
+        message_id=message_id,
+        unique_key=message.unique_key,
+        offset=result.offset,
+        store_timestamp=result.store_timestamp_ms,
+        status=status,
+    )
+
+
+def _queue_of(message: Sent, result: Result | None) -> tuple[str, int]:
+    return message.topic, message.queue_id if result is None else result.queue_id
+
+
+def window_of(options: SendOptions) -> Window[Sent, Result]:
+    """What decides for a sender."""
+    rules: Rules[Sent, Result] = Rules(
+        is_retried=is_retried,
+        bad_answer=BadAnswerError,
+        is_final=lambda error: isinstance(error, BadAnswerError),
+        unknown=SendOutcomeUnknownError,
+        queue_of=_queue_of if options.ordered else None,
+    )
+    settings = WindowOptions(
+        linger_ms=options.linger_s * 1000.0,
+        batch_bytes=options.batch_bytes,
+        batch_items=options.batch_messages,
+        pending_bytes_max=options.pending_bytes_max,
+        inflight_requests_max=options.inflight_requests_max,
+        inflight_items_max=INFLIGHT_MESSAGES_MAX,
+        timeout_ms=options.timeout_s * 1000.0,
+        retry_unknown=options.allow_duplicates,
+        one_at_a_time=options.ordered,
+    )
+    if options.producer_name:
+        check_producer_name(options.producer_name)
+    return Window(settings, rules, Numbering(options.producer_name) if options.idempotent else None)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _encode(batch: SendBatch, number: int) -> bytes:
+    payloads = batch.payloads
+    messages = payloads if len(batch.sent) == len(payloads) else [payloads[place] for place in batch.sent]
+    # Fields of a protobuf message may come in any order: the messages are encoded already, the id follows.
+    rest = pb.SendRequest(
+        request_id=number, packed_answer=True, producer=batch.producer, sequence=batch.sequence if batch.producer else 0
+    )
+    return b"".join((*messages, rest.SerializeToString()))
+
+
+def _decode(data: bytes, address: str) -> tuple[int, Answer[Result]]:
+    response = parse_answer(pb.SendResponse, data, address)
+    if not response.HasField("stored"):
+        return response.request_id, [send_failure(result, address) or result for result in response.results]
+    stored = response.stored
+    lengths = {
+        len(stored.offsets), len(stored.queue_ids), len(stored.queue_offsets), len(stored.store_timestamps_ms)
+    }  # fmt: skip
+    if len(lengths) > 1:
+        return response.request_id, BadAnswerError(f"{address} answered lists of different lengths")
+    return response.request_id, AllStored(StoredResults(stored))
+
+
+def _failure_of(error: grpc.RpcError, address: str, sent: bool) -> DLedgerError:
+    return failure_of(error, address, sent=sent)
+
+
+def _memory(told: Any) -> str:  # noqa: ANN401  # gRPC's metadata
+    return next((str(value) for key, value in told or () if key == MEMORY_KEY), "")
+
+
+WIRE: Final[Wire[Sent, Result]] = Wire(
+    encode=_encode,
+    decode=_decode,
+    failure_of=_failure_of,
+    bad_answer=BadAnswerError,
+    unknown=SendOutcomeUnknownError,
+    # Of a broker that is no master: nothing on the stream was stored.
+    concerns_all=lambda failure: isinstance(failure, NotMasterError) and failure.outcome == "not_applied",
+    server_memory=_memory,
+)
