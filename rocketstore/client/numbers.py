@@ -168,13 +168,14 @@ class Numbers:
         for place, batch in enumerate(waiting):
             if batch.producer != name or batch.sequence < 0:
                 continue
-            if batch.sequence != expected:
+            if batch.sequence > expected:
                 for later in waiting[place:]:
                     if later.producer == name:
                         later.forget()
                 self._take_new_name()
                 return
-            expected += len(batch.left)
+            # If it is below: something behind it is stored, so an attempt at it that nobody answered was stored, too.
+            expected = max(expected, batch.sequence + len(batch.left))
         self._next = expected
 
     def _take_new_name(self) -> None:

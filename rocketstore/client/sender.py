@@ -217,11 +217,14 @@ class Sender:
                 self._open.begin()
                 self._backlog.append(self._open)
                 self._open = None
-            batch = self._backlog.popleft()
-            batch.sent_at = time.monotonic()
-            self._inflight.append(batch)
+            batch = self._backlog[0]
             if self._numbers is not None:
                 self._numbers.assign(batch)
+            if self._inflight and self._inflight[-1].producer != batch.producer:
+                break  # what is refused under one name does not keep another one's messages from being stored
+            self._backlog.popleft()
+            batch.sent_at = time.monotonic()
+            self._inflight.append(batch)
             try:
                 self._pipe.submit(
                     [batch.data[place] for place in batch.left],

@@ -88,6 +88,16 @@ def test_doubtful_numbers_stay_where_nothing_is_missing(numbers: Numbers, send: 
     ]
 
 
+def test_what_must_be_stored_because_something_behind_it_is_keeps_its_number(numbers: Numbers, send: Make) -> None:
+    """Case 2: a copy of it arrived late, after the retry was refused. Under another number it would be stored twice."""
+    store(numbers, send())
+    known_late = send(doubtful=True, error=NotMasterError(""))
+    store(numbers, send())
+    waiting = [known_late, send()]
+
+    assert number_again(numbers, *waiting, send()) == [("n0", 3, True), ("n0", 9, False), ("n0", 12, False)]
+
+
 def test_behind_a_certain_hole_nothing_is_doubtful(numbers: Numbers, send: Make) -> None:
     """Case 3: the numbers before it are never reached under this name."""
     store(numbers, send())

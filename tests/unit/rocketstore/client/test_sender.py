@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from queue import Queue
+from typing import cast
 
 import grpc
 import pytest
 
+from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, UnavailableError
 from rocketstore.client import Producer, SendFuture
+from rocketstore.client.batch import Encoded, SendOptions, Sent
 from rocketstore.client.errors import MessageRefusedError, SendOutcomeUnknownError
+from rocketstore.client.pipe import SendPipe
+from rocketstore.client.sender import Sender
 from rocketstore.message.message import Message
+from rocketstore.pb import broker_pb2 as pb
 from tests.support.fake_broker import Break, FakeBrokers, Refusal
 from tests.support.waiting import wait_until
 
@@ -309,3 +316,75 @@ def test_failed_attempts_are_told_of_also_if_they_are_repeated(brokers: FakeBrok
 
     assert [address for address, _ in told] == [brokers.nodes[0].address]
     assert "OS_PAGECACHE_BUSY" in told[0][1]
+
+
+class HandPipe:
+    """Keeps requests until the test answers them, or ends it."""
+
+    address = "a:1"
+    memory = ""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, int, Callable[[object], None]]] = []
+        self._open: set[int] = set()
+
+    def submit(
+        self, _messages: object, done: Callable[[object], None], *, producer: str = "", sequence: int = 0
+    ) -> None:
+        self._open.add(len(self.requests))
+        self.requests.append((producer, sequence, done))
+
+    def answer(self, place: int, answer: object) -> None:
+        """To the request that came as that one."""
+        self._open.remove(place)
+        self.requests[place][2](answer)
+
+    def is_told(self, _deadline: Deadline) -> bool:
+        return True
+
+    def close(self, why: str = "") -> None:
+        for place in sorted(self._open):
+            self.answer(place, SendOutcomeUnknownError(why))
+
+
+def test_nothing_goes_under_a_new_name_while_something_is_under_way_under_the_old_one() -> None:
+    """What the broker refuses under one name does not keep it from storing what follows under another one."""
+    pipes: Queue[HandPipe] = Queue()
+
+    def connect(_deadline: Deadline) -> SendPipe:
+        pipe = HandPipe()
+        pipes.put(pipe)
+        return cast(SendPipe, pipe)
+
+    def sent(pipe: HandPipe, count: int) -> None:
+        wait_until(lambda: len(pipe.requests) >= count, f"request {count} is sent")
+
+    stored = [pb.SendResult(status="PUT_OK", offset=1, queue_offset=1)]
+    refused = [pb.SendResult(status="MESSAGE_ILLEGAL", outcome="not_applied")]
+    unknown = SendOutcomeUnknownError("the stream ended")
+    options = SendOptions(batch_messages=1, timeout_s=20)
+    with Sender(connect, lambda _address, _error: None, lambda: None, options) as sender:
+        futures = [sender.add(Encoded(b"", Sent("orders", 0, "")))]
+        first = pipes.get(timeout=30)
+        sent(first, 1)
+        first.answer(0, stored)
+        futures += [sender.add(Encoded(b"", Sent("orders", 0, ""))) for _ in range(4)]
+        sent(first, 5)
+        for place, answer in ((1, unknown), (2, unknown), (3, refused), (4, unknown)):
+            first.answer(place, answer)
+        second = pipes.get(timeout=30)
+        sent(second, 1)
+        second.answer(0, stored)
+        sent(second, 2)
+
+        assert [(name, number) for name, number, _ in second.requests] == [
+            (first.requests[0][0], 1 + at) for at in (0, 1)
+        ]
+        second.answer(1, stored)
+        sent(second, 3)
+        assert second.requests[2][:2] != (first.requests[0][0], 4), (
+            "nothing can be stored behind the refused one's number"
+        )
+        second.answer(2, stored)
+
+    assert [type(future.exception()) for future in futures] == [type(None)] * 3 + [MessageRefusedError, type(None)]
