@@ -19,12 +19,15 @@ MUTANTS ?=
 TESTS ?= tests
 # one more than there are processors, for tests wait now and then
 WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) + 1)); echo $$((n < 8 ? n : 8)))
+# tests that share nothing, the longest first; more of them at a time, for more of them wait
+FAST_TESTS := tests/store tests/scenarios tests/contract tests/paper tests/unit
+FAST_WORKERS ?= $(shell n=$$((2 * $$(getconf _NPROCESSORS_ONLN))); echo $$((n < 8 ? n : 8)))
 DRILL ?= kill-leader
 DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto screenshots docs clean
+.PHONY: help install lock demo test test-fast coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -61,7 +64,10 @@ demo: $(STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_AR
 test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=4)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
-coverage: $(STAMP) ## The same with branch coverage, which takes longer
+test-fast: $(STAMP) ## What needs no processes of its own: two minutes, while you work (PYTEST_ARGS=-x)
+	$(BIN)/python -m pytest -n $(FAST_WORKERS) --dist worksteal $(PYTEST_ARGS) $(FAST_TESTS)
+
+coverage: $(STAMP) ## All tests with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*
 	@status=0; \
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS) || status=$$?; \

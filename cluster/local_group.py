@@ -389,11 +389,14 @@ def free_ports(count: int, *, companion: int = 0, taken: Collection[int] = ()) -
     share, shares = map(int, os.environ.get("LOCAL_PORTS", "0/1").split("/"))
     low = 10_000
     high = max(_ephemeral_start() - companion, low + 1000)
+    mine = range(low + (share - low) % shares, high, shares)
+    dice = random.SystemRandom()
     found: list[int] = []
     used = set(taken)
-    for port in random.SystemRandom().sample(range(low, high), min(high - low, 100 * count * shares)):
+    for _ in range(100 * count):
+        port = dice.choice(mine)
         wanted = {port, port + companion}
-        if port % shares != share or wanted & used or not all(map(_is_free, wanted)):
+        if wanted & used or not all(map(_is_free, wanted)):
             continue
         used |= wanted
         found.append(port)

@@ -24,10 +24,14 @@ PORT_SHARES = 8
 
 _failed = pytest.StashKey[bool]()
 
+EXAMPLES = 50
+"""Of each property whose test names no other number; times ``FUZZ``."""
+
 # How long an example takes says how busy the machine is. A change is judged by the examples of the change before;
 # whoever looks for new ones sets FUZZ.
 settings.register_profile(
     "any machine",
+    max_examples=EXAMPLES * int(os.environ.get("FUZZ", "1")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="FUZZ" not in os.environ,

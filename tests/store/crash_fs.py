@@ -166,7 +166,8 @@ def _disk(changes: list[Change], at: int, lost: set[int]) -> dict[Path, bytes]:
         elif change.kind == "unlink":
             names.pop(change.path, None)
     gone = {changes[number].path for number in lost if changes[number].kind == "mkdir"}
-    return {path: bytes(contents.get(inode, b"")) for path, inode in names.items() if gone.isdisjoint(path.parents)}
+    left = (path for path in names if not gone or gone.isdisjoint(path.parents))
+    return {path: bytes(contents.get(names[path], b"")) for path in left}
 
 
 class FailingFs(RealFileSystem):

@@ -8,7 +8,7 @@ opens by itself, and
 - nothing is there that was never put, no queue has a gap, the index finds what the queues hold;
 - numbering goes on, also of a deleted topic that comes again, and delayed delivery is noted of what was delivered only.
 
-By default every fifth crash is looked at, and all in which a file came, went or was renamed just before.
+By default every tenth crash is looked at, and all in which a file came, went or was renamed just before.
 """
 
 from __future__ import annotations

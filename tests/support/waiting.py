@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-POLL_S = 0.005
+POLL_S = 0.01
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0, *, poll_s: float = POLL_S) -> None:

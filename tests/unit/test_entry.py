@@ -21,7 +21,8 @@ ENTRY = [sys.executable, "-m", "cluster.entry"]
 def ended_by_signal_while_loading(word: str, number: signal.Signals) -> int:
     """The exit code of ``dledger WORD`` when a signal comes while the command is being imported."""
     script = (
-        "import os, sys, importlib.abc\n"
+        "import os, signal, sys, importlib.abc\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever runs the tests may ignore it
         "class AtImport(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'cluster.cli':\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.access.replay import SPAN, ReplayWindow, TooManySessionsError
@@ -32,7 +32,6 @@ def test_what_is_too_far_behind_is_refused() -> None:
     assert not window.take("key", "s", 5, 0, 0)
 
 
-@settings(max_examples=200)
 @given(st.lists(st.integers(0, 3 * SPAN), max_size=60))
 def test_nothing_is_taken_twice(numbers: list[int]) -> None:
     """Against a plain set that forgets nothing."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.types import NOOP_CHANNEL, Magic
@@ -77,7 +77,6 @@ def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:  # Any: the values of 
     return rows
 
 
-@settings(deadline=None, max_examples=150)
 @given(items=ITEMS, base=st.integers(0, 1 << 40))
 def test_every_column_is_what_the_stores_codec_reads(items: list[tuple[object, object]], base: int) -> None:
     """All columns of messages between NOOPs of every kind (with and without bodies), IPv4 and IPv6 hosts mixed."""
@@ -91,7 +90,6 @@ def test_every_column_is_what_the_stores_codec_reads(items: list[tuple[object, o
     assert plain(batch) == [{name: row[name] for name in COLUMN_NAMES} for row in entry_rows(stretch, "s")]
 
 
-@settings(deadline=None, max_examples=60)
 @given(items=st.lists(st.tuples(messages(), I64), max_size=10), base=st.integers(0, 1 << 40))
 def test_messages_of_a_plain_log_have_no_index_and_no_term(items: list[tuple[Message, int]], base: int) -> None:
     """Records without entry headers, ended by a blank; found by walking."""
@@ -115,7 +113,6 @@ def _plain(base: int = 0) -> DecodeContext:
     return DecodeContext(framing="plain", base=base)
 
 
-@settings(deadline=None, max_examples=60)
 @given(items=ITEMS, cut=st.integers(1, 200))
 def test_a_walk_ends_before_a_record_that_is_cut_off(items: list[tuple[object, object]], cut: int) -> None:
     """A torn tail is told apart from the end, and nothing of it is a record."""
@@ -128,7 +125,6 @@ def test_a_walk_ends_before_a_record_that_is_cut_off(items: list[tuple[object, o
     assert (found.kind, found.end) == (WalkEnd.CUT, stretch.starts[-1])
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     topics=st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5),
     properties=st.lists(st.binary(max_size=30), min_size=5, max_size=5),

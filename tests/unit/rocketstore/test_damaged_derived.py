@@ -194,7 +194,7 @@ def damage(root: Path, random: Random) -> None:
 
 def healed(bench: Bench) -> None:
     """No answer is wrong, and soon none is refused."""
-    wait_until(lambda: not bench.problems(), "everything can be read again")
+    wait_until(lambda: not bench.problems(), "everything can be read again", poll_s=0.1)
 
 
 def unit_at(root: Path, queue: int, number: int) -> tuple[Path, int]:

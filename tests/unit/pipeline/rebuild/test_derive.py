@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.decode import DecodeContext
@@ -57,7 +57,6 @@ def expected_keys(heads: Sequence[RecordHead]) -> Iterator[tuple[int, int, int]]
         yield value, heads[owner].offset, heads[owner].store_timestamp
 
 
-@settings(deadline=None, max_examples=200)
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=12), base=st.integers(0, 1 << 40))
 def test_keys_and_units_are_the_brokers_for_any_messages(messages: list[Message], base: int) -> None:
     """Any bytes as properties, every transaction state, IPv6 hosts, delayed messages."""
@@ -73,7 +72,6 @@ def test_keys_and_units_are_the_brokers_for_any_messages(messages: list[Message]
     assert [columns.topics[number].decode() for number in columns.topic] == [head.topic for head in placed]
 
 
-@settings(deadline=None, max_examples=100)
 @given(messages=st.lists(MESSAGES, max_size=12), limit=st.integers(1, 60))
 def test_pieces_are_all_records_with_few_properties_each(messages: list[Message], limit: int) -> None:
     """What memory the keys of a piece may take is bounded, however long properties are."""
