@@ -21,6 +21,7 @@ from typing import Final
 
 import docker
 import requests
+import tenacity
 from docker.models.containers import Container
 from docker.models.networks import Network
 from docker.types import IPAMConfig, IPAMPool
@@ -37,6 +38,9 @@ USER_ID: Final = 10001
 """The image's user, who must be able to write to the volume."""
 LABEL: Final = "dledger.drill"
 READY_TIMEOUT_S: Final = 60.0
+FREEZER_GAVE_UP: Final = "unable to freeze"
+"""What the engine says then."""
+FREEZE_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 30
 FILLER: Final = "/data/.drill-filler"
 _FIRST_HOST: Final = 10
@@ -206,9 +210,15 @@ class ContainerTarget:
             self._at_once(lambda node: self._containers[node].start(), nodes)
 
     def pause(self, node: NodeId) -> None:
-        """By the kernel's freezer."""
+        """By the kernel's freezer, which gives up on a busy machine: then it is asked again."""
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: FREEZER_GAVE_UP in str(error)),
+            stop=tenacity.stop_after_delay(FREEZE_TIMEOUT_S),
+            wait=tenacity.wait_fixed(0.1),
+            reraise=True,
+        )
         with _told():
-            self._containers[node].pause()
+            again(self._containers[node].pause)
 
     def resume(self, node: NodeId) -> None:
         """Thaw it."""

@@ -144,7 +144,7 @@ def test_a_captured_request_is_worth_nothing_after_a_restart(secured: SecuredGro
 
 def test_a_client_goes_on_when_its_node_restarts(secured: SecuredGroup) -> None:
     """Its requests are signed anew, for the new process; streams are opened again."""
-    with closing(secured.client(15, security=ALICE)) as client:
+    with closing(secured.client(60, security=ALICE)) as client:
         client.append(b"before")
         leader = secured.leader()
         secured.stop(leader)

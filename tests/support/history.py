@@ -15,6 +15,7 @@ The rules (a *value* is the body of an append; every append of a history has its
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +44,11 @@ class AppendOp:
     outcome: Outcome
     index: int | None = None
     error: str = ""
+
+
+def longest_gap_s(ends: Iterable[float]) -> float:
+    """The longest time between two acknowledgements that followed each other; ``ends``: when they came."""
+    return max(second - first for first, second in itertools.pairwise(sorted(ends)))
 
 
 @dataclass(frozen=True, slots=True)

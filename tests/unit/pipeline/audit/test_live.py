@@ -120,6 +120,7 @@ def test_what_a_member_says_of_itself_is_told(audited: Audited) -> None:
     wait_until(lambda: bool(audited.group.nodes[1].conditions.now()), "it knows", 20)
 
     (told,) = said(audited.client, before)
+    (told_again,) = said(audited.client, look(audited.client))
 
     assert told.startswith("n1 says of itself: damaged: damaged at offset")
-    assert said(audited.client, look(audited.client)) == (told,)
+    assert told_again.startswith(told), "by then it may say that nobody can repair it"

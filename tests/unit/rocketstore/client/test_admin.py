@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from dledger.client import shared
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client import Admin, BrokerStatus, TopicInfo
 from rocketstore.client.errors import BadAnswerError, NotFoundError, StoreFailedError
@@ -177,9 +178,14 @@ def test_a_passing_failure_is_repeated(admin: Admin, brokers: FakeBrokers) -> No
     ],
 )
 def test_a_lasting_failure_is_a_typed_error(
-    brokers: FakeBrokers, code: grpc.StatusCode, told: dict[str, str], kind: type[DLedgerError]
+    brokers: FakeBrokers,
+    code: grpc.StatusCode,
+    told: dict[str, str],
+    kind: type[DLedgerError],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Raised at once, or at the deadline."""
+    monkeypatch.setattr(shared, "RETRY_WAIT_S_MIN", 0.5)  # no attempt has less than that to be answered in
     fail(brokers, "PutTopic", code, 99, **told)
 
     with Admin(brokers.addresses, timeout_s=1.5) as admin, pytest.raises(kind):
