@@ -105,7 +105,7 @@ def test_only_the_deadline_leaves_an_outcome_unknown(client: DLedgerClient, grou
     client.append(b"a")
     group.nodes[0].fail_appends = [TermChangedError("lost")] * 100
 
-    with pytest.raises(RequestTimeoutError, match="whether it was stored within 0.3 s: ") as caught:
+    with pytest.raises(RequestTimeoutError, match=r"whether it was stored within 0\.3 s: ") as caught:
         client.append(b"b", timeout_s=0.3)
     group.nodes[0].fail_appends = []  # the last attempt may come only now
 
