@@ -129,7 +129,11 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
 
 
 def _of_the_client() -> set[str]:
-    return {one.name for one in threading.enumerate() if one.name.startswith(("rocketstore-send", "dledger-append"))}
+    return {
+        one.name
+        for one in threading.enumerate()
+        if one.name.startswith(("rocketstore-sender", "dledger-send-", "dledger-appender", "dledger-client"))
+    }
 
 
 def test_the_names_of_all_other_threads_stand_in_the_code() -> None:
