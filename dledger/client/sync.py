@@ -186,7 +186,7 @@ class DLedgerClient:
 
     def _sender(self, numbering: Numbering | None) -> Sender[None, AppendResult]:
         options = replace(DIRECT, timeout_ms=self.timeout_s * 1000.0)
-        return Sender(self._links, Window(options, RULES, numbering), "dledger-client")
+        return Sender(self._links, Window(options, RULES, numbering), "dledger-appends")
 
     def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
         """The number of the next entry of a producer; 0 if the group does not know it. All before it is committed.

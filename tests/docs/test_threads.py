@@ -132,7 +132,7 @@ def _of_the_client() -> set[str]:
     return {
         one.name
         for one in threading.enumerate()
-        if one.name.startswith(("rocketstore-sender", "dledger-send-", "dledger-appender", "dledger-client"))
+        if one.name.startswith(("rocketstore-sender", "dledger-send-", "dledger-append"))
     }
 
 
