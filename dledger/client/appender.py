@@ -86,7 +86,7 @@ class Appender:
 
     def append(self, body: bytes) -> AppendFuture:
         """Queue one entry. Raises ``PendingFullError`` if too much waits for too long (nothing was queued)."""
-        return SentItem(*self._sender.add(body))
+        return SentItem(*self._sender.put(body))
 
     def append_many(self, bodies: Sequence[bytes]) -> AppendManyFuture:
         """Queue many entries, in order, for much less than ``append`` costs each.

@@ -97,6 +97,17 @@ class Sender(Generic[ItemT, ResultT]):
                 self._go_on()
         return batch, place
 
+    def put(self, payload: bytes) -> tuple[Batch[ItemT, ResultT], int]:
+        """As ``add``, cheaply: for what goes without a number of the application's, an item or its own time-out."""
+        window = self._window
+        with self._lock:
+            batch, place = window.open, window.put(payload)
+            if batch is not None and place >= 0:
+                if window.open is None:
+                    self._go_on()
+                return batch, place
+        return self.add(payload)
+
     def add_many(
         self, payloads: Sequence[bytes], *, items: Sequence[ItemT] = (), sequence: int | None = None
     ) -> list[tuple[Batch[ItemT, ResultT], int, int]]:

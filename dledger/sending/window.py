@@ -166,6 +166,21 @@ class Window(Generic[ItemT, ResultT]):
         elif sequence is not None:
             raise InvalidRequestError("there are numbers only with enable_idempotence")
 
+    def put(self, payload: bytes) -> int:
+        """Take an item into the open batch, cheaply; gives its place, or -1 if none is open or too much waits."""
+        batch = self.open
+        if batch is None or self.pending_bytes >= self.options.pending_bytes_max:
+            return -1
+        payloads = batch.payloads
+        place = len(payloads)
+        payloads.append(payload)
+        cost = len(payload) + ITEM_OVERHEAD_BYTES
+        self.pending_bytes += cost
+        size = batch.size = batch.size + cost
+        if size >= self.options.batch_bytes or place + 1 >= self.options.batch_items:
+            self.seal()
+        return place
+
     def add(
         self,
         payload: bytes,
@@ -179,16 +194,11 @@ class Window(Generic[ItemT, ResultT]):
         batch = self.open
         if batch is None or (timeout_ms is not None and timeout_ms != batch.timeout_ms):
             batch = self._begin(now_ms, sequence, timeout_ms)
-        payloads = batch.payloads
-        place = len(payloads)
-        payloads.append(payload)
         if item is not None:
             batch.items.append(item)
-        cost = len(payload) + ITEM_OVERHEAD_BYTES
-        self.pending_bytes += cost
-        size = batch.size = batch.size + cost
-        if size >= self.options.batch_bytes or place + 1 >= self.options.batch_items:
-            self.seal()
+        place = len(batch.payloads)
+        batch.payloads.append(payload)
+        self._count(batch, len(payload) + ITEM_OVERHEAD_BYTES)
         return batch, place
 
     def add_some(
@@ -212,11 +222,14 @@ class Window(Generic[ItemT, ResultT]):
         count = min(bisect_left(sizes, options.batch_bytes - batch.size) + 1, len(chunk))
         batch.payloads += chunk[:count]
         batch.items += items[start : start + count]
-        self.pending_bytes += sizes[count - 1]
-        size = batch.size = batch.size + sizes[count - 1]
-        if size >= options.batch_bytes or place + count >= options.batch_items:
-            self.seal()
+        self._count(batch, sizes[count - 1])
         return batch, place, count
+
+    def _count(self, batch: Batch[ItemT, ResultT], cost: int) -> None:
+        self.pending_bytes += cost
+        batch.size += cost
+        if batch.size >= self.options.batch_bytes or len(batch.payloads) >= self.options.batch_items:
+            self.seal()
 
     def add_whole(
         self,
