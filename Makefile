@@ -64,7 +64,7 @@ demo: $(STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_AR
 test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=4)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
-test-fast: $(STAMP) ## What needs no processes of its own: two minutes, while you work (PYTEST_ARGS=-x)
+test-fast: $(STAMP) ## Units, scenarios, contract, store and paper: two minutes, while you work (PYTEST_ARGS=-x)
 	$(BIN)/python -m pytest -n $(FAST_WORKERS) --dist worksteal $(PYTEST_ARGS) $(FAST_TESTS)
 
 coverage: $(STAMP) ## All tests with branch coverage, which takes longer

@@ -39,7 +39,7 @@ USER_ID: Final = 10001
 LABEL: Final = "dledger.drill"
 READY_TIMEOUT_S: Final = 60.0
 FREEZER_GAVE_UP: Final = "unable to freeze"
-"""What the engine says then."""
+"""What the engine says when the kernel has not frozen a container in time."""
 FREEZE_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 30
 FILLER: Final = "/data/.drill-filler"

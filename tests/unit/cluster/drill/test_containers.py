@@ -1,0 +1,44 @@
+"""What a drill asks of Docker, without Docker."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import docker.errors
+import pytest
+
+from cluster.drill.containers import FREEZER_GAVE_UP, ContainerTarget
+from cluster.drill.target import DrillError
+from dledger.types import NodeId
+
+N0 = NodeId("n0")
+
+
+def target_with(*answers: Exception | None) -> tuple[ContainerTarget, Any]:  # Any: a mock
+    """A target whose one container answers so when it is asked to pause."""
+    container = Mock()
+    container.pause.side_effect = answers
+    target = ContainerTarget(Mock(), "image", size=1)
+    target._containers = {N0: container}
+    return target, container
+
+
+def test_a_freezer_that_gives_up_is_asked_again() -> None:
+    """The kernel of a busy machine may not freeze a container in time."""
+    gave_up = docker.errors.APIError(f"OCI runtime pause failed: {FREEZER_GAVE_UP}: unknown")
+    target, container = target_with(gave_up, gave_up, None)
+
+    target.pause(N0)
+
+    assert container.pause.call_count == 3
+
+
+def test_any_other_error_is_told_at_once() -> None:
+    """Asking again would not help."""
+    target, container = target_with(docker.errors.APIError("no such container"))
+
+    with pytest.raises(DrillError, match="no such container"):
+        target.pause(N0)
+
+    assert container.pause.call_count == 1
