@@ -17,7 +17,24 @@ from rocketstore.role_change import BrokerRoleChange
 from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.types import BrokerRole
+from tests.sim_store.model import Model
 from tests.sim_store.threads import Clock, Group, Scheduler
+
+
+class WatchedSchedule(ScheduleService):
+    """Tells the model where the log begins when messages are passed over: what lies further on must be delivered."""
+
+    def __init__(
+        self, store: MessageStore, state: BrokerState, delays: DelayLevels, clock: Clock, model: Model
+    ) -> None:
+        super().__init__(store, state, delays, clock)
+        self._log = store.log
+        self._model = model
+
+    def skip(self, level: int, offset: int, why: str) -> None:
+        """As it is, and noted."""
+        super().skip(level, offset, why)
+        self._model.passed_over_to = max(self._model.passed_over_to, self._log.min_offset)
 
 
 @dataclass(eq=False)
@@ -92,6 +109,7 @@ class MemberBroker:
         config: MessageStoreConfig,
         settings: StateSettings,
         clock: Clock,
+        model: Model,
         *,
         repair: bool = False,
     ) -> MemberBroker:
@@ -101,7 +119,7 @@ class MemberBroker:
         log = ReplicatedCommitLog(node, config, clock=clock)
         store = MessageStore(config, log, clock=clock, fs=fs, conditions=node.conditions)
         state = BrokerState(store, config.config_dir, clock=clock, fs=fs, settings=settings, conditions=node.conditions)
-        schedule = ScheduleService(store, state, DelayLevels.parse(config.message_delay_level), clock)
+        schedule = WatchedSchedule(store, state, DelayLevels.parse(config.message_delay_level), clock, model)
         name = node_config.node_id
         roles = BrokerRoleChange(node, log, store, state, schedule, name=name, listener=lambda _role: state.wake())
         node.add_role_change_handler(roles)

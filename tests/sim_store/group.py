@@ -54,6 +54,8 @@ class Member:
         self.back_at_us = 0
         """When it comes back, while it is down."""
         self.snapshot: tuple[dict[Path, bytes], set[Path]] | None = None
+        self.serving = False
+        """Whether its broker has said that it serves: a client that asked it itself would wait for ever if it died."""
 
     @property
     def up(self) -> bool:
@@ -74,9 +76,13 @@ class Member:
 
         def run() -> None:
             store = in_group(world.options, self.disk.root / "store")
-            broker = MemberBroker.make(group, config, store, world.options.state, Clock(world.scheduler), repair=repair)
+            clock, model = Clock(world.scheduler), world.model
+            broker = MemberBroker.make(group, config, store, world.options.state, clock, model, repair=repair)
             broker.start()
             self.broker = broker
+            while not broker.serves:
+                world.scheduler.sleep_us(5_000)
+            self.serving = True
 
         world.scheduler.spawn(f"{self.name}-main", run, group)
 
@@ -84,7 +90,7 @@ class Member:
         """The process ends here and now."""
         if self.broker is not None:
             self.expired_to = max(self.expired_to, self.broker.store.log.min_offset)
-        group, self.group, self.broker = self.group, None, None
+        group, self.group, self.broker, self.serving = self.group, None, None, False
         if group is None:
             return
         world = self.world
@@ -171,7 +177,7 @@ class GroupSimulation(World):
         masters = [one for one in self.members if one.broker is not None and one.broker.is_master]
         if masters and dice.random() < 0.85:
             return masters[int(dice.random() * len(masters))]
-        serving = [one for one in self.members if one.broker is not None and one.broker.serves]
+        serving = [one for one in self.members if one.serving and one.broker is not None and not one.broker.node.fenced]
         return serving[int(dice.random() * len(serving))] if serving else None
 
     def _do(self, member: Member, broker: MemberBroker, group: Group, name: str) -> None:

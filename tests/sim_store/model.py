@@ -84,6 +84,8 @@ class Model:
     """The furthest that a consumer's offset was ever wanted."""
     deleted: dict[str, int] = field(default_factory=dict)
     """Topic to the log's end when it was last deleted: what lies before need not be in a queue any more."""
+    passed_over_to: int = 0
+    """A master passed over delayed messages that its log no longer had: up to here at most, where it began then."""
     acked: int = 0
     lost: int = 0
     on_acked: Callable[[], None] = lambda: None
@@ -233,13 +235,14 @@ class Model:
         ]  # fmt: skip
 
     def undelivered(self, log_begin: int) -> Iterable[Sent]:
-        """Delayed messages that the log still has and that nobody has seen in their queue."""
+        """Delayed messages that nobody has seen in their queue, of those that this log and every master had."""
+        begin = max(log_begin, self.passed_over_to)
         return [
             sent
             for sent in self.sent.values()
             if sent.level
             and sent.outcome == "acked"
             and not sent.delivered
-            and sent.position >= log_begin
+            and sent.position >= begin
             and sent.untouched
         ]

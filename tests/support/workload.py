@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import threading
 import time
@@ -71,6 +72,7 @@ class Workload:
         if kind is None:
             alive = [thread.name for thread in self._threads if thread.is_alive()]
             if alive:
+                faulthandler.dump_traceback(2)  # what they wait for cannot be found out afterwards
                 raise AssertionError(f"these clients hang: {alive}")
             for failure in self._failures:
                 raise failure
