@@ -14,7 +14,7 @@ from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
 from dledger.sending.batch import Answer, Batch, ItemT, ResultT
 from dledger.sending.futures import NO_OUTCOME, SentItem
-from dledger.sending.stream import Wire
+from dledger.sending.stream import LAST_WORD_S, Wire
 from dledger.sending.window import NEVER, Window, Wish
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
@@ -128,11 +128,14 @@ class AsyncStream(Generic[ItemT, ResultT]):
         return None
 
     async def close(self, why: str = "") -> None:
-        """End the stream; what still waits gets its outcome, and ``why``."""
+        """End the stream; what still waits gets its outcome, and ``why``, before this returns."""
         self._closed_because = self._closed_because or why
         self._call.cancel()
         if self._reader is not None:
-            await asyncio.wait((self._reader,))
+            _, silent = await asyncio.wait((self._reader,), timeout=LAST_WORD_S)
+            if silent:
+                self._reader.cancel()
+                await asyncio.wait((self._reader,))
 
     async def _outgoing(self) -> AsyncIterator[bytes]:
         while True:

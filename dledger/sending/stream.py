@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 import grpc
 
@@ -19,6 +19,9 @@ from dledger.records import record
 from dledger.sending.batch import Answer, Batch, ItemT, ResultT
 
 Metadata = tuple[tuple[str, str | bytes], ...]
+LAST_WORD_S: Final = 1.0
+"""How long gRPC has to say why a call is over. Rarely it never does: its wait for the metadata of a call that ended has
+no end then."""
 
 
 @record(frozen=True, slots=True)
@@ -53,8 +56,8 @@ class Wire(Generic[ItemT, ResultT]):
 class Stream(Generic[ItemT, ResultT]):
     """Opens in the constructor. Raises ``UnavailableError`` (not applied) if that fails before ``timeout_s`` is over.
 
-    ``on_answer`` is called once for each batch that was submitted, and ``on_end`` after the last of them, on the
-    stream's thread.
+    ``on_answer`` is called once for each batch that was submitted, and ``on_end`` after the last of them: on the
+    stream's thread, or by ``close`` where that thread still waits for gRPC's last word.
     """
 
     def __init__(
@@ -77,15 +80,14 @@ class Stream(Generic[ItemT, ResultT]):
         self._handed = 0  # the number of the last request that gRPC has
         self._broken: DLedgerError | None = None
         self._closed_because = ""
+        self._telling = threading.RLock()  # held while outcomes are told, so that the end comes last
+        self._has_ended = False
         self._established = threading.Event()  # or it failed
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._call = open_call(self._outgoing())
         self._thread = threading.Thread(target=self._read, name=f"dledger-send-{address}", daemon=True)
         self._thread.start()
-        if not self._established.wait(timeout_s):
-            self.close()
-            raise UnavailableError(f"{address} did not accept a stream within {timeout_s:g} s")
-        if (failure := self.broken) is not None:
+        if (failure := self._why_refused(timeout_s)) is not None:
             self.close()
             raise failure
 
@@ -106,13 +108,25 @@ class Stream(Generic[ItemT, ResultT]):
             return None
 
     def close(self, why: str = "") -> None:
-        """End the stream; what still waits gets its outcome, and ``why``. Joins the thread unless called on it."""
+        """End the stream; what still waits gets its outcome, and ``why``, before this returns."""
         with self._lock:
-            self._closed_because = self._closed_because or why
+            why = self._closed_because = self._closed_because or why
         self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
         self._requests.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(LAST_WORD_S)
+            self._end(UnavailableError(why or f"the stream to {self.address} was closed"))
+
+    def _why_refused(self, timeout_s: float) -> DLedgerError | None:
+        """Wait until the server has accepted the stream; gives why it did not."""
+        if not self._call.add_callback(self._established.set):
+            self._established.set()  # it is over
+        if not self._established.wait(timeout_s):
+            return UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s")
+        if self._call.is_active():
+            return None
+        self._thread.join(LAST_WORD_S)
+        return self.broken or UnavailableError(f"{self.address} ended the stream")
 
     def _outgoing(self) -> Iterator[bytes]:
         """On gRPC's thread."""
@@ -141,24 +155,30 @@ class Stream(Generic[ItemT, ResultT]):
         except DLedgerError as error:  # garbage
             failure, failure.outcome = error, "unknown"
         finally:
-            self._fail(failure)
+            self._end(failure)
 
     def _take(self, data: bytes) -> None:
         number, answer = self._wire.decode(data, self.address)
-        with self._lock:
-            batch = self._pending.pop(number, None)
-        if batch is None:
-            raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
-        self._on_answer(self, batch, answer)
+        with self._telling:
+            with self._lock:
+                batch = self._pending.pop(number, None)
+            if batch is None:
+                raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
+            self._on_answer(self, batch, answer)
 
-    def _fail(self, failure: DLedgerError) -> None:
-        with self._lock:
-            self._broken = failure
-            pending, self._pending = self._pending, {}
-            handed = self._handed
-        self._established.set()
-        self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
-        self._requests.put(None)
-        for number, batch in pending.items():
-            self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= handed))
-        self._on_end(self)
+    def _end(self, failure: DLedgerError) -> None:
+        """Tell what became of everything that has no answer; once."""
+        with self._telling:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            with self._lock:
+                self._broken = failure
+                pending, self._pending = self._pending, {}
+                handed = self._handed
+            self._established.set()
+            self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+            self._requests.put(None)
+            for number, batch in pending.items():
+                self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= handed))
+            self._on_end(self)

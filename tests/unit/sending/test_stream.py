@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -10,7 +12,7 @@ import grpc
 import pytest
 
 from dledger.client.appends import AppendBatch, wire_of
-from dledger.errors import DLedgerError, RequestTimeoutError
+from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
 from dledger.sending.batch import Batch
 from dledger.sending.stream import Stream
@@ -74,3 +76,100 @@ def test_what_was_sent_on_a_stream_that_is_refused_later_has_an_unknown_outcome(
     assert {one.outcome for one in outcomes if isinstance(one, DLedgerError)} == {"unknown"}
     assert refusal is not None
     assert refusal.outcome == "not_applied"
+
+
+class SilentCall(grpc.RpcError):
+    """A call of which gRPC owes its last word: nothing that waits for it ever returns, whatever becomes of the call."""
+
+    def __init__(self, *, accepted: bool, over: bool) -> None:
+        self._accepted = accepted
+        self._over = over
+        self.spoken = threading.Event()
+        self.requests: Iterator[bytes] = iter(())
+
+    def __call__(self, requests: Iterator[bytes]) -> SilentCall:
+        self.requests = requests
+        return self
+
+    def __iter__(self) -> SilentCall:
+        return self
+
+    def __next__(self) -> bytes:
+        self.spoken.wait()
+        raise self
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        if self._over:
+            callback()
+        return True
+
+    def initial_metadata(self) -> tuple[()]:
+        if not self._accepted:
+            self.spoken.wait()
+        return ()
+
+    def is_active(self) -> bool:
+        return not self._over
+
+    def cancel(self) -> None:
+        self._over = True
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.CANCELLED
+
+    def details(self) -> str:
+        return "at last"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+@pytest.fixture
+def _short_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dledger.sending.stream.LAST_WORD_S", 0.05)
+
+
+@pytest.mark.usefixtures("_short_last_word")
+@pytest.mark.parametrize("over", [False, True])
+def test_a_call_whose_metadata_grpc_never_tells_is_given_up(over: bool) -> None:
+    """One that is over at once: long before the time is."""
+    call = SilentCall(accepted=False, over=over)
+    ended: list[object] = []
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="ended the stream" if over else "did not accept a stream") as refused:
+        Stream(call, "n1:1", wire_of("default"), lambda *_: None, ended.append, 30.0 if over else 0.05)  # type: ignore[arg-type]
+
+    assert refused.value.outcome == "not_applied"
+    assert time.monotonic() - began < 15
+    assert len(ended) == 1
+    call.spoken.set()
+
+
+@pytest.mark.usefixtures("_short_last_word")
+def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_over() -> None:
+    """Once: what gRPC says later changes nothing."""
+    call = SilentCall(accepted=True, over=False)
+    told: list[str] = []
+    stream = Stream(
+        call,  # type: ignore[arg-type]
+        "n1:1",
+        wire_of("default"),
+        lambda _stream, _batch, answer: told.append(f"{type(answer).__name__}: {answer}"),
+        lambda _stream: told.append("end"),
+        10.0,
+    )
+    assert stream.submit(one_entry()) is None
+    next(call.requests)  # gRPC has it
+    assert stream.submit(one_entry()) is None
+    stream.close("another node leads")
+
+    lost, unsent, end = told
+    assert lost.startswith("RequestTimeoutError")
+    assert unsent.startswith("UnavailableError")
+    assert "another node leads" in lost
+    assert end == "end"
+    call.spoken.set()
+    stream._thread.join(10)
+    assert not stream._thread.is_alive()
+    assert told == [lost, unsent, end]
+    assert stream.submit(one_entry()) is not None
