@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -14,21 +15,24 @@ import tenacity
 
 from dledger.client.appender import AppenderOptions, AsyncAppender
 from dledger.client.appends import DIRECT, RULES, wire_of
-from dledger.client.security import ChannelMaker, ClientSecurity
-from dledger.client.shared import (
+from dledger.client.discovery import (
     DISCOVERY_TIMEOUT_S,
     LOOK_TIMEOUT_S,
+    Directory,
+    Search,
+    parse_addresses,
+    report_of_node,
+)
+from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     AppendResult,
     Deadline,
-    Directory,
-    Search,
     is_elsewhere,
     is_retried,
     is_retried_read,
     members_by_id,
-    parse_addresses,
     partly_appended,
     retry_options,
     rpc_failure,
@@ -51,7 +55,7 @@ from dledger.sending.aio import (
 )
 from dledger.sending.numbering import Numbering
 from dledger.sending.window import Window
-from dledger.types import Entry, LogIndex, NodeId, Role
+from dledger.types import Entry, LogIndex, NodeId
 
 _T = TypeVar("_T")
 
@@ -76,10 +80,10 @@ class AsyncDLedgerClient:
         self._old_channels: list[grpc.aio.Channel] = []  # made with certificates that were replaced since
         self._tls_version = 0
         self._closed = False
-        self._search: asyncio.Task[Search] | None = None
+        self._search: asyncio.Task[str] | None = None
         self._idempotent = enable_idempotence
         self._wire = wire_of(group)
-        self._links = AsyncLinks(self._open_stream, self._find_leader, self._directory.note_failure)
+        self._links = AsyncLinks(self._open_stream, self._look, self._directory.note_failure)
         self._direct: AsyncSender[None, AppendResult] | None = None
 
     async def __aenter__(self) -> AsyncDLedgerClient:
@@ -327,13 +331,12 @@ class AsyncDLedgerClient:
 
         return await policy(again)
 
-    async def _find_leader(self) -> str | None:
-        """As ``DLedgerClient._find_leader``."""
-        present = self._directory.leader
-        async for address, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
-            if address != present and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
-                self._directory.learn(address, answer)
-                break
+    async def _look(self) -> str | None:
+        """As ``Seeker.look``."""
+        search = Search(self._directory, doubting=True)
+        with suppress(DLedgerError):  # nobody answers, or the client is closed
+            if not await self._ask(search, Deadline(LOOK_TIMEOUT_S)):
+                search.conclude()
         return self._directory.leader
 
     async def _open_stream(
@@ -365,19 +368,27 @@ class AsyncDLedgerClient:
         searching = self._search  # one for all who wait: thousands of appends may
         await asyncio.wait((searching,), timeout=deadline.remaining_s)
         if not searching.done() or searching.cancelled():
-            raise UnavailableError(f"no leader found within {deadline.timeout_s} s")
-        search = searching.result()
-        return search.found or search.conclude()
+            raise UnavailableError(f"no leader found within {deadline.timeout_s:g} s")
+        return searching.result()
 
-    async def _searched(self) -> Search:
+    async def _searched(self) -> str:
         search = Search(self._directory)
-        async for address, answer in self._ask_all(self._directory.addresses, Deadline(DISCOVERY_TIMEOUT_S)):
-            if search.take(address, answer) is not None:
-                break
-        return search
+        settled = await self._ask(search, Deadline(DISCOVERY_TIMEOUT_S))
+        found = self._directory.leader if settled else search.conclude()
+        if found is None:
+            raise search.failure("no server leads at present")
+        return found
+
+    async def _ask(self, search: Search, deadline: Deadline) -> bool:
+        while addresses := search.whom_to_ask():
+            async with aclosing(self._ask_all(addresses, deadline)) as answers:
+                async for address, answer in answers:
+                    if search.take(address, answer if isinstance(answer, DLedgerError) else report_of_node(answer)):
+                        return True
+        return False
 
     async def _ask_all(
-        self, addresses: Sequence[str], deadline: Deadline
+        self, addresses: Collection[str], deadline: Deadline
     ) -> AsyncGenerator[tuple[str, NodeStatus | DLedgerError], None]:
         async def ask(address: str) -> tuple[str, NodeStatus | DLedgerError]:
             try:
@@ -396,7 +407,7 @@ class AsyncDLedgerClient:
     async def _status_of(self, address: str, deadline: Deadline) -> NodeStatus:
         request = codec.encode_metadata_request(self.group)
         status = codec.decode_metadata(await self._call("Metadata", address, request, deadline))
-        self._directory.learn(address, status)
+        self._directory.learn(address, report_of_node(status))
         return status
 
     async def _call(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 
+from dledger.client.channels import Channels
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, Seeker, report_of_node
 from dledger.client.shared import (
-    DISCOVERY_TIMEOUT_S,
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     Deadline,
-    Directory,
     is_retried_read,
     rpc_failure,
 )
@@ -73,30 +73,28 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ClientContext:
     """What a client lends to its large reads."""
 
     group: str
     directory: Directory
-    closing: threading.Event
-    channel: Callable[[str], grpc.Channel]
-    leader: Callable[[Deadline], str]
-    ask_all: Callable[[Sequence[str], Deadline], Iterator[tuple[str, NodeStatus | DLedgerError]]]
-    call: Callable[[str, str, bytes, Deadline], bytes]
+    channels: Channels
+    seeker: Seeker[NodeStatus]
+    ask_all: Callable[[Collection[str], Deadline], Iterator[tuple[str, NodeStatus | DLedgerError]]]
     diagnose: Callable[[DLedgerError, str], DLedgerError]
 
 
 class BulkReads:
     """One client's large reads. Thread-safe; an iterator is for one thread at a time."""
 
-    def __init__(self, ways: Ways) -> None:
-        self._ways = ways
+    def __init__(self, client: ClientContext) -> None:
+        self._client = client
         self._random = random.Random()  # spreads load
 
     def fetch(self, request: codec.FetchLog, target: Target) -> Iterator[LogChunk]:
         """See ``DLedgerClient.fetch_log``."""
         next_index, end, got = request.first_index, request.end_index, 0
-        patience = _Patience(self._ways.closing, target.timeout_s)
+        patience = _Patience(self._client.channels.closing, target.timeout_s)
         while True:
             left = request.max_bytes and request.max_bytes - got
             wanted = codec.FetchLog(request.group, next_index, end, left, request.chunk_bytes)
@@ -107,7 +105,7 @@ class BulkReads:
                         end = end or LogIndex(chunk.committed_index + 1)
                         if chunk.count:
                             yield chunk
-                            patience = _Patience(self._ways.closing, target.timeout_s)
+                            patience = _Patience(self._client.channels.closing, target.timeout_s)
                         next_index = chunk.end_index
                         got += len(chunk.data)
                         if next_index >= end or 0 < request.max_bytes <= got:
@@ -121,7 +119,7 @@ class BulkReads:
         """See ``DLedgerClient.block_digests``."""
         position, end = request.from_position, request.end_position
         block_bytes = request.block_bytes or codec.BLOCK_BYTES_DEFAULT
-        patience = _Patience(self._ways.closing, target.timeout_s)
+        patience = _Patience(self._client.channels.closing, target.timeout_s)
         while True:
             wanted = codec.BlockDigests(request.group, position, end, block_bytes)
             node = self._choose(target, patience)
@@ -135,7 +133,7 @@ class BulkReads:
                                 break
                             yield block
                             position = past
-                            patience = _Patience(self._ways.closing, target.timeout_s)
+                            patience = _Patience(self._client.channels.closing, target.timeout_s)
                         if position >= end or end <= some.begin_position:
                             return
                 raise UnavailableError(f"{node} does not know positions {position} to {end} to be committed yet")
@@ -145,11 +143,11 @@ class BulkReads:
 
     def locate(self, request: codec.Locate, target: Target) -> codec.Located:
         """See ``DLedgerClient.locate``."""
-        patience = _Patience(self._ways.closing, target.timeout_s)
+        patience = _Patience(self._client.channels.closing, target.timeout_s)
         while True:
             node = self._choose(target, patience)
             try:
-                data = self._ways.call("Locate", node, codec.encode_locate(request), patience.deadline)
+                data = self._client.channels.call("Locate", node, codec.encode_locate(request), patience.deadline)
                 return codec.decode_located(data)
             except DLedgerError as error:
                 self._note_failure(node, error, patience)
@@ -167,7 +165,7 @@ class BulkReads:
         if target.address is not None:
             return target.address
         if target.read_from is ReadFrom.LEADER:
-            return self._ways.leader(deadline)
+            return self._client.seeker.leader(deadline)
         return self._pick(target, self._present(deadline))
 
     def _find_other(self, target: Target, patience: _Patience) -> str:
@@ -208,30 +206,30 @@ class BulkReads:
 
     def _survey(self, deadline: Deadline) -> list[tuple[str, NodeStatus | DLedgerError]]:
         """What every member says of itself, those included that others tell of."""
-        directory, answers, asked = self._ways.directory, list[tuple[str, NodeStatus | DLedgerError]](), set[str]()
+        directory, answers, asked = self._client.directory, list[tuple[str, NodeStatus | DLedgerError]](), set[str]()
         while addresses := [one for one in directory.addresses if one not in asked]:
             asked.update(addresses)
-            for address, answer in self._ways.ask_all(addresses, deadline):
+            for address, answer in self._client.ask_all(addresses, deadline):
                 answers.append((address, answer))
                 if isinstance(answer, DLedgerError):
                     directory.note_tried(address)
                 else:
-                    directory.learn(address, answer)
+                    directory.learn(address, report_of_node(answer))
         return answers
 
     def _note_failure(self, node: str, error: DLedgerError, patience: _Patience) -> None:
         patience.failure = error
-        self._ways.directory.note_failure(node, error)
+        self._client.directory.note_failure(node, error)
 
     def _stream(self, name: str, address: str, request: bytes) -> Generator[bytes, None, None]:
-        stream: _Stream = self._ways.channel(address).unary_stream(
+        stream: _Stream = self._client.channels.channel(address).unary_stream(
             options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
         )
         call = stream(request, timeout=STREAM_TIMEOUT_S)
         try:
             yield from call
         except grpc.RpcError as error:
-            raise self._ways.diagnose(rpc_failure(error, address, sent=False), address) from error
+            raise self._client.diagnose(rpc_failure(error, address, sent=False), address) from error
         finally:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 

@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TypeVar
 
 import grpc
 import tenacity
 
 from dledger.client.appender import Appender, AppenderOptions
 from dledger.client.appends import DIRECT, RULES, wire_of
-from dledger.client.bulk import BulkReads, ReadFrom, Target, Ways
+from dledger.client.bulk import BulkReads, ClientContext, ReadFrom, Target
+from dledger.client.channels import Channels, Service
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, Seeker, parse_addresses, report_of_node
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
-    DISCOVERY_TIMEOUT_S,
-    LOOK_TIMEOUT_S,
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     AppendResult,
     Deadline,
-    Directory,
-    Search,
     is_elsewhere,
     is_retried,
     is_retried_read,
     members_by_id,
-    parse_addresses,
     partly_appended,
     retry_options,
     rpc_failure,
     split,
 )
-from dledger.client.signing import is_challenge
 from dledger.config import MIB
-from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
+from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, UnavailableError
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
 from dledger.rpc.bulk_codec import BlockDigests, FetchLog, Locate, Located
@@ -49,13 +44,9 @@ from dledger.sending.numbering import Numbering
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
 from dledger.sending.window import Window
-from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position, Role
+from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position
 
 _T = TypeVar("_T")
-_UNARY_METHODS: Final = ("Read", "Metadata", "TransferLeadership")
-if TYPE_CHECKING:  # these names exist only in the stubs, or are not generic at run time
-    _Answers = SimpleQueue[tuple[str, grpc.CallFuture[bytes]]]
-    _Unary = grpc.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 class DLedgerClient:
@@ -78,27 +69,15 @@ class DLedgerClient:
         self.timeout_s = timeout_s
         self._idempotent = enable_idempotence
         self._directory = Directory(parse_addresses(addresses))
-        self._channel_maker = ChannelMaker(security, self._directory.addresses)
-        self._lock = threading.Lock()  # guards the fields below
-        self._channels: dict[str, grpc.Channel] = {}
-        self._old_channels: list[grpc.Channel] = []  # made with certificates that were replaced since
-        self._tls_version = 0
-        self._methods: dict[tuple[str, str], _Unary] = {}
-        self._closing = threading.Event()
+        maker = ChannelMaker(security, self._directory.addresses)
+        self._channels = Channels(maker, Service(options.LOG_SERVICE, rpc_failure))
+        self._seeker = Seeker(self._directory, self._ask_all, report_of_node)
+        self._lock = threading.Lock()  # guards _direct
         self._wire = wire_of(group)
-        self._links = Links(self._open_stream, self._find_leader, self._directory.note_failure)
+        self._links = Links(self._open_stream, self._seeker.look, self._directory.note_failure)
         self._direct: Sender[None, AppendResult] | None = None
         self._bulk = BulkReads(
-            Ways(
-                group,
-                self._directory,
-                self._closing,
-                self._channel,
-                self._leader,
-                self._ask_all,
-                self._call,
-                self._channel_maker.diagnose,
-            )
+            ClientContext(group, self._directory, self._channels, self._seeker, self._ask_all, maker.diagnose)
         )
 
     def __enter__(self) -> DLedgerClient:
@@ -112,16 +91,11 @@ class DLedgerClient:
     def close(self) -> None:
         """Close every connection; calls under way fail, open iterators end with an error. Idempotent."""
         with self._lock:
-            self._closing.set()
+            self._channels.closing.set()
             direct, self._direct = self._direct, None
-            channels = [*self._channels.values(), *self._old_channels]
-            self._channels.clear()
-            self._old_channels.clear()
-            self._methods.clear()
         if direct is not None:
-            direct.abandon(_closed_error())
-        for channel in channels:
-            channel.close()
+            direct.abandon(UnavailableError("the client is closed"))
+        self._channels.close()
 
     # --- append -----------------------------------------------------------------------------------------------------
 
@@ -177,8 +151,8 @@ class DLedgerClient:
         sender = self._direct
         if sender is None:
             with self._lock:
-                if self._closing.is_set():
-                    raise _closed_error()
+                if self._channels.closing.is_set():
+                    raise UnavailableError("the client is closed")
                 sender = self._direct
                 if sender is None:
                     sender = self._direct = self._sender(Numbering() if self._idempotent else None)
@@ -197,7 +171,7 @@ class DLedgerClient:
         request = codec.encode_producer_request(self.group, producer)
 
         def ask(node: str) -> int:
-            return codec.decode_producer_answer(self._call("Producer", node, request, deadline))
+            return codec.decode_producer_answer(self._channels.call("Producer", node, request, deadline))
 
         return self._retry(deadline, lambda: self._ask_leader(deadline, ask), is_retried_read)
 
@@ -246,7 +220,7 @@ class DLedgerClient:
         request = codec.encode_read(codec.Read(self.group, LogIndex(first_index), count, max_bytes, mode))
 
         def ask(node: str) -> list[Entry]:
-            return codec.decode_read_answer(self._call("Read", node, request, deadline)).entries
+            return codec.decode_read_answer(self._channels.call("Read", node, request, deadline)).entries
 
         if address is not None:
             return self._retry(deadline, lambda: ask(address), is_retried_read)
@@ -269,7 +243,7 @@ class DLedgerClient:
                 next_index = LogIndex(entry.index + 1)
 
     def _ask_leader(self, deadline: Deadline, ask: Callable[[str], _T]) -> _T:
-        address = self._leader(deadline)
+        address = self._seeker.leader(deadline)
         try:
             return ask(address)
         except DLedgerError as error:
@@ -394,7 +368,7 @@ class DLedgerClient:
                     failures[address] = answer
                     self._directory.note_tried(address)
                 else:
-                    self._directory.learn(address, answer)
+                    self._directory.learn(address, report_of_node(answer))
                     statuses.append(answer)
         if not statuses:
             raise next(iter(failures.values()))
@@ -412,7 +386,8 @@ class DLedgerClient:
         request = codec.encode_transfer(self.group, target)
 
         def ask(node: str) -> LeaderHint:
-            return codec.decode_transferred(self._call("TransferLeadership", node, request, deadline, changes=True))
+            answer = self._channels.call("TransferLeadership", node, request, deadline, changes=True)
+            return codec.decode_transferred(answer)
 
         leader = self._retry(deadline, lambda: self._ask_leader(deadline, ask))
         if (address := self._directory.resolve(leader)) is not None:
@@ -433,27 +408,17 @@ class DLedgerClient:
         try:
             return attempt()  # the usual case pays nothing for the machinery below
         except DLedgerError as error:
-            if self._closing.is_set() or deadline.expired or not retried(error):
+            if self._channels.closing.is_set() or deadline.expired or not retried(error):
                 raise
             followed_hint = error.leader is not None and self._directory.leader is not None
         if followed_hint:
             try:
                 return attempt()
             except DLedgerError as error:
-                if self._closing.is_set() or not retried(error):
+                if self._channels.closing.is_set() or not retried(error):
                     raise
-        return tenacity.Retrying(**retry_options(deadline, lambda e: not self._closing.is_set() and retried(e)))(
-            attempt
-        )
-
-    def _find_leader(self) -> str | None:
-        """Ask everybody who leads: the node that does so far may be frozen, or cut off."""
-        present = self._directory.leader
-        for address, answer in self._ask_all(self._directory.addresses, Deadline(LOOK_TIMEOUT_S)):
-            if address != present and not isinstance(answer, DLedgerError) and answer.role is Role.LEADER:
-                self._directory.learn(address, answer)
-                break
-        return self._directory.leader
+        goes_on = lambda error: not self._channels.closing.is_set() and retried(error)  # noqa: E731
+        return tenacity.Retrying(**retry_options(deadline, goes_on))(attempt)
 
     def _open_stream(
         self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]
@@ -461,75 +426,27 @@ class DLedgerClient:
         deadline = Deadline(timeout_s)
 
         def attempt() -> Stream[None, AppendResult]:
-            address = self._leader(deadline)
-            method: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel(address).stream_stream(
-                options.method(options.LOG_SERVICE, "AppendStream"), request_serializer=None, response_deserializer=None
-            )
+            address = self._seeker.leader(deadline)
+            open_call = partial(self._channels.open_stream, "AppendStream", address)
             try:
-                return Stream(method, address, self._wire, on_answer, on_end, deadline.remaining_s)
+                return Stream(open_call, address, self._wire, on_answer, on_end, deadline.remaining_s)
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
                 raise
 
         return self._retry(deadline, attempt)
 
-    def _leader(self, deadline: Deadline) -> str:
-        leader = self._directory.leader
-        if leader is not None:
-            return leader
-        search = Search(self._directory)
-        round_deadline = Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s))
-        for address, answer in self._ask_all(self._directory.addresses, round_deadline):
-            if (found := search.take(address, answer)) is not None:
-                return found
-        return search.conclude()
-
-    def _ask_all(self, addresses: Sequence[str], deadline: Deadline) -> Iterator[tuple[str, NodeStatus | DLedgerError]]:
-        """Metadata of several nodes at once, answers as they come; the rest is cancelled when the caller stops."""
+    def _ask_all(
+        self, addresses: Collection[str], deadline: Deadline
+    ) -> Iterator[tuple[str, NodeStatus | DLedgerError]]:
         request = codec.encode_metadata_request(self.group)
-        answers: _Answers = SimpleQueue()
-        calls: dict[str, grpc.CallFuture[bytes]] = {}
-        twice: set[str] = set()
-
-        def ask(address: str) -> None:
-            call = calls[address] = self._method("Metadata", address).future(request, timeout=deadline.remaining_s)
-            call.add_done_callback(partial(_put_answer, answers, address))
-
-        try:
-            for address in addresses:
-                ask(address)
-            while calls:
-                try:
-                    address, call = answers.get(timeout=deadline.remaining_s + 0.1)
-                except Empty:
-                    for late in calls:
-                        yield late, RequestTimeoutError(f"no answer of {late} in time")
-                    return
-                del calls[address]
-                if address not in twice and call.done() and is_challenge(call):
-                    twice.add(address)
-                    ask(address)
-                    continue
-                answer = _status_or_error(address, call)
-                if isinstance(answer, DLedgerError):
-                    answer = self._channel_maker.diagnose(answer, address)
-                yield address, answer
-        finally:
-            for call in calls.values():
-                call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+        return self._channels.ask_all("Metadata", request, _decode_metadata, addresses, deadline)
 
     def _status_of(self, address: str, timeout_s: float) -> NodeStatus:
         request = codec.encode_metadata_request(self.group)
-        status = codec.decode_metadata(self._call("Metadata", address, request, Deadline(timeout_s)))
-        self._directory.learn(address, status)
+        status = codec.decode_metadata(self._channels.call("Metadata", address, request, Deadline(timeout_s)))
+        self._directory.learn(address, report_of_node(status))
         return status
-
-    def _call(self, name: str, address: str, request: bytes, deadline: Deadline, *, changes: bool = False) -> bytes:
-        try:
-            answer: bytes = self._method(name, address)(request, timeout=max(deadline.remaining_s, 0.001))
-        except grpc.RpcError as error:
-            raise self._channel_maker.diagnose(rpc_failure(error, address, sent=changes), address) from error
-        return answer
 
     def _stream(self, name: str, request: Callable[[], bytes], address: str | None) -> Iterator[bytes]:
         """The messages of a server stream, going on elsewhere (or at ``address`` again) when it breaks."""
@@ -540,7 +457,7 @@ class DLedgerClient:
             chosen = address or self._directory.resolve(LeaderHint(node))
             if chosen is None:
                 raise UnavailableError(f"the address of {node} is not known")
-            stream: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel(chosen).unary_stream(
+            stream: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channels.channel(chosen).unary_stream(
                 options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
             )
             call = stream(request())
@@ -554,51 +471,11 @@ class DLedgerClient:
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
             self._directory.note_failure(chosen, failure)
-            if self._closing.is_set() or broken.expired or not is_retried_read(failure):
+            if self._channels.closing.is_set() or broken.expired or not is_retried_read(failure):
                 raise failure
-            self._closing.wait(min(backoff_s, broken.remaining_s))
+            self._channels.closing.wait(min(backoff_s, broken.remaining_s))
             backoff_s = min(2 * backoff_s, RETRY_WAIT_S_MAX)
 
-    def _channel(self, address: str) -> grpc.Channel:
-        tls_version = self._channel_maker.version
-        with self._lock:
-            if self._closing.is_set():
-                raise _closed_error()
-            if tls_version != self._tls_version:  # what runs on the old channels goes on
-                self._tls_version = tls_version
-                self._old_channels += self._channels.values()
-                self._channels.clear()
-                self._methods.clear()
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = self._channels[address] = self._channel_maker.open(address)
-            return channel
 
-    def _method(self, name: str, address: str) -> _Unary:
-        method = self._methods.get((name, address))
-        if method is None or self._channel_maker.version != self._tls_version:
-            method = self._channel(address).unary_unary(
-                options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
-            )
-            with self._lock:
-                self._methods[name, address] = method
-        return method
-
-
-def _put_answer(answers: _Answers, address: str, call: grpc.CallFuture[bytes]) -> None:
-    answers.put((address, call))
-
-
-def _status_or_error(address: str, call: grpc.CallFuture[bytes]) -> NodeStatus | DLedgerError:
-    try:
-        return codec.decode_metadata(call.result())
-    except grpc.RpcError as error:
-        return rpc_failure(error, address, sent=False)
-    except grpc.FutureCancelledError:
-        return UnavailableError(f"the request to {address} was cancelled")
-    except DLedgerError as error:
-        return error
-
-
-def _closed_error() -> UnavailableError:
-    return UnavailableError("the client is closed")
+def _decode_metadata(data: bytes, _address: str) -> NodeStatus:
+    return codec.decode_metadata(data)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from dledger.client import DLedgerClient, ReadFrom, ReadMode
-from dledger.client.shared import DISCOVERY_TIMEOUT_S, is_retried_read
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S
+from dledger.client.shared import is_retried_read
 from dledger.errors import DLedgerError, IdentityError, IndexBeforeBeginError
 from dledger.rpc.bulk_codec import Located
 from dledger.rpc.ports import NodeStatus

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.security import ClientSecurity
-from dledger.client.shared import DISCOVERY_TIMEOUT_S, Deadline
+from dledger.client.shared import Deadline
 from dledger.conditions import Condition
 from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.connection import (
@@ -28,6 +29,7 @@ from rocketstore.client.connection import (
     STATUS,
     BrokerConnection,
     is_master,
+    report_of_broker,
 )
 from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.received import ReceivedMessage, split_records
@@ -122,7 +124,7 @@ class Admin:
     def status(self, address: str | None = None) -> BrokerStatus:
         """One broker's word: the one at ``address``, or the master's, or while there is none any living one's."""
         deadline = self._connection.deadline()
-        chosen = address or self._connection.retry(deadline, lambda: self._connection.reader(deadline))
+        chosen = address or self._connection.retry(deadline, lambda: self._connection.seeker.reader(deadline))
         answer = self._connection.ask(STATUS, pb.StatusRequest(), chosen, deadline)
         return _status_of(chosen, answer)
 
@@ -130,9 +132,15 @@ class Admin:
         """Every broker's own word by address, or why there is none. Raises ``UnavailableError`` if nobody answers."""
         deadline = Deadline(max(DISCOVERY_TIMEOUT_S, self._connection.timeout_s / 2))
         answers: dict[str, BrokerStatus | DLedgerError] = {}
-        while addresses := [one for one in self._connection.brokers.addresses if one not in answers]:
+        directory = self._connection.directory
+        while addresses := [one for one in directory.addresses if one not in answers]:
             for address, answer in self._connection.ask_all(addresses, deadline):
-                answers[address] = answer if isinstance(answer, DLedgerError) else _status_of(address, answer)
+                if isinstance(answer, DLedgerError):
+                    answers[address] = answer
+                    directory.note_tried(address)
+                else:
+                    answers[address] = _status_of(address, answer)
+                    directory.learn(address, report_of_broker(answer))
         statuses = [one for one in answers.values() if isinstance(one, BrokerStatus)]
         if not statuses:
             raise next((one for one in answers.values() if isinstance(one, DLedgerError)), UnavailableError("none"))

@@ -444,7 +444,7 @@ class Consumer:
 
     def _look_after(self) -> None:
         while not self._closing.wait(LOOK_AFTER_S):
-            self._connection.look_for_master()
-            master = self._connection.brokers.master
+            self._connection.seeker.look()
+            master = self._connection.directory.leader
             for queue in list(self._queues.values()):
                 queue.fetcher.look_after(master)

@@ -181,7 +181,7 @@ class QueueFetcher:
                     return
                 hopeless = self._is_hopeless(error)
                 if self._address:
-                    self._connection.brokers.note_failure(self._address, error)
+                    self._connection.directory.note_failure(self._address, error)
                 if hopeless:
                     self._give_up(error)
                 elif str(error) != told:  # once, not with every attempt
@@ -191,7 +191,7 @@ class QueueFetcher:
                 pause_s = min(2 * pause_s, RETRY_WAIT_S_MAX)
 
     def _is_hopeless(self, error: DLedgerError) -> bool:
-        if isinstance(error, NotFoundError) and self._address != self._connection.brokers.master:
+        if isinstance(error, NotFoundError) and self._address != self._connection.directory.leader:
             return False  # a slave may not have heard of the topic yet
         return not is_retried_read(error)
 
@@ -207,11 +207,11 @@ class QueueFetcher:
     def _session(self) -> bool:
         """Pull from one broker until there is a reason to leave it; whether it answered at all."""
         self._address = ""
-        address = self._connection.reader(self._connection.deadline())
-        at_master = self._connection.brokers.master == address
+        address = self._connection.seeker.reader(self._connection.deadline())
+        at_master = self._connection.directory.leader == address
         until = float("inf") if at_master else time.monotonic() + SLAVE_SESSION_S
         requests: SimpleQueue[bytes | None] = SimpleQueue()
-        call = self._connection.open_stream("PullStream", address, iter(requests.get, None))
+        call = self._connection.channels.open_stream("PullStream", address, iter(requests.get, None))
         with self._lock:
             self._call, self._address, epoch = call, address, self._epoch
             self._overdue = self._moved = False

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final
 
 from dledger.client.security import ClientSecurity
-from dledger.client.shared import LOOK_TIMEOUT_S, Deadline
+from dledger.client.shared import Deadline
 from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from dledger.sending.stream import Stream
@@ -215,7 +215,7 @@ class Producer:
         """Under the lock, so that none is left over after ``close``."""
         if self._closed:
             raise UnavailableError("the producer is closed")
-        links = Links(self._connect, self._find_master, self._note_failure)
+        links = Links(self._connect, self._connection.seeker.look, self._note_failure)
         return Sender(links, window_of(options), "rocketstore-sender")
 
     def _connect(
@@ -225,10 +225,10 @@ class Producer:
         connection, deadline = self._connection, Deadline(timeout_s)
 
         def attempt() -> Stream[Sent, Result]:
-            address = connection.master(deadline)
+            address = connection.seeker.leader(deadline)
             try:
                 connection.check_master(address, deadline)
-                open_call = partial(connection.open_stream, "SendStream", address)
+                open_call = partial(connection.channels.open_stream, "SendStream", address)
                 return Stream(open_call, address, WIRE, on_answer, on_end, deadline.remaining_s)
             except DLedgerError as error:
                 self._note_failure(address, error)
@@ -236,12 +236,8 @@ class Producer:
 
         return connection.retry(deadline, attempt)
 
-    def _find_master(self) -> str | None:
-        self._connection.look_for_master(LOOK_TIMEOUT_S)
-        return self._connection.brokers.master
-
     def _note_failure(self, address: str, error: DLedgerError) -> None:
-        self._connection.brokers.note_failure(address, error)
+        self._connection.directory.note_failure(address, error)
         if self._on_failure is not None:
             self._on_failure(address, error)
 

@@ -74,7 +74,7 @@ def no_such_topic(connection: BrokerConnection, name: str) -> DLedgerError:
         return missing
     try:
         request = pb.QueueRequest(topic=name, queue_id=0)
-        connection.ask(QUEUE_RANGE, request, connection.reader(connection.deadline()), connection.deadline())
+        connection.ask(QUEUE_RANGE, request, connection.seeker.reader(connection.deadline()), connection.deadline())
     except AccessDeniedError as error:
         return error
     except DLedgerError:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dledger import properties, setting_sources, settings
 from dledger.access import addresses, permissions, plain_yaml, rules, signing
-from dledger.client.shared import parse_addresses
+from dledger.client.discovery import parse_addresses
 from dledger.config import FlushMode, parse_members
 from dledger.core.producer_payload import UnreadableProducersError, decode_payload
 from dledger.errors import DLedgerError

@@ -58,7 +58,7 @@ def test_names_that_try_to_escape_are_refused_and_create_nothing(used: BrokerGro
     before = paths(used)
 
     with used.pinned(master) as connection:
-        channel = connection.channel(address)
+        channel = connection.channels.channel(address)
         for name in (*ESCAPES, *FORBIDDEN):
             request = pb.SendRequest(messages=[pb.Message(topic=name, body=b"x", queue_id=0)])
             result = connection.ask(SEND, request, address, connection.deadline()).results[0]
@@ -100,7 +100,7 @@ def test_garbage_on_the_port_harms_nobody(used: BrokerGroup) -> None:
         with socket.create_connection((HOST, node.client_port), timeout=5) as connection:
             connection.sendall(data)
     with used.pinned(master) as connection:
-        channel = connection.channel(node.client_address)
+        channel = connection.channels.channel(node.client_address)
         for method in [one.name for one in pb.DESCRIPTOR.services_by_name["BrokerService"].methods]:
             if method.endswith("Stream"):
                 continue

@@ -99,7 +99,7 @@ def test_a_slave_refuses_every_write_and_names_the_master(brokers: BrokerGroup) 
                 (COMMIT_OFFSETS, pb.CommitOffsetsRequest(group="people")),
                 (PUT_TOPIC, pb.PutTopicRequest(topic=pb.Topic(name="late"))),
             ):
-                call = connection.channel(here).unary_unary(
+                call = connection.channels.channel(here).unary_unary(
                     f"/rocketstore.v1.BrokerService/{method.name}", request_serializer=None, response_deserializer=None
                 )
                 with pytest.raises(grpc.RpcError) as caught:

@@ -33,7 +33,7 @@ def test_parted_master_acknowledges_nothing(proxied_brokers: ProxiedBrokers) -> 
         old = brokers.master()
         brokers.network.partition([old])
         with Producer([brokers.nodes[old].client_address], timeout_s=1.0) as lonely:
-            lonely._connection.brokers.learn = lambda *_: None  # type: ignore[method-assign]  # it knows only this one
+            lonely._connection.directory.learn = lambda *_: None  # type: ignore[method-assign]  # it knows only this one
             for number in range(3):
                 try:
                     lonely.send(Message(TOPIC, b"lonely/%d" % number), queue_id=number)

@@ -184,7 +184,7 @@ def test_an_account_cannot_take_all_waiting_pulls(adopt: Adopt, tmp_path: Path) 
         connections = [opened.enter_context(closing(BrokerConnection([master], security=who))) for who in (ALICE, ROOT)]
         waiting = []
         for connection in connections:
-            call = connection.channel(master).unary_unary(f"/{_SERVICE}/Pull", None, None)
+            call = connection.channels.channel(master).unary_unary(f"/{_SERVICE}/Pull", None, None)
             connection.ask(PULL, pb.PullRequest(topic="orders", queue_id=1), master, connection.deadline())
             waiting += [call.future(wish.SerializeToString(), timeout=30) for _ in range(2)]
         with brokers.admin() as root:

@@ -328,7 +328,7 @@ def test_overdue_appends_ask_together_who_leads(monkeypatch: pytest.MonkeyPatch)
         looks.append(time.monotonic())
         return client._directory.leader
 
-    monkeypatch.setattr(AsyncDLedgerClient, "_find_leader", look)
+    monkeypatch.setattr(AsyncDLedgerClient, "_look", look)
 
     async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
         await client.append(b"first")

@@ -97,7 +97,7 @@ def test_nodes_are_found_where_they_answer() -> None:
         answers = client.members_status()
         assert not [one for one in answers.values() if isinstance(one, DLedgerError)]
         assert [entry.body for entry in client.read(0)] == [b"a"] * 3
-        assert set(client._channels) == set(group.addresses)
+        assert {address for address, _ in client._channels._channels} == set(group.addresses)
 
 
 def test_append_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup) -> None:

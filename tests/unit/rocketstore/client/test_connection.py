@@ -12,10 +12,11 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
+from dledger.client.channels import CONNECTION_STREAMS_MAX
+from dledger.client.discovery import Search
 from dledger.client.shared import Deadline
 from dledger.errors import RequestTimeoutError, UnavailableError
 from rocketstore.client.connection import (
-    CONNECTION_STREAMS_MAX,
     LIST_TOPICS,
     PUT_TOPIC,
     QUEUE_RANGE,
@@ -47,11 +48,11 @@ def make_two_masters(brokers: FakeBrokers) -> tuple[str, str]:
 def test_a_master_of_a_newer_term_is_noticed(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """Although the old one still answers as if nothing had happened."""
     old, new = make_two_masters(brokers)
-    connection.brokers.set_master(old)
+    connection.directory.set_leader(old)
 
-    connection.look_for_master()
+    connection.seeker.look()
 
-    assert connection.brokers.master == new
+    assert connection.directory.leader == new
 
 
 def test_a_silent_master_does_not_hold_up_who_looks_for_another_one(brokers: FakeBrokers) -> None:
@@ -60,12 +61,12 @@ def test_a_silent_master_does_not_hold_up_who_looks_for_another_one(brokers: Fak
     silent = brokers.nodes[0]
     silent.stop()
     with socket.create_server(("127.0.0.1", silent.port)), closing(BrokerConnection(brokers.addresses)) as connection:
-        connection.brokers.set_master(silent.address)
+        connection.directory.set_leader(silent.address)
         began = time.monotonic()
 
-        connection.look_for_master(timeout_s=60)
+        connection.seeker.look(timeout_s=60)
 
-        assert connection.brokers.master == brokers.addresses[2]
+        assert connection.directory.leader == brokers.addresses[2]
         assert time.monotonic() - began < 30
 
 
@@ -73,53 +74,53 @@ def test_one_brokers_word_does_not_end_the_look_around(brokers: FakeBrokers, con
     """It may be the old master's: without a majority that agrees, all are heard."""
     _, new = make_two_masters(brokers)
     brokers.nodes[1].hint = False
-    connection.brokers.set_master(new)
+    connection.directory.set_leader(new)
 
     for _ in range(10):
-        connection.look_for_master()
+        connection.seeker.look()
 
-        assert connection.brokers.master == new
+        assert connection.directory.leader == new
 
 
 def test_a_master_that_failed_is_not_believed_at_once(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """Its own word alone is not enough; a higher term is."""
     old, new = make_two_masters(brokers)
-    connection.brokers.set_master(old)
-    connection.brokers.note_failure(old, UnavailableError("silent"))
+    connection.directory.set_leader(old)
+    connection.directory.note_failure(old, UnavailableError("silent"))
 
-    assert connection.master(connection.deadline()) == new
+    assert connection.seeker.leader(connection.deadline()) == new
 
 
 def test_a_suspect_is_believed_if_nobody_knows_better(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """Its failure may have passed."""
     address = brokers.addresses[0]
-    connection.brokers.set_master(address)
-    connection.brokers.note_failure(address, UnavailableError("for a moment"))
+    connection.directory.set_leader(address)
+    connection.directory.note_failure(address, UnavailableError("for a moment"))
 
-    assert connection.master(connection.deadline()) == address
+    assert connection.seeker.leader(connection.deadline()) == address
 
 
 def test_an_old_master_alone_is_no_master(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """Others are in a newer term: wait for the one they elect. Meanwhile there is whom to read from."""
     old, _ = make_two_masters(brokers)
     brokers.nodes[1].role = BrokerRole.SLAVE
-    connection.brokers.set_master(old)
-    connection.brokers.note_failure(old, UnavailableError("silent"))
+    connection.directory.set_leader(old)
+    connection.directory.note_failure(old, UnavailableError("silent"))
 
     with pytest.raises(UnavailableError, match="no master"):
-        connection.master(connection.deadline())
-    assert connection.reader(connection.deadline()) in brokers.addresses
+        connection.seeker.leader(connection.deadline())
+    assert connection.seeker.reader(connection.deadline()) in brokers.addresses
 
 
 def test_being_busy_is_no_reason_to_leave(connection: BrokerConnection, brokers: FakeBrokers) -> None:
     """Another broker could do nothing; a hint is followed."""
     first, second = brokers.addresses[:2]
-    connection.brokers.set_master(first)
+    connection.directory.set_leader(first)
 
-    connection.brokers.note_failure(first, BrokerBusyError("busy"))
-    assert connection.brokers.master == first
-    connection.brokers.note_failure(first, NotMasterError("moved", leader=hint_of(second)))
-    assert connection.brokers.master == second
+    connection.directory.note_failure(first, BrokerBusyError("busy"))
+    assert connection.directory.leader == first
+    connection.directory.note_failure(first, NotMasterError("moved", leader=hint_of(second)))
+    assert connection.directory.leader == second
 
 
 def test_nothing_is_sent_but_to_masters(connection: BrokerConnection, brokers: FakeBrokers) -> None:
@@ -138,8 +139,8 @@ def test_a_closed_connection_refuses_everything(connection: BrokerConnection, br
     with pytest.raises(UnavailableError, match="closed"):
         connection.ask(STATUS, pb.StatusRequest(), brokers.addresses[0], connection.deadline())
     with pytest.raises(UnavailableError, match="closed"):
-        connection.open_stream("PullStream", brokers.addresses[0], iter(()))
-    connection.look_for_master()
+        connection.channels.open_stream("PullStream", brokers.addresses[0], iter(()))
+    connection.seeker.look()
 
 
 def test_many_streams_are_spread_over_connections(
@@ -147,7 +148,7 @@ def test_many_streams_are_spread_over_connections(
 ) -> None:
     """A server takes so many calls of a connection (``connection_calls_max``); what is beyond waits without a word."""
     opened: list[str] = []
-    maker = connection._channel_maker
+    maker = connection._maker
     open_ = maker.open
 
     def counted(address: str) -> grpc.Channel:
@@ -159,13 +160,13 @@ def test_many_streams_are_spread_over_connections(
     address = brokers.addresses[0]
 
     def stream(queue: SimpleQueue[bytes | None]) -> grpc.CallIterator[bytes]:
-        return connection.open_stream("PullStream", address, iter(queue.get, None))
+        return connection.channels.open_stream("PullStream", address, iter(queue.get, None))
 
     streams = [stream(queue) for queue in requests]
     assert len(opened) == 3
     for one in streams:
         one.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs
-    wait_until(lambda: not any(connection._streams.values()), "all have ended")
+    wait_until(lambda: not any(connection.channels._streams.values()), "all have ended")
     stream(requests[0]).cancel()  # type: ignore[no-untyped-call]  # grpc-stubs
     assert len(opened) == 3
     for queue in requests:
@@ -201,8 +202,8 @@ def test_brokers_are_found_where_they_answer(brokers: FakeBrokers) -> None:
             with pytest.raises(NotMasterError) as caught:
                 connection.check_master(brokers.addresses[(master + 1) % 3], connection.deadline())
 
-            connection.brokers.note_failure(brokers.addresses[(master + 1) % 3], caught.value)
-            assert connection.master(connection.deadline()) == brokers.addresses[master]
+            connection.directory.note_failure(brokers.addresses[(master + 1) % 3], caught.value)
+            assert connection.seeker.leader(connection.deadline()) == brokers.addresses[master]
     finally:
         connection.close()
 
@@ -214,12 +215,12 @@ def test_what_the_master_said_tells_more_than_a_search_that_was_cut_short(
     brokers.nodes[0].fail_calls["PutTopic"] = deque([(grpc.StatusCode.INTERNAL, "scripted", {})])
     with closing(BrokerConnection(brokers.addresses, timeout_s=0.5)) as connection:
         deadline = connection.deadline()
-        connection.master(deadline)
+        connection.seeker.leader(deadline)
 
-        def cut_short(limit: Deadline) -> tuple[str | None, str | None]:
+        def cut_short(limit: Deadline) -> tuple[str | None, Search]:
             wait_until(lambda: limit.expired, "the deadline")
             raise UnavailableError("no master found")
 
-        monkeypatch.setattr(connection, "_seek", cut_short)
+        monkeypatch.setattr(connection.seeker, "_seek", cut_short)
         with pytest.raises(StoreFailedError):
             connection.ask_master(PUT_TOPIC, pb.PutTopicRequest(topic=pb.Topic(name="a")), deadline)
