@@ -10,7 +10,8 @@ from dledger.client.appends import INFLIGHT_REQUESTS_MAX, RULES
 from dledger.client.shared import AppendResult
 from dledger.config import MIB
 from dledger.records import record
-from dledger.sending.aio import AsyncLinks, AsyncSender, AsyncSentItem, AsyncSentMany
+from dledger.sending.aio import AsyncLinks, AsyncSender
+from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES
 from dledger.sending.futures import SentItem, SentMany
 from dledger.sending.numbering import Numbering
@@ -108,7 +109,7 @@ class AsyncAppender:
     """``Appender`` for asyncio: ``future = await appender.append(body)``, then ``result = await future``."""
 
     def __init__(self, links: AsyncLinks[None, AppendResult], options: AppenderOptions) -> None:
-        self._sender = AsyncSender(links, options.window())
+        self._sender = AsyncSender(links, options.window(), "dledger-appender")
 
     async def __aenter__(self) -> AsyncAppender:
         return self

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 
-from dledger.client.channels import Channels
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, Seeker, report_of_node
+from dledger.client.channels import Channels, Seeker
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, report_of_node
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,

@@ -1,19 +1,22 @@
-"""A client's channels and the unary calls on them: opened when they are needed, and anew when certificates change."""
+"""A client's channels, opened when they are needed, the calls on them, and how it looks for the leader with them."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
+import tenacity
 
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Report, Search
 from dledger.client.security import ChannelMaker
-from dledger.client.shared import Deadline
+from dledger.client.shared import Deadline, retry_options
 from dledger.client.signing import is_challenge
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.records import record
@@ -21,9 +24,17 @@ from dledger.rpc import options
 
 CONNECTION_STREAMS_MAX: Final = 64
 """Streams on one connection, half of what servers take by default: other calls need places, too."""
-_AnswerT = TypeVar("_AnswerT")
+_T = TypeVar("_T")
+_StatusT = TypeVar("_StatusT")
 _Place: TypeAlias = tuple[str, int]
 _Call: TypeAlias = Any  # grpc-stubs have no common type for calls with a done callback
+Answer: TypeAlias = Annotated[_T, "given at once"]
+"""What is awaited in ``aio_channels``."""
+
+
+def retry(deadline: Deadline, attempt: Callable[[], _T], goes_on: Callable[[BaseException], bool]) -> _T:
+    """Repeat with growing pauses until the deadline, as long as the error is one to go on after."""
+    return tenacity.Retrying(**retry_options(deadline, goes_on))(attempt)
 
 
 @record(frozen=True, slots=True)
@@ -48,12 +59,25 @@ class Channels:
         self._old: list[grpc.Channel] = []  # made with certificates that were replaced since
         self._tls_version = 0
         self.closing = threading.Event()
-        """Set when they are closed."""
+        """Set when nothing new is begun."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new is begun."""
+        return self.closing.is_set()
+
+    def stop(self) -> None:
+        """Begin nothing new: the first step of closing."""
+        self.closing.set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait before something is tried again; less if they are closed meanwhile."""
+        self.closing.wait(seconds)
 
     def close(self) -> None:
         """Calls under way fail. Idempotent."""
         with self._lock:
-            self.closing.set()
+            self.stop()
             channels = [*self._channels.values(), *self._old]
             self._channels.clear()
             self._methods.clear()
@@ -101,6 +125,19 @@ class Channels:
         with self._lock:
             self._streams[place] -= 1
 
+    def stream(self, name: str, address: str, request: bytes) -> Generator[bytes, None, None]:
+        """The answers of one server to one request. Raises why the stream broke (nothing was changed)."""
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes] = self.channel(address).unary_stream(
+            options.method(self._service.name, name), request_serializer=None, response_deserializer=None
+        )
+        call = method(request)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise self._service.failure_of(error, address, sent=False) from error
+        finally:
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
     def call(self, name: str, address: str, request: bytes, deadline: Deadline, *, changes: bool = False) -> bytes:
         """One attempt at one server. ``changes``: whether the request changes something there."""
         try:
@@ -115,10 +152,10 @@ class Channels:
         self,
         name: str,
         request: bytes,
-        decode: Callable[[bytes, str], _AnswerT],
+        decode: Callable[[bytes, str], _T],
         addresses: Collection[str],
         deadline: Deadline,
-    ) -> Iterator[tuple[str, _AnswerT | DLedgerError]]:
+    ) -> Generator[tuple[str, _T | DLedgerError], None, None]:
         """Ask several servers at once; their answers as they come. What is late is cancelled when the caller stops."""
         answers: SimpleQueue[tuple[str, _Call]] = SimpleQueue()
         calls: dict[str, _Call] = {}
@@ -153,9 +190,7 @@ class Channels:
             for call in calls.values():
                 call.cancel()
 
-    def _answer_of(
-        self, call: _Call, address: str, decode: Callable[[bytes, str], _AnswerT]
-    ) -> _AnswerT | DLedgerError:
+    def _answer_of(self, call: _Call, address: str, decode: Callable[[bytes, str], _T]) -> _T | DLedgerError:
         try:
             return decode(call.result(), address)
         except grpc.RpcError as error:
@@ -174,3 +209,71 @@ class Channels:
             with self._lock:
                 self._methods[name, address] = method
         return method
+
+
+class Seeker(Generic[_StatusT]):
+    """Looks for the leader with threads: one does at a time, and the others take what it found."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        ask_all: Callable[[Collection[str], Deadline], Iterator[tuple[str, _StatusT | DLedgerError]]],
+        report_of: Callable[[_StatusT], Report],
+    ) -> None:
+        self._directory = directory
+        self._ask_all = ask_all
+        self._report_of = report_of
+        self._seeking = threading.Lock()
+
+    def leader(self, deadline: Deadline) -> str:
+        """Where changes go. Raises ``UnavailableError`` if nobody says that it leads, or what makes asking hopeless."""
+        found = self._directory.leader
+        if found is not None:
+            return found
+        found, search = self._seek(deadline)
+        if found is None:
+            raise search.failure("no server leads at present")
+        return found
+
+    def reader(self, deadline: Deadline) -> str:
+        """Where reads go: the leader, or while there is none anybody who answers. Raises as ``leader``."""
+        found = self._directory.leader
+        if found is not None:
+            return found
+        found, search = self._seek(deadline)
+        found = found or search.answering
+        if found is None:
+            raise search.failure("nobody answers")
+        return found
+
+    def look(self, timeout_s: float = LOOK_TIMEOUT_S) -> str | None:
+        """Notice that another server took over, although the one believed to lead is silent, or still answers.
+
+        Waits for silent ones only until a majority agrees on who leads. Gives whom to believe then.
+        """
+        search = Search(self._directory, doubting=True)
+        with suppress(DLedgerError):  # nobody answers, or the client is closed
+            if not self._ask(search, Deadline(timeout_s)):
+                search.conclude()
+        return self._directory.leader
+
+    def _seek(self, deadline: Deadline) -> tuple[str | None, Search]:
+        search = Search(self._directory)
+        if not self._seeking.acquire(timeout=deadline.remaining_s):
+            raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")
+        try:
+            if (known := self._directory.leader) is not None:
+                return known, search
+            if self._ask(search, Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s))):
+                return self._directory.leader, search
+            return search.conclude(), search
+        finally:
+            self._seeking.release()
+
+    def _ask(self, search: Search, deadline: Deadline) -> bool:
+        while addresses := search.whom_to_ask():
+            for address, answer in self._ask_all(addresses, deadline):
+                told = answer if isinstance(answer, DLedgerError) else self._report_of(answer)
+                if search.take(address, told):
+                    return True
+        return False

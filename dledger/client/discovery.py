@@ -11,11 +11,9 @@ answered knows of a newer term.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from dledger.client.shared import Deadline
 from dledger.client.whereabouts import Whereabouts
 from dledger.errors import (
     AccessDeniedError,
@@ -243,74 +241,3 @@ def _agreed_leader(reports: Mapping[str, Report]) -> str | None:
         if len(followers | {one.node}) > len(one.members) / 2:
             return address
     return None
-
-
-StatusT = TypeVar("StatusT")
-
-
-class Seeker(Generic[StatusT]):
-    """Looks for the leader with threads: one does at a time, and the others take what it found."""
-
-    def __init__(
-        self,
-        directory: Directory,
-        ask_all: Callable[[Collection[str], Deadline], Iterator[tuple[str, StatusT | DLedgerError]]],
-        report_of: Callable[[StatusT], Report],
-    ) -> None:
-        self._directory = directory
-        self._ask_all = ask_all
-        self._report_of = report_of
-        self._seeking = threading.Lock()
-
-    def leader(self, deadline: Deadline) -> str:
-        """Where changes go. Raises ``UnavailableError`` if nobody says that it leads, or what makes asking hopeless."""
-        found = self._directory.leader
-        if found is not None:
-            return found
-        found, search = self._seek(deadline)
-        if found is None:
-            raise search.failure("no server leads at present")
-        return found
-
-    def reader(self, deadline: Deadline) -> str:
-        """Where reads go: the leader, or while there is none anybody who answers. Raises as ``leader``."""
-        found = self._directory.leader
-        if found is not None:
-            return found
-        found, search = self._seek(deadline)
-        found = found or search.answering
-        if found is None:
-            raise search.failure("nobody answers")
-        return found
-
-    def look(self, timeout_s: float = LOOK_TIMEOUT_S) -> str | None:
-        """Notice that another server took over, although the one believed to lead is silent, or still answers.
-
-        Waits for silent ones only until a majority agrees on who leads. Gives whom to believe then.
-        """
-        search = Search(self._directory, doubting=True)
-        with suppress(DLedgerError):  # nobody answers, or the client is closed
-            if not self._ask(search, Deadline(timeout_s)):
-                search.conclude()
-        return self._directory.leader
-
-    def _seek(self, deadline: Deadline) -> tuple[str | None, Search]:
-        search = Search(self._directory)
-        if not self._seeking.acquire(timeout=deadline.remaining_s):
-            raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")
-        try:
-            if (known := self._directory.leader) is not None:
-                return known, search
-            if self._ask(search, Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s))):
-                return self._directory.leader, search
-            return search.conclude(), search
-        finally:
-            self._seeking.release()
-
-    def _ask(self, search: Search, deadline: Deadline) -> bool:
-        while addresses := search.whom_to_ask():
-            for address, answer in self._ask_all(addresses, deadline):
-                told = answer if isinstance(answer, DLedgerError) else self._report_of(answer)
-                if search.take(address, told):
-                    return True
-        return False

@@ -1,173 +1,21 @@
-"""Carries a window on an event loop: the other half of ``threads`` and ``stream``."""
+"""Carries a window on an event loop, as ``threads`` does with threads."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypeAlias, TypeVar
-
-import grpc
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
+from dledger.sending.aio_futures import wait_for_batch
+from dledger.sending.aio_stream import AsyncStream
 from dledger.sending.batch import Answer, Batch, ItemT, ResultT
-from dledger.sending.futures import NO_OUTCOME, SentItem
-from dledger.sending.stream import LAST_WORD_S, Wire
 from dledger.sending.window import NEVER, Window, Wish
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
-
-
-async def wait_for_batch(batch: Batch[Any, Any]) -> None:
-    """Return when the batch is done; it has a deadline. To be awaited on the loop of its sender."""
-    if not batch.done:
-        waiting = asyncio.Event()
-        batch.when_done(waiting.set)
-        await waiting.wait()
-
-
-class AsyncSentItem(SentItem[ResultT]):
-    """The result of one item: to be awaited, or asked once ``done``."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[Any, None, ResultT]:
-        yield from wait_for_batch(self._batch).__await__()
-        return self.result()
-
-    def result(self, timeout: float | None = 0.0) -> ResultT:
-        """Where it is; raises its error, or ``TimeoutError`` if it is not done: await it instead."""
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = 0.0) -> DLedgerError | None:
-        """Its error, or None; raises ``TimeoutError`` if it is not done."""
-        return super().exception(timeout)
-
-
-class AsyncSentMany(Generic[ResultT]):
-    """The results of many items that were given together: one thing to wait for, an answer for each on request."""
-
-    __slots__ = ("_spans",)
-
-    def __init__(self, spans: list[tuple[Batch[Any, ResultT], int, int]]) -> None:
-        self._spans = spans  # batches, the place of the first item in each, and how many there are
-
-    def __len__(self) -> int:
-        return sum(count for _, _, count in self._spans)
-
-    def done(self) -> bool:
-        """Whether all of them are."""
-        return all(batch.done for batch, _, _ in self._spans)
-
-    async def outcomes(self) -> list[ResultT | DLedgerError]:
-        """Where each is, or why it is not stored, in the order in which they were given."""
-        found: list[ResultT | DLedgerError] = []
-        for batch, place, count in self._spans:
-            await wait_for_batch(batch)
-            found += [NO_OUTCOME if one is None else one for one in batch.outcomes[place : place + count]]
-        return found
-
-    async def results(self) -> list[ResultT]:
-        """Where each is; raises the first error among them."""
-        found: list[ResultT] = []
-        for outcome in await self.outcomes():
-            if isinstance(outcome, DLedgerError):
-                raise outcome
-            found.append(outcome)
-        return found
-
-
-class AsyncStream(Generic[ItemT, ResultT]):
-    """As ``Stream``, on the loop. ``open`` it before anything is submitted."""
-
-    def __init__(
-        self,
-        open_call: Callable[[AsyncIterator[bytes]], grpc.aio.StreamStreamCall[bytes, bytes]],
-        address: str,
-        wire: Wire[ItemT, ResultT],
-        on_answer: Callable[[AsyncStream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None],
-        on_end: Callable[[AsyncStream[ItemT, ResultT]], None],
-    ) -> None:
-        self.address = address
-        self.server_memory = ""
-        self.broken: DLedgerError | None = None
-        self._wire = wire
-        self._on_answer = on_answer
-        self._on_end = on_end
-        self._pending: dict[int, Batch[ItemT, ResultT]] = {}
-        self._next_number = 0
-        self._handed = 0  # the number of the last request that gRPC has
-        self._closed_because = ""
-        self._requests: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
-        self._call = open_call(self._outgoing())
-        self._reader: asyncio.Task[None] | None = None
-
-    async def open(self, timeout_s: float) -> None:
-        """Wait for the server to accept the stream. Raises ``UnavailableError`` (not applied)."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                told = await self._call.initial_metadata()
-                await self._call.wait_for_connection()
-        except TimeoutError:
-            self._call.cancel()
-            raise UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s") from None
-        except grpc.RpcError as error:
-            raise self._wire.failure_of(error, self.address, False) from error
-        self.server_memory = self._wire.server_memory(told)
-        self._reader = asyncio.create_task(self._read())
-
-    def submit(self, batch: Batch[ItemT, ResultT]) -> DLedgerError | None:
-        """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
-        if self.broken is not None:
-            return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")
-        self._next_number += 1
-        self._pending[self._next_number] = batch
-        self._requests.put_nowait((self._next_number, self._wire.encode(batch, self._next_number)))
-        return None
-
-    async def close(self, why: str = "") -> None:
-        """End the stream; what still waits gets its outcome, and ``why``, before this returns."""
-        self._closed_because = self._closed_because or why
-        self._call.cancel()
-        if self._reader is not None:
-            _, silent = await asyncio.wait((self._reader,), timeout=LAST_WORD_S)
-            if silent:
-                self._reader.cancel()
-                await asyncio.wait((self._reader,))
-
-    async def _outgoing(self) -> AsyncIterator[bytes]:
-        while True:
-            number, request = await self._requests.get()
-            self._handed = number
-            yield request
-
-    async def _read(self) -> None:
-        failure: DLedgerError = UnavailableError(f"{self.address} ended the stream")
-        try:
-            async for data in self._call:
-                number, answer = self._wire.decode(data, self.address)
-                batch = self._pending.pop(number, None)
-                if batch is None:
-                    raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
-                self._on_answer(self, batch, answer)
-        except grpc.RpcError as error:
-            failure = self._wire.failure_of(error, self.address, False)
-        except asyncio.CancelledError:  # the call's: our own close
-            failure = UnavailableError(self._closed_because or "the stream was closed")
-        except DLedgerError as error:  # garbage
-            failure, failure.outcome = error, "unknown"
-        finally:
-            self._fail(failure)
-
-    def _fail(self, failure: DLedgerError) -> None:
-        self.broken = failure
-        self._call.cancel()
-        pending, self._pending = self._pending, {}
-        for number, batch in pending.items():
-            self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= self._handed))
-        self._on_end(self)
 
 
 OnAnswer: TypeAlias = Callable[[AsyncStream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None]
@@ -190,9 +38,10 @@ def _now_ms() -> float:
 class AsyncSender(Generic[ItemT, ResultT]):
     """As ``Sender``, on one event loop: the one on which it is used first."""
 
-    def __init__(self, links: AsyncLinks[ItemT, ResultT], window: Window[ItemT, ResultT]) -> None:
+    def __init__(self, links: AsyncLinks[ItemT, ResultT], window: Window[ItemT, ResultT], name: str) -> None:
         self._links = links
         self._window = window
+        self._name: Final = name
         self._stream: AsyncStream[ItemT, ResultT] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = NEVER
@@ -376,7 +225,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # Only through a bug: whoever waits must hear of it, not wait for ever.
-            self._window.fail_all(UnavailableError(f"sending ended: {error!r}"), _now_ms())
+            self._window.fail_all(UnavailableError(f"{self._name} has ended: {error!r}"), _now_ms())
             self._tell()
             raise error
 

@@ -26,6 +26,11 @@ def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
         raise TimeoutError(f"it is not known yet after {timeout_s} s")
 
 
+def wait_for_batch(batch: AnyBatch[Any]) -> None:
+    """Return when the batch is done; it has a deadline."""
+    wait_for(batch, None)
+
+
 class SentItem(Generic[ResultT]):
     """The result of one item; it shares its batch's state."""
 

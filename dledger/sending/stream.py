@@ -54,7 +54,7 @@ class Wire(Generic[ItemT, ResultT]):
 
 
 class Stream(Generic[ItemT, ResultT]):
-    """Opens in the constructor. Raises ``UnavailableError`` (not applied) if that fails before ``timeout_s`` is over.
+    """To be opened before anything is submitted.
 
     ``on_answer`` is called once for each batch that was submitted, and ``on_end`` after the last of them: on the
     stream's thread, or by ``close`` where that thread still waits for gRPC's last word.
@@ -67,7 +67,6 @@ class Stream(Generic[ItemT, ResultT]):
         wire: Wire[ItemT, ResultT],
         on_answer: Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None],
         on_end: Callable[[Stream[ItemT, ResultT]], None],
-        timeout_s: float,
     ) -> None:
         self.address = address
         self.server_memory = ""
@@ -86,6 +85,9 @@ class Stream(Generic[ItemT, ResultT]):
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._call = open_call(self._outgoing())
         self._thread = threading.Thread(target=self._read, name=f"dledger-send-{address}", daemon=True)
+
+    def open(self, timeout_s: float) -> None:
+        """Wait for the server to accept the stream. Raises ``UnavailableError`` (not applied)."""
         self._thread.start()
         if (failure := self._why_refused(timeout_s)) is not None:
             self.close()

@@ -10,8 +10,8 @@ from typing import Final, Generic, TypeVar
 import tenacity
 from google.protobuf.message import DecodeError, Message
 
-from dledger.client.channels import Channels, Service
-from dledger.client.discovery import Directory, Report, Seeker, parse_addresses
+from dledger.client.channels import Channels, Seeker, Service
+from dledger.client.discovery import Directory, Report, parse_addresses
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import Deadline, retry_options
 from dledger.errors import DLedgerError, LeaderHint, UnavailableError

@@ -229,10 +229,12 @@ class Producer:
             try:
                 connection.check_master(address, deadline)
                 open_call = partial(connection.channels.open_stream, "SendStream", address)
-                return Stream(open_call, address, WIRE, on_answer, on_end, deadline.remaining_s)
+                stream = Stream(open_call, address, WIRE, on_answer, on_end)
+                stream.open(deadline.remaining_s)
             except DLedgerError as error:
                 self._note_failure(address, error)
                 raise
+            return stream
 
         return connection.retry(deadline, attempt)
 

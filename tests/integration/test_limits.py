@@ -139,10 +139,10 @@ def test_streams_beyond_the_limit_of_a_connection_wait(make: MakeGroup) -> None:
         with pytest.raises(DLedgerError):
             crowded.metadata(address, timeout_s=1)
         assert other.metadata(address)
-        followers.pop().close()  # type: ignore[attr-defined]  # a generator
+        followers.pop().close()
         assert crowded.metadata(address)
         for one in followers:
-            one.close()  # type: ignore[attr-defined]
+            one.close()
 
 
 def test_an_account_cannot_take_all_streams(make: MakeGroup) -> None:

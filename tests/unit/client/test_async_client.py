@@ -14,6 +14,7 @@ import pytest
 
 from cluster.local_group import free_ports
 from dledger.client import AsyncDLedgerClient, ReadMode
+from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.client.shared import Deadline
 from dledger.config import ServerConfig
@@ -303,13 +304,16 @@ def test_async_frozen_leader_is_left_when_another_one_leads() -> None:
 def test_reads_at_once_look_for_the_leader_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question for each of them would keep a busy group from answering any."""
     asked: list[str] = []
-    status_of = AsyncDLedgerClient._status_of
+    call = AsyncChannels.call
 
-    async def counted(client: AsyncDLedgerClient, address: str, deadline: Deadline) -> NodeStatus:
-        asked.append(address)
-        return await status_of(client, address, deadline)
+    async def counted(
+        channels: AsyncChannels, name: str, address: str, request: bytes, deadline: Deadline, *, changes: bool = False
+    ) -> bytes:
+        if name == "Metadata":
+            asked.append(address)
+        return await call(channels, name, address, request, deadline, changes=changes)
 
-    monkeypatch.setattr(AsyncDLedgerClient, "_status_of", counted)
+    monkeypatch.setattr(AsyncChannels, "call", counted)
 
     async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
         await asyncio.gather(*(client.read(0, mode=ReadMode.LINEARIZABLE) for _ in range(100)))
@@ -324,11 +328,11 @@ def test_overdue_appends_ask_together_who_leads(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(window, "LOOK_AFTER_MS", 50.0)
     looks: list[float] = []
 
-    async def look(client: AsyncDLedgerClient) -> str | None:
+    async def look(seeker: AsyncSeeker[NodeStatus]) -> str | None:
         looks.append(time.monotonic())
-        return client._directory.leader
+        return seeker._directory.leader
 
-    monkeypatch.setattr(AsyncDLedgerClient, "_look", look)
+    monkeypatch.setattr(AsyncSeeker, "look", look)
 
     async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
         await client.append(b"first")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from dledger.client.discovery import Directory, Report, Search, Seeker
+from dledger.client.channels import Seeker
+from dledger.client.discovery import Directory, Report, Search
 from dledger.client.shared import Deadline
 from dledger.errors import (
     AccessDeniedError,

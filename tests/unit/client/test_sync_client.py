@@ -289,7 +289,7 @@ def test_follow_survives_the_loss_of_its_node(client: DLedgerClient, group: Fake
     group.kill(0)
     group.elect(1)  # n2 has it too now
     seen.append(next(entries).body)
-    entries.close()  # type: ignore[attr-defined]  # it is a generator
+    entries.close()
 
     assert seen == [b"0", b"1", b"2"]
 
@@ -364,7 +364,7 @@ def test_watch_role_tells_changes(client: DLedgerClient, group: FakeGroup) -> No
     first = next(events)
     group.elect(1)
     second = next(events)
-    events.close()  # type: ignore[attr-defined]  # it is a generator
+    events.close()
 
     assert (first.role, second.role) == (Role.FOLLOWER, Role.LEADER)
 

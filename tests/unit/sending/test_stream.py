@@ -64,8 +64,8 @@ def test_what_was_sent_on_a_stream_that_is_refused_later_has_an_unknown_outcome(
             wire_of("default"),
             lambda _stream, _batch, answer: outcomes.append(answer),
             ended.append,
-            10,
         )
+        stream.open(10)
         for _ in range(2):
             assert stream.submit(one_entry()) is None
         wait_until(lambda: bool(ended), "it has ended")
@@ -136,8 +136,9 @@ def test_a_call_whose_metadata_grpc_never_tells_is_given_up(over: bool) -> None:
     call = SilentCall(accepted=False, over=over)
     ended: list[object] = []
     began = time.monotonic()
+    stream = Stream(call, "n1:1", wire_of("default"), lambda *_: None, ended.append)  # type: ignore[arg-type]
     with pytest.raises(UnavailableError, match="ended the stream" if over else "did not accept a stream") as refused:
-        Stream(call, "n1:1", wire_of("default"), lambda *_: None, ended.append, 30.0 if over else 0.05)  # type: ignore[arg-type]
+        stream.open(30.0 if over else 0.05)
 
     assert refused.value.outcome == "not_applied"
     assert time.monotonic() - began < 15
@@ -156,8 +157,8 @@ def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_ove
         wire_of("default"),
         lambda _stream, _batch, answer: told.append(f"{type(answer).__name__}: {answer}"),
         lambda _stream: told.append("end"),
-        10.0,
     )
+    stream.open(10)
     assert stream.submit(one_entry()) is None
     next(call.requests)  # gRPC has it
     assert stream.submit(one_entry()) is None

@@ -1,0 +1,377 @@
+"""What both clients of the log offer. ``make unasync`` makes ``calls.py`` from ``aio_calls.py``: change that one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
+from dledger.client.appends import DIRECT, RULES, wire_of
+from dledger.client.channels import Service
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, parse_addresses, report_of_node
+from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.shared import (
+    RETRY_WAIT_S_MAX,
+    RETRY_WAIT_S_MIN,
+    AppendResult,
+    Deadline,
+    is_elsewhere,
+    is_retried,
+    is_retried_read,
+    members_by_id,
+    partly_appended,
+    rpc_failure,
+    split,
+)
+from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, UnavailableError
+from dledger.records import record
+from dledger.rpc import client_codec as codec
+from dledger.rpc import options
+from dledger.rpc.client_codec import ReadMode
+from dledger.rpc.ports import NodeStatus, RoleEvent
+from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
+from dledger.sending.aio_futures import AsyncSentItem, wait_for_batch
+from dledger.sending.aio_stream import AsyncStream
+from dledger.sending.numbering import Numbering
+from dledger.sending.window import Window
+from dledger.types import Entry, LogIndex, NodeId
+
+_T = TypeVar("_T")
+
+
+@record(frozen=True, slots=True)
+class _Call(Generic[_T]):
+    """A unary call: whom it is for, and what its answer means."""
+
+    name: str
+    request: bytes
+    decode: Callable[[bytes], _T]
+    of_leader: bool = False
+    changes: bool = False
+    """Then it is not repeated when it may have been carried out."""
+
+
+class AsyncCalls:
+    """Connects when it is needed; see ``DLedgerClient``."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | str,
+        *,
+        group: str = "default",
+        timeout_s: float = 5.0,
+        security: ClientSecurity | None = None,
+        enable_idempotence: bool = True,
+    ) -> None:
+        self.group = group
+        self.timeout_s = timeout_s
+        self._idempotent = enable_idempotence
+        self._directory = Directory(parse_addresses(addresses))
+        self._maker = ChannelMaker(security, self._directory.addresses)
+        self._channels = AsyncChannels(self._maker, Service(options.LOG_SERVICE, rpc_failure))
+        self._seeker = AsyncSeeker(self._directory, self._ask_all, report_of_node)
+        self._wire = wire_of(group)
+        self._links = AsyncLinks(self._open_stream, self._seeker.look, self._directory.note_failure)
+        self._lock = threading.Lock()  # guards the fields below
+        self._direct: AsyncSender[None, AppendResult] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; calls under way fail, open iterators end with an error. Idempotent."""
+        self._channels.stop()
+        with self._lock:
+            self._closed = True
+            direct, self._direct = self._direct, None
+        if direct is not None:
+            await direct.abandon(UnavailableError("the client is closed"))
+        await self._channels.close()
+
+    # --- append -----------------------------------------------------------------------------------------------------
+
+    async def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
+        """Append one entry; returns when a quorum has stored it, once."""
+        batch, place = await self._direct_sender().add(body, timeout_s=self._timeout_s(timeout_s))
+        await wait_for_batch(batch)
+        return AsyncSentItem(batch, place).result()
+
+    async def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
+        """Append entries in order, in requests of up to 1 MiB one after the other; each request is all or nothing.
+
+        When a request fails, those before it are in the log (the error then has ``outcome="unknown"`` and a note),
+        those after it were not sent.
+        """
+        if not bodies:
+            raise EmptyBatchError("an append needs at least one entry")
+        return await self._append_parts(self._direct_sender(), bodies, self._deadline(timeout_s))
+
+    async def append_as(
+        self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
+    ) -> list[AppendResult]:
+        """Append entries as a producer with a name of your own, whose entry number ``sequence`` is the first of them.
+
+        What the log holds of them already is not appended again, however often and by whom it is repeated: by a second
+        attempt, another process, the next day (until the producer was idle for ``producer_expiry_ms``). For one
+        producer, one caller at a time. Split as ``append_many``; also after an error, ``producer_sequence`` tells how
+        far it came. Raises ``OutOfOrderSequenceError`` and ``UnknownProducerError``, besides what ``append`` raises.
+        """
+        if not bodies:
+            raise EmptyBatchError("an append needs at least one entry")
+        deadline = self._deadline(timeout_s)
+        async with self._sender(Numbering(producer)) as sender:
+            return await self._append_parts(sender, bodies, deadline, sequence)
+
+    async def _append_parts(
+        self,
+        sender: AsyncSender[None, AppendResult],
+        bodies: Sequence[bytes],
+        deadline: Deadline,
+        sequence: int | None = None,
+    ) -> list[AppendResult]:
+        results: list[AppendResult] = []
+        for part in split(bodies):
+            number = None if sequence is None else sequence + len(results)
+            batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+            await wait_for_batch(batch)
+            try:
+                results += [AsyncSentItem(batch, place).result() for place in range(len(part))]
+            except DLedgerError as error:
+                raise partly_appended(error, len(results)) from None
+        return results
+
+    def _direct_sender(self) -> AsyncSender[None, AppendResult]:
+        sender = self._direct
+        if sender is None:
+            with self._lock:
+                if self._closed:
+                    raise UnavailableError("the client is closed")
+                sender = self._direct
+                if sender is None:
+                    sender = self._direct = self._sender(Numbering() if self._idempotent else None)
+        return sender
+
+    def _sender(self, numbering: Numbering | None) -> AsyncSender[None, AppendResult]:
+        options = replace(DIRECT, timeout_ms=self.timeout_s * 1000.0)
+        return AsyncSender(self._links, Window(options, RULES, numbering), "dledger-appends")
+
+    async def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
+        """The number of the next entry of a producer; 0 if the group does not know it. All before it is committed.
+
+        An append under way may still come after the answer: ask when none is.
+        """
+        request = codec.encode_producer_request(self.group, producer)
+        call = _Call("Producer", request, codec.decode_producer_answer, of_leader=True)
+        return await self._perform(call, self._deadline(timeout_s))
+
+    # --- read -------------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        first_index: int,
+        *,
+        count: int = 0,
+        max_bytes: int = 0,
+        mode: ReadMode = ReadMode.COMMITTED,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Entry]:
+        """Entries from ``first_index`` on: at least one, then as many as ``count`` and ``max_bytes`` (1 MiB) allow.
+
+        Empty when ``first_index`` is where the next entry will be. ``mode`` COMMITTED and LOCAL may be answered by any
+        node, LINEARIZABLE only by the leader; ``address`` picks one.
+        """
+        request = codec.encode_read(codec.Read(self.group, LogIndex(first_index), count, max_bytes, mode))
+        call = _Call("Read", request, codec.decode_read_answer, of_leader=mode is ReadMode.LINEARIZABLE)
+        return (await self._perform(call, self._deadline(timeout_s), address)).entries
+
+    async def follow(
+        self, first_index: int, *, mode: ReadMode = ReadMode.COMMITTED, address: str | None = None
+    ) -> AsyncGenerator[Entry, None]:
+        """Every committed entry from ``first_index`` on, for ever; goes on at another node when one is lost.
+
+        Raises ``UnavailableError`` when no node answers for ``timeout_s``. Close the iterator (or the client) to end.
+        """
+        next_index = LogIndex(first_index)
+        request = lambda: codec.encode_follow(codec.Read(self.group, next_index, mode=mode))  # noqa: E731
+        async with aclosing(self._stream("Follow", request, address)) as answers:
+            async for data in answers:
+                for entry in codec.decode_read_answer(data).entries:
+                    yield entry
+                    next_index = LogIndex(entry.index + 1)
+
+    # --- the group --------------------------------------------------------------------------------------------------
+
+    async def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
+        """What a node says of itself: the one at ``address``, or the leader if it is known and answers, or any."""
+        call = _Call("Metadata", codec.encode_metadata_request(self.group), codec.decode_metadata)
+        status, answering = await self._perform_at(call, self._deadline(timeout_s), address)
+        self._directory.learn(answering, report_of_node(status))
+        return status
+
+    async def members_status(
+        self, *, timeout_s: float = DISCOVERY_TIMEOUT_S
+    ) -> Mapping[NodeId, NodeStatus | DLedgerError]:
+        """Every member's own word, or why there is none. Raises ``UnavailableError`` if nobody answers."""
+        deadline = self._deadline(timeout_s)
+        asked: set[str] = set()
+        statuses: list[NodeStatus] = []
+        failures: dict[str, DLedgerError] = {}
+        while addresses := [one for one in self._directory.addresses if one not in asked]:
+            asked.update(addresses)
+            async for address, answer in self._ask_all(addresses, deadline):
+                if isinstance(answer, DLedgerError):
+                    failures[address] = answer
+                    self._directory.note_tried(address)
+                else:
+                    self._directory.learn(address, report_of_node(answer))
+                    statuses.append(answer)
+        if not statuses:
+            raise next(iter(failures.values()))
+        return members_by_id(statuses, failures)
+
+    async def watch_role(self, address: str | None = None) -> AsyncGenerator[RoleEvent, None]:
+        """The present role of a node, then every change, for ever; without ``address`` goes on at another node."""
+        request = codec.encode_watch_role(self.group)
+        async with aclosing(self._stream("WatchRole", lambda: request, address)) as events:
+            async for data in events:
+                yield codec.decode_role_event(data)
+
+    async def transfer_leadership(self, target: NodeId | None = None, *, timeout_s: float | None = None) -> LeaderHint:
+        """Hand leadership to ``target``, or to the most caught-up member; returns the new leader."""
+        request = codec.encode_transfer(self.group, target)
+        call = _Call("TransferLeadership", request, codec.decode_transferred, of_leader=True, changes=True)
+        leader = await self._perform(call, self._deadline(timeout_s))
+        if (address := self._directory.resolve(leader)) is not None:
+            self._directory.set_leader(address)
+        return leader
+
+    # --- machinery --------------------------------------------------------------------------------------------------
+
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout_s(timeout_s))
+
+    async def _perform(self, call: _Call[_T], deadline: Deadline, address: str | None = None) -> _T:
+        return (await self._perform_at(call, deadline, address))[0]
+
+    async def _perform_at(self, call: _Call[_T], deadline: Deadline, address: str | None) -> tuple[_T, str]:
+        """Ask whom it is for, again and again until the deadline, and say who answered."""
+
+        async def attempt() -> tuple[_T, str]:
+            if address is not None:
+                return await self._ask(call, address, deadline), address
+            if call.of_leader:
+                return await self._ask_leader(call, deadline)
+            return await self._ask_any(call, deadline)
+
+        return await self._retry(deadline, attempt, is_retried if call.changes else is_retried_read)
+
+    async def _retry(
+        self, deadline: Deadline, attempt: Callable[[], Answer[_T]], retried: Callable[[BaseException], bool]
+    ) -> _T:
+        def goes_on(error: BaseException) -> bool:
+            return not self._channels.closed and retried(error)
+
+        try:
+            return await attempt()  # the usual case pays nothing for the machinery below
+        except DLedgerError as error:
+            if deadline.expired or not goes_on(error):
+                raise
+            followed_hint = error.leader is not None and self._directory.leader is not None
+        if followed_hint:
+            try:
+                return await attempt()
+            except DLedgerError as error:
+                if not goes_on(error):
+                    raise
+        return await retry(deadline, attempt, goes_on)
+
+    async def _ask(self, call: _Call[_T], address: str, deadline: Deadline) -> _T:
+        return call.decode(await self._channels.call(call.name, address, call.request, deadline, changes=call.changes))
+
+    async def _ask_leader(self, call: _Call[_T], deadline: Deadline) -> tuple[_T, str]:
+        address = await self._seeker.leader(deadline)
+        try:
+            return await self._ask(call, address, deadline), address
+        except DLedgerError as error:
+            self._directory.note_failure(address, error)
+            raise
+
+    async def _ask_any(self, call: _Call[_T], deadline: Deadline) -> tuple[_T, str]:
+        failure: DLedgerError | None = None
+        for address in self._directory.candidates():
+            try:
+                return await self._ask(call, address, deadline), address
+            except DLedgerError as error:
+                self._directory.note_failure(address, error)
+                if not is_elsewhere(error):
+                    raise
+                failure = error
+        raise failure or UnavailableError("no node is known")
+
+    def _ask_all(
+        self, addresses: Collection[str], deadline: Deadline
+    ) -> AsyncGenerator[tuple[str, NodeStatus | DLedgerError], None]:
+        request = codec.encode_metadata_request(self.group)
+        return self._channels.ask_all("Metadata", request, _decode_metadata, addresses, deadline)
+
+    async def _open_stream(
+        self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]
+    ) -> AsyncStream[None, AppendResult]:
+        deadline = Deadline(timeout_s)
+
+        async def attempt() -> AsyncStream[None, AppendResult]:
+            address = await self._seeker.leader(deadline)
+            open_call = partial(self._channels.open_stream, "AppendStream", address)
+            stream = AsyncStream(open_call, address, self._wire, on_answer, on_end)
+            try:
+                await stream.open(deadline.remaining_s)
+            except DLedgerError as error:
+                self._directory.note_failure(address, error)
+                raise
+            return stream
+
+        return await self._retry(deadline, attempt, is_retried)
+
+    async def _stream(
+        self, name: str, request: Callable[[], bytes], address: str | None
+    ) -> AsyncGenerator[bytes, None]:
+        """The messages of a server stream, going on elsewhere (or at ``address`` again) when it breaks."""
+        broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+        while True:
+            # A unary call first: it has a deadline, which the wait for a stream's first message cannot have.
+            node = (await self.metadata(address, timeout_s=broken.remaining_s)).node_id
+            chosen = address or self._directory.resolve(LeaderHint(node))
+            if chosen is None:
+                raise UnavailableError(f"the address of {node} is not known")
+            failure: DLedgerError = UnavailableError(f"{chosen} ended the stream")
+            try:
+                async with aclosing(self._channels.stream(name, chosen, request())) as answers:
+                    async for data in answers:
+                        yield data
+                        broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+            except DLedgerError as error:
+                failure = error
+            self._directory.note_failure(chosen, failure)
+            if self._channels.closed or broken.expired or not is_retried_read(failure):
+                raise failure
+            await self._channels.pause(min(backoff_s, broken.remaining_s))
+            backoff_s = min(2 * backoff_s, RETRY_WAIT_S_MAX)
+
+
+def _decode_metadata(data: bytes, _address: str) -> NodeStatus:
+    return codec.decode_metadata(data)

@@ -1,0 +1,192 @@
+"""``Channels`` and ``Seeker`` for asyncio: the same calls, as coroutines and asynchronous iterators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing, suppress
+from typing import Generic, TypeAlias, TypeVar
+
+import grpc
+import tenacity
+
+from dledger.client.channels import Service
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Report, Search
+from dledger.client.security import ChannelMaker
+from dledger.client.shared import Deadline, retry_options
+from dledger.errors import DLedgerError, UnavailableError
+from dledger.rpc import options
+
+_T = TypeVar("_T")
+_StatusT = TypeVar("_StatusT")
+Answer: TypeAlias = Awaitable[_T]
+
+
+async def retry(
+    deadline: Deadline, attempt: Callable[[], Awaitable[_T]], goes_on: Callable[[BaseException], bool]
+) -> _T:
+    """As ``channels.retry``."""
+
+    async def again() -> _T:  # tenacity awaits coroutine functions only
+        return await attempt()
+
+    return await tenacity.AsyncRetrying(**retry_options(deadline, goes_on))(again)
+
+
+class AsyncChannels:
+    """Not for several threads. Everything raises ``UnavailableError`` once they are closed."""
+
+    def __init__(self, maker: ChannelMaker, service: Service) -> None:
+        self._maker = maker
+        self._service = service
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._old: list[grpc.aio.Channel] = []  # made with certificates that were replaced since
+        self._tls_version = 0
+        self.closed = False
+
+    def stop(self) -> None:
+        """Begin nothing new: the first step of closing."""
+        self.closed = True
+
+    async def close(self) -> None:
+        """Calls under way fail. Idempotent."""
+        self.stop()
+        channels = [*self._channels.values(), *self._old]
+        self._channels.clear()
+        self._old.clear()
+        for channel in channels:
+            await channel.close(None)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before something is tried again."""
+        await asyncio.sleep(seconds)
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to a server."""
+        if self.closed:
+            raise UnavailableError("the client is closed")
+        if self._maker.version != self._tls_version:  # what runs on the old channels goes on
+            self._tls_version = self._maker.version
+            self._old += self._channels.values()
+            self._channels.clear()
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._maker.open_async(address)
+        return channel
+
+    def open_stream(
+        self, name: str, address: str, requests: AsyncIterator[bytes]
+    ) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+        """A stream both ways to one server."""
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self.channel(address).stream_stream(
+            options.method(self._service.name, name), request_serializer=None, response_deserializer=None
+        )
+        return method(requests)
+
+    async def stream(self, name: str, address: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """The answers of one server to one request. Raises why the stream broke (nothing was changed)."""
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel(address).unary_stream(
+            options.method(self._service.name, name), request_serializer=None, response_deserializer=None
+        )
+        call = method(request)
+        try:
+            async for data in call:
+                yield data
+        except grpc.RpcError as error:
+            raise self._service.failure_of(error, address, sent=False) from error
+        finally:
+            call.cancel()
+
+    async def call(
+        self, name: str, address: str, request: bytes, deadline: Deadline, *, changes: bool = False
+    ) -> bytes:
+        """One attempt at one server. ``changes``: whether the request changes something there."""
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel(address).unary_unary(
+            options.method(self._service.name, name), request_serializer=None, response_deserializer=None
+        )
+        try:
+            return await method(request, timeout=max(deadline.remaining_s, 0.001))
+        except grpc.RpcError as error:
+            failure = self._service.failure_of(error, address, sent=changes)
+            raise await asyncio.to_thread(self._maker.diagnose, failure, address) from error
+
+    async def ask_all(
+        self,
+        name: str,
+        request: bytes,
+        decode: Callable[[bytes, str], _T],
+        addresses: Collection[str],
+        deadline: Deadline,
+    ) -> AsyncGenerator[tuple[str, _T | DLedgerError], None]:
+        """Ask several servers at once; their answers as they come. What is late is cancelled when the caller stops."""
+
+        async def ask(address: str) -> tuple[str, _T | DLedgerError]:
+            try:
+                return address, decode(await self.call(name, address, request, deadline), address)
+            except DLedgerError as error:
+                return address, error
+
+        tasks = [asyncio.create_task(ask(address)) for address in addresses]
+        try:
+            for answered in asyncio.as_completed(tasks):
+                yield await answered
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class AsyncSeeker(Generic[_StatusT]):
+    """As ``Seeker``: one search at a time, whose result all take who wait."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        ask_all: Callable[[Collection[str], Deadline], AsyncGenerator[tuple[str, _StatusT | DLedgerError], None]],
+        report_of: Callable[[_StatusT], Report],
+    ) -> None:
+        self._directory = directory
+        self._ask_all = ask_all
+        self._report_of = report_of
+        self._seeking: asyncio.Task[str] | None = None
+
+    def close(self) -> None:
+        """End a search under way."""
+        if self._seeking is not None:
+            self._seeking.cancel()
+
+    async def leader(self, deadline: Deadline) -> str:
+        """As ``Seeker.leader``."""
+        found = self._directory.leader
+        if found is not None:
+            return found
+        if self._seeking is None or self._seeking.done():
+            self._seeking = asyncio.create_task(self._seek())
+        seeking = self._seeking  # one for all who wait: thousands of appends may
+        await asyncio.wait((seeking,), timeout=deadline.remaining_s)
+        if not seeking.done() or seeking.cancelled():
+            raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")
+        return seeking.result()
+
+    async def look(self) -> str | None:
+        """As ``Seeker.look``."""
+        search = Search(self._directory, doubting=True)
+        with suppress(DLedgerError):  # nobody answers, or the client is closed
+            if not await self._ask(search, Deadline(LOOK_TIMEOUT_S)):
+                search.conclude()
+        return self._directory.leader
+
+    async def _seek(self) -> str:
+        search = Search(self._directory)
+        settled = await self._ask(search, Deadline(DISCOVERY_TIMEOUT_S))
+        found = self._directory.leader if settled else search.conclude()
+        if found is None:
+            raise search.failure("no server leads at present")
+        return found
+
+    async def _ask(self, search: Search, deadline: Deadline) -> bool:
+        while addresses := search.whom_to_ask():
+            async with aclosing(self._ask_all(addresses, deadline)) as answers:
+                async for address, answer in answers:
+                    if search.take(address, answer if isinstance(answer, DLedgerError) else self._report_of(answer)):
+                        return True
+        return False

@@ -1,0 +1,104 @@
+"""``stream`` for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Generic
+
+import grpc
+
+from dledger.errors import DLedgerError, UnavailableError
+from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+from dledger.sending.stream import LAST_WORD_S, Wire
+
+
+class AsyncStream(Generic[ItemT, ResultT]):
+    """As ``Stream``, on the loop. ``open`` it before anything is submitted."""
+
+    def __init__(
+        self,
+        open_call: Callable[[AsyncIterator[bytes]], grpc.aio.StreamStreamCall[bytes, bytes]],
+        address: str,
+        wire: Wire[ItemT, ResultT],
+        on_answer: Callable[[AsyncStream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None],
+        on_end: Callable[[AsyncStream[ItemT, ResultT]], None],
+    ) -> None:
+        self.address = address
+        self.server_memory = ""
+        self.broken: DLedgerError | None = None
+        self._wire = wire
+        self._on_answer = on_answer
+        self._on_end = on_end
+        self._pending: dict[int, Batch[ItemT, ResultT]] = {}
+        self._next_number = 0
+        self._handed = 0  # the number of the last request that gRPC has
+        self._closed_because = ""
+        self._requests: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+        self._call = open_call(self._outgoing())
+        self._reader: asyncio.Task[None] | None = None
+
+    async def open(self, timeout_s: float) -> None:
+        """Wait for the server to accept the stream. Raises ``UnavailableError`` (not applied)."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                told = await self._call.initial_metadata()
+                await self._call.wait_for_connection()
+        except TimeoutError:
+            self._call.cancel()
+            raise UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s") from None
+        except grpc.RpcError as error:
+            raise self._wire.failure_of(error, self.address, False) from error
+        self.server_memory = self._wire.server_memory(told)
+        self._reader = asyncio.create_task(self._read())
+
+    def submit(self, batch: Batch[ItemT, ResultT]) -> DLedgerError | None:
+        """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
+        if self.broken is not None:
+            return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")
+        self._next_number += 1
+        self._pending[self._next_number] = batch
+        self._requests.put_nowait((self._next_number, self._wire.encode(batch, self._next_number)))
+        return None
+
+    async def close(self, why: str = "") -> None:
+        """End the stream; what still waits gets its outcome, and ``why``, before this returns."""
+        self._closed_because = self._closed_because or why
+        self._call.cancel()
+        if self._reader is not None:
+            _, silent = await asyncio.wait((self._reader,), timeout=LAST_WORD_S)
+            if silent:
+                self._reader.cancel()
+                await asyncio.wait((self._reader,))
+
+    async def _outgoing(self) -> AsyncIterator[bytes]:
+        while True:
+            number, request = await self._requests.get()
+            self._handed = number
+            yield request
+
+    async def _read(self) -> None:
+        failure: DLedgerError = UnavailableError(f"{self.address} ended the stream")
+        try:
+            async for data in self._call:
+                number, answer = self._wire.decode(data, self.address)
+                batch = self._pending.pop(number, None)
+                if batch is None:
+                    raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
+                self._on_answer(self, batch, answer)
+        except grpc.RpcError as error:
+            failure = self._wire.failure_of(error, self.address, False)
+        except asyncio.CancelledError:  # the call's: our own close
+            failure = UnavailableError(self._closed_because or "the stream was closed")
+        except DLedgerError as error:  # garbage
+            failure, failure.outcome = error, "unknown"
+        finally:
+            self._fail(failure)
+
+    def _fail(self, failure: DLedgerError) -> None:
+        self.broken = failure
+        self._call.cancel()
+        pending, self._pending = self._pending, {}
+        for number, batch in pending.items():
+            self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= self._handed))
+        self._on_end(self)

@@ -1,0 +1,1 @@
+"""Tools of the repository; none of them is installed."""

@@ -1,0 +1,65 @@
+"""``python -m tools.make_sync [--check]``: make the modules for threads from those for asyncio.
+
+``unasync`` takes ``async`` and ``await`` away; names and modules that have a counterpart are exchanged for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import unasync
+
+ROOT: Final = Path(__file__).parent.parent
+MADE: Final = {"dledger/client/aio_calls.py": "dledger/client/calls.py"}
+"""The source, and what is made from it."""
+_COUNTERPARTS: Final = {
+    "aclosing": "closing",
+    "aio": "threads",
+    "aio_calls": "calls",
+    "aio_channels": "channels",
+    "aio_futures": "futures",
+    "aio_stream": "stream",
+    **{f"Async{name}": name for name in ("Calls", "Channels", "Links", "Seeker", "Sender", "SentItem", "Stream")},
+}
+
+
+def make(source: Path) -> str:
+    """The module for threads."""
+    with tempfile.TemporaryDirectory() as directory:
+        begin, end = Path(directory, "async"), Path(directory, "sync")
+        begin.mkdir()
+        (begin / source.name).write_text(source.read_text())
+        rule = unasync.Rule(f"{begin}/", f"{end}/", _COUNTERPARTS)
+        unasync.unasync_files([str(begin / source.name)], [rule])
+        made = end / source.name
+        for command in (["check", "--select=I", "--fix", "--quiet"], ["format", "--quiet"]):
+            ruff = [sys.executable, "-m", "ruff", *command, f"--config={ROOT / 'pyproject.toml'}", str(made)]
+            subprocess.run(ruff, check=True)
+        return made.read_text()
+
+
+def main() -> int:
+    """Write them, or with ``--check`` say which are not as they should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if something would change")
+    check: bool = parser.parse_args().check
+    stale = {name: text for source, name in MADE.items() if (text := make(ROOT / source)) != _text(ROOT / name)}
+    for name, text in stale.items():
+        if check:
+            sys.stderr.write(f"{name} is not what `make unasync` makes\n")
+        else:
+            (ROOT / name).write_text(text)
+    return 1 if check and stale else 0
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
