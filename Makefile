@@ -27,7 +27,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-fast coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto screenshots docs clean
+.PHONY: help install lock demo test test-fast coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto unasync screenshots docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -106,6 +106,7 @@ check: $(STAMP) ## What CI checks besides the tests: format, lint, types, import
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	PYTHON=$(BIN)/python proto/generate.sh --check
+	$(BIN)/python -m tools.make_sync --check
 	$(BIN)/python -m cluster.docs_reference --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed
@@ -145,6 +146,9 @@ compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (need
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
+
+unasync: $(STAMP) ## Make the log client for threads from the one for asyncio
+	$(BIN)/python -m tools.make_sync
 
 screenshots: $(STAMP) ## The pictures in docs/images, from a real group in chromium
 	$(BIN)/python -m tests.browser.screenshots docs/images
