@@ -62,6 +62,9 @@ _FIRST: Final = SWARM.index("set_back")
 NEW_WORLDS: Final = 100_000
 """From this seed on all kinds strike; those before stay the worlds in which something was found once."""
 
+SENDER_WORLDS: Final = 200_000
+"""From this seed on real clients send, too."""
+
 THEMES: Final[tuple[tuple[str, ...], ...]] = (
     ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "stale"),
     ("wipe", "set_back", "lost_end", "crash_send", "isolate_leader", "harass_commit", "pause_leader"),
@@ -109,6 +112,8 @@ class Options:
     """Members with ``flush_mode=async``: a power cut takes what they said to hold."""
     old_members: tuple[NodeId, ...] = ()
     """Members of a version that does not know what was added to messages last."""
+    senders: int = 0
+    """Real clients: windows of ``dledger.sending``."""
 
     @property
     def is_new(self) -> bool:
@@ -213,6 +218,7 @@ def _newer(options: Options) -> Options:
         noise_us=random.choice((0, 2_000, 12_000)) * tempo,
         async_members=_some(random, names) if "async_flush" in faults and options.size > 1 else (),
         old_members=_some(random, names) if "old_version" in faults and options.size > 1 else (),
+        senders=Random(f"senders/{options.seed}").choice((1, 1, 2)) if options.seed >= SENDER_WORLDS else 0,
     )
 
 

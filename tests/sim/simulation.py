@@ -21,6 +21,7 @@ from tests.sim.options import Options, choose
 from tests.sim.producers import Producers
 from tests.sim.progress import Progress
 from tests.sim.scheduler import Scheduler
+from tests.sim.senders import Senders
 
 HEAL_US: Final = 10_000_000
 """How long a healed group may take until it is well."""
@@ -71,6 +72,7 @@ class Simulation:
         self._by_name = {node.name: node for node in self.nodes}
         self.clients = Clients(self, Random(f"clients/{seed}"))
         self.producers = Producers(self, Random(f"producers/{seed}"))
+        self.senders = Senders(self, Random(f"senders/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
         self.progress = Progress(self)
         self.think_us = options.think_us
@@ -191,6 +193,7 @@ class Simulation:
             self.scheduler.after(delay_us, self._restart, node, node.boots)
         self.clients.start()
         self.producers.start()
+        self.senders.start()
         self.nemesis.start()
         while self.events < self.options.events:
             require(self.scheduler.run_next(), "nothing happens any more")
@@ -202,7 +205,7 @@ class Simulation:
         self.clients.stopped = True
         self._append_once_more()
         refused = [body for append in self.clients.appends if append.outcome == "not_applied" for body in append.bodies]
-        self.checker.finish(refused)
+        self.checker.finish([*refused, *self.senders.refused()])
         self._check_producers()
 
     def _check_producers(self) -> None:
@@ -263,7 +266,7 @@ class Simulation:
                 return False
             if node.log.last_chain_crc != leader.log.last_chain_crc or node.log.last != leader.log.last:
                 return False
-        return not self.clients.open_operations() and not self.producers.open_operations()
+        return not any(one.open_operations() for one in (self.clients, self.producers, self.senders))
 
     def _is_done(self) -> bool:
         """Well, and everything is committed and durable everywhere."""
@@ -284,7 +287,7 @@ class Simulation:
             heal_ms=(self.well_us - (self.healed_us or 0)) // 1000,
             elections=self.checker.elections,
             committed=len(self.checker.chain),
-            outcomes=self.clients.outcomes() + self.producers.outcomes(),
+            outcomes=self.clients.outcomes() + self.producers.outcomes() + self.senders.outcomes(),
             hits=self.hits,
             roles=self.roles,
             trace_hash=self.trace_hash & (1 << 64) - 1,

@@ -28,6 +28,17 @@ def test_sim_random_seeds_keep_every_promise(block: int) -> None:
         assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(4))
+def test_sim_what_real_clients_say_of_their_entries_is_so(block: int) -> None:
+    """Their windows, numbering and retries, whatever becomes of streams and members."""
+    for seed in range(options.SENDER_WORLDS + block * 12, options.SENDER_WORLDS + block * 12 + 12):
+        result = run_seed(seed, EVENTS)
+
+        assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
+        assert sum(count for kind, count in result.outcomes.items() if kind.startswith("sender"))
+
+
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_sim_regression_seed_stays_fixed(seed: int) -> None:
     """A seed that failed once must never fail again."""
