@@ -6,6 +6,7 @@ acknowledged on every member.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from random import Random
 from typing import Final
 
 from dledger.errors import CorruptLogError, DLedgerError
-from dledger.types import NodeId, Position
+from dledger.store.remembered import REMEMBERED_FILE
+from dledger.types import NO_ENTRY, EntryId, NodeId, Position
 from tests.sim_store.broker import MemberBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues
 from tests.sim_store.clients import ANSWER_S, Clients
@@ -26,6 +28,8 @@ from tests.sim_store.options import GroupOptions, choose_group, in_group
 from tests.sim_store.threads import Clock, Group, Waiter
 from tests.sim_store.world import Counts, Result, World, run_world
 
+SET_ASIDE_US: Final = 20_000_000
+"""A damaged log that is not repaired by then is set aside, as its member asks for, if nobody else can repair it."""
 HEAL_S: Final = 120.0
 """How long a healed group may take until it is well (virtual time)."""
 
@@ -54,6 +58,8 @@ class Member:
         self.back_at_us = 0
         """When it comes back, while it is down."""
         self.snapshot: tuple[dict[Path, bytes], set[Path]] | None = None
+        self.snapshot_last = NO_ENTRY
+        """The last entry of the log in the snapshot, or one behind it."""
         self.serving = False
         """Whether its broker has said that it serves: a client that asked it itself would wait for ever if it died."""
 
@@ -112,6 +118,17 @@ class Member:
         """The disk does what it should."""
         disk = self.disk
         disk.full, disk.fail_sync, disk.fail_write, disk.hang_until_us, disk.slow_us = False, 0.0, 0.0, 0, 0
+
+    def take_snapshot(self) -> None:
+        """Keep what the disk holds, for ``set_back``."""
+        if self.broker is not None:
+            self.snapshot, self.snapshot_last = self.disk.snapshot(), self.broker.node._node.state.log.last
+
+    def durably_remembers(self, other: NodeId) -> EntryId:
+        """What it knows ``other`` to have held, even if it is cut off from its power."""
+        inode = self.disk.durable_names.get(self.disk.root / "node" / f"dledger-{self.name}" / REMEMBERED_FILE)
+        found = {} if inode is None else json.loads(inode.durable.partition(b"\n")[2])
+        return EntryId(*found[other]) if other in found else NO_ENTRY
 
     def counts_again(self) -> bool:
         """Whether it is up and has standing, and nothing of its log is missing."""
@@ -219,6 +236,19 @@ class GroupSimulation(World):
             elif member.impaired and member.counts_again():
                 self.event("counts again", member.name)
                 member.impaired = ""
+            elif member.damaged and self._needs_a_person(member):
+                self.hits["set aside"] += 1
+                member.repair = True
+                self._down(member, "kill", for_us=0)
+
+    def _needs_a_person(self, member: Member) -> bool:
+        """Whether, long after all was healed, it still cannot read what no other member holds any more."""
+        broker, others = member.broker, [one.broker for one in self.members if one is not member]
+        if self.working or self.scheduler.now_us < self.healed_at_us + SET_ASIDE_US or broker is None or member.repair:
+            return False
+        position = broker.store.dispatch_position
+        gone = all(other is not None and other.store.log.min_offset > position for other in others)
+        return gone and any("dledger serve --repair" in one.message for one in broker.node.status().conditions)
 
     def _failed(self, member: Member, error: BaseException) -> None:
         self.event("start failed", member.name, repr(error))
@@ -270,8 +300,8 @@ class GroupSimulation(World):
                     member.heal_disk()
             if options.has("set_back") and random.random() < 0.3:
                 member = random.choice(self.members)
-                if not member.impaired and member.boots:
-                    member.snapshot = member.disk.snapshot()
+                if not member.impaired:
+                    member.take_snapshot()
 
     def _how(self) -> str:
         return self.random.choice([how for how in ("kill", "power") if self.options.has(how)] or ["kill"])
@@ -317,11 +347,14 @@ class GroupSimulation(World):
             disk.slow_us = random.choice((500, 20_000))
 
     def _impair(self, kind: str) -> None:
-        """One member's disk loses what it had; the next one only once this one counts again."""
+        """One member's disk loses what it had; the next one only once this one counts again.
+
+        Nothing on a disk that is set back tells of it: that is harmless as long as nobody has forgotten what it held.
+        """
         if any(member.impaired for member in self.members):
             return
         member = self.random.choice(self.members)
-        if kind == "set_back" and member.snapshot is None:
+        if kind == "set_back" and not (member.snapshot and self._all_know(member)):
             return
         if member.up:
             self._down(member, "power")
@@ -337,6 +370,11 @@ class GroupSimulation(World):
         member.damaged = member.damaged or kind == "damage"
         self.hits[kind] += 1
         self.event(f"impaired: {kind}", member.name)
+
+    def _all_know(self, member: Member) -> bool:
+        """Whether all others know durably that it held more than its snapshot does."""
+        others = [one for one in self.members if one is not member]
+        return all(other.durably_remembers(member.name) > member.snapshot_last for other in others)
 
     def _turn_bit(self, disk: Disk) -> bool:
         """In a data segment; whether there was one."""
@@ -394,6 +432,7 @@ class GroupSimulation(World):
     def _heal(self, clients: Group) -> None:
         self.event("heal")
         self.working = False
+        self.healed_at_us = self.scheduler.now_us
         self.network.calm()
         for member in self.members:
             member.heal_disk()
