@@ -244,12 +244,17 @@ class GroupSimulation(World):
 
     def _needs_a_person(self, member: Member) -> bool:
         """Whether, long after all was healed, it still cannot read what no other member holds any more."""
-        broker, others = member.broker, [one.broker for one in self.members if one is not member]
+        broker = member.broker
         if self.working or self.scheduler.now_us < self.healed_at_us + SET_ASIDE_US or broker is None or member.repair:
             return False
+        told = " ".join(one.message for one in broker.node.status().conditions)
         position = broker.store.dispatch_position
-        gone = all(other is not None and other.store.log.min_offset > position for other in others)
-        return gone and any("dledger serve --repair" in one.message for one in broker.node.status().conditions)
+
+        def lacks_it(other: Member) -> bool:
+            begin = other.broker.store.log.min_offset if other.broker is not None else 0
+            return begin > position or f"{other.name}: it does not hold the log" in told
+
+        return "damaged at offset" in told and all(lacks_it(other) for other in self.members if other is not member)
 
     def _failed(self, member: Member, error: BaseException) -> None:
         self.event("start failed", member.name, repr(error))
@@ -476,8 +481,7 @@ class GroupSimulation(World):
 
     def _finish(self) -> None:
         """Everything that was promised is on every member."""
-        master = next(member for member in self.members if member.broker is not None and member.broker.is_master)
-        self._put_once_more(master)
+        self._put_once_more()
         self._wait(self._has_delivered, "delayed messages are not delivered")
         self._wait(self._is_well, "the group does not settle")
         for member in self.members:
@@ -487,11 +491,12 @@ class GroupSimulation(World):
         digests = {self._digest(member, begin, end) for member in self.members}
         require(len(digests) == 1, "logs differ", begin, end, digests)
 
-    def _put_once_more(self, member: Member) -> None:
+    def _put_once_more(self) -> None:
         before = self.model.acked
-        for _ in range(20):
-            if member.broker is not None and member.group is not None:
-                self._do(member, member.broker, member.group, "put")
+        for _ in range(40):  # who leads may still give up, for what its disk did before it was healed
+            for member in self.members:
+                if member.broker is not None and member.group is not None and member.broker.is_master:
+                    self._do(member, member.broker, member.group, "put")
             if self.model.acked > before:
                 return
             self.scheduler.sleep_us(200_000)
