@@ -311,20 +311,25 @@ class FileStore:
             if error.errno == errno.ENOSPC:
                 self._unwiped = writes
                 self._ran_out_of_space = self._disk_full = True
-                self._wipe()
+                try:
+                    self._wipe()
+                except (DiskError, DiskFullError) as left:
+                    left.outcome = "unknown"  # a start after a crash takes what is left there for appended
+                    raise
             raise self._failed("writing entries", error) from error
         state.publish(last, end, data, index)
 
-    def _failed(self, what: str, error: OSError) -> DiskError | DiskFullError:
+    def _failed(self, what: str, error: OSError, so: str = "nothing was appended") -> DiskError | DiskFullError:
         if error.errno != errno.ENOSPC:
             return self._state.poisoned(what, error)
         self._ran_out_of_space = self._disk_full = True
-        return DiskFullError(f"{what} in {self.directory} failed: no space left on the device; nothing was appended")
+        return DiskFullError(f"{what} in {self.directory} failed: no space left on the device; {so}")
 
     def _wipe(self) -> None:
         """Restore the zeros behind the end after a change was written in part, or (raising) later, before the next one.
 
-        There may be no room even for them where the file system does not write in place: thin, copy-on-write volumes.
+        Durably: a power cut must not bring back what was refused. There may be no room even for zeros where the file
+        system does not write in place: thin, copy-on-write volumes.
         """
         try:
             while self._unwiped:
@@ -332,9 +337,11 @@ class FileStore:
                 file = self._files.data.find(position)
                 if file is not None:  # else a reset or a truncation has dropped it
                     file.zero(position - file.base, position - file.base + len(data))
+                    file.sync()
                 self._unwiped = self._unwiped[:-1]
         except OSError as error:
-            raise self._failed("writing zeros over a batch that was written in part", error) from error
+            what = "writing zeros over a batch that was written in part"
+            raise self._failed(what, error, "it may be found there after a crash") from error
 
     def truncate(self, from_index: LogIndex) -> None:
         state = self._state

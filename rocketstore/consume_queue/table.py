@@ -280,8 +280,12 @@ class ConsumeQueueTable:
             with self._directories.making, suppress(OSError):  # not empty: a queue was created meanwhile
                 directory.rmdir()
         if queues:
-            with suppress(FileNotFoundError):
+            try:
                 self._fs.sync_dir(self.directory)
+            except FileNotFoundError:
+                pass  # nothing was ever in it
+            except OSError as error:
+                raise DiskError(f"removing queues from {self.directory} failed: {error}") from error
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)

@@ -144,6 +144,7 @@ class StoreFile:
             return DiskError(f"writing {self.path} at offset {start} failed: {error}")
         try:
             self._file.zero(start, self._file.non_zero_end(start))
+            self._file.sync()  # a power cut must not bring it back
         except OSError as wiping:
             return DiskError(f"wiping a partly written record at offset {start} of {self.path} failed: {wiping}")
         return DiskFullError(f"no space left for {self.path}: nothing was appended")

@@ -6,6 +6,7 @@ acknowledged on every member.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from random import Random
 from typing import Final
 
 from dledger.errors import CorruptLogError, DLedgerError
-from dledger.types import NodeId, Position
+from dledger.store.format import BLANK, HEADER
+from dledger.store.remembered import REMEMBERED_FILE
+from dledger.types import NO_ENTRY, EntryId, Magic, NodeId, Position
 from tests.sim_store.broker import MemberBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues
 from tests.sim_store.clients import ANSWER_S, Clients
@@ -26,6 +29,8 @@ from tests.sim_store.options import GroupOptions, choose_group, in_group
 from tests.sim_store.threads import Clock, Group, Waiter
 from tests.sim_store.world import Counts, Result, World, run_world
 
+SET_ASIDE_US: Final = 20_000_000
+"""A damaged log that is not repaired by then is set aside, as its member asks for, if nobody else can repair it."""
 HEAL_S: Final = 120.0
 """How long a healed group may take until it is well (virtual time)."""
 
@@ -54,6 +59,8 @@ class Member:
         self.back_at_us = 0
         """When it comes back, while it is down."""
         self.snapshot: tuple[dict[Path, bytes], set[Path]] | None = None
+        self.snapshot_last = NO_ENTRY
+        """The last entry of the log in the snapshot, or one behind it."""
         self.serving = False
         """Whether its broker has said that it serves: a client that asked it itself would wait for ever if it died."""
 
@@ -112,6 +119,17 @@ class Member:
         """The disk does what it should."""
         disk = self.disk
         disk.full, disk.fail_sync, disk.fail_write, disk.hang_until_us, disk.slow_us = False, 0.0, 0.0, 0, 0
+
+    def take_snapshot(self) -> None:
+        """Keep what the disk holds, for ``set_back``."""
+        if self.broker is not None:
+            self.snapshot, self.snapshot_last = self.disk.snapshot(), self.broker.node._node.state.log.last
+
+    def durably_remembers(self, other: NodeId) -> EntryId:
+        """What it knows ``other`` to have held, even if it is cut off from its power."""
+        inode = self.disk.durable_names.get(self.disk.root / "node" / f"dledger-{self.name}" / REMEMBERED_FILE)
+        found = {} if inode is None else json.loads(inode.durable.partition(b"\n")[2])
+        return EntryId(*found[other]) if other in found else NO_ENTRY
 
     def counts_again(self) -> bool:
         """Whether it is up and has standing, and nothing of its log is missing."""
@@ -219,6 +237,24 @@ class GroupSimulation(World):
             elif member.impaired and member.counts_again():
                 self.event("counts again", member.name)
                 member.impaired = ""
+            elif member.damaged and self._needs_a_person(member):
+                self.hits["set aside"] += 1
+                member.repair = True
+                self._down(member, "kill", for_us=0)
+
+    def _needs_a_person(self, member: Member) -> bool:
+        """Whether, long after all was healed, it still cannot read what no other member holds any more."""
+        broker = member.broker
+        if self.working or self.scheduler.now_us < self.healed_at_us + SET_ASIDE_US or broker is None or member.repair:
+            return False
+        told = " ".join(one.message for one in broker.node.status().conditions)
+        position = broker.store.dispatch_position
+
+        def lacks_it(other: Member) -> bool:
+            begin = other.broker.store.log.min_offset if other.broker is not None else 0
+            return begin > position or f"{other.name}: it does not hold the log" in told
+
+        return "damaged at offset" in told and all(lacks_it(other) for other in self.members if other is not member)
 
     def _failed(self, member: Member, error: BaseException) -> None:
         self.event("start failed", member.name, repr(error))
@@ -270,8 +306,8 @@ class GroupSimulation(World):
                     member.heal_disk()
             if options.has("set_back") and random.random() < 0.3:
                 member = random.choice(self.members)
-                if not member.impaired and member.boots:
-                    member.snapshot = member.disk.snapshot()
+                if not member.impaired:
+                    member.take_snapshot()
 
     def _how(self) -> str:
         return self.random.choice([how for how in ("kill", "power") if self.options.has(how)] or ["kill"])
@@ -317,11 +353,14 @@ class GroupSimulation(World):
             disk.slow_us = random.choice((500, 20_000))
 
     def _impair(self, kind: str) -> None:
-        """One member's disk loses what it had; the next one only once this one counts again."""
+        """One member's disk loses what it had; the next one only once this one counts again.
+
+        Nothing on a disk that is set back tells of it: that is harmless as long as nobody has forgotten what it held.
+        """
         if any(member.impaired for member in self.members):
             return
         member = self.random.choice(self.members)
-        if kind == "set_back" and member.snapshot is None:
+        if kind == "set_back" and not (member.snapshot and self._all_know(member)):
             return
         if member.up:
             self._down(member, "power")
@@ -337,6 +376,11 @@ class GroupSimulation(World):
         member.damaged = member.damaged or kind == "damage"
         self.hits[kind] += 1
         self.event(f"impaired: {kind}", member.name)
+
+    def _all_know(self, member: Member) -> bool:
+        """Whether all others know durably that it held more than its snapshot does."""
+        others = [one for one in self.members if one is not member]
+        return all(other.durably_remembers(member.name) > member.snapshot_last for other in others)
 
     def _turn_bit(self, disk: Disk) -> bool:
         """In a data segment; whether there was one."""
@@ -394,6 +438,7 @@ class GroupSimulation(World):
     def _heal(self, clients: Group) -> None:
         self.event("heal")
         self.working = False
+        self.healed_at_us = self.scheduler.now_us
         self.network.calm()
         for member in self.members:
             member.heal_disk()
@@ -436,8 +481,7 @@ class GroupSimulation(World):
 
     def _finish(self) -> None:
         """Everything that was promised is on every member."""
-        master = next(member for member in self.members if member.broker is not None and member.broker.is_master)
-        self._put_once_more(master)
+        self._put_once_more()
         self._wait(self._has_delivered, "delayed messages are not delivered")
         self._wait(self._is_well, "the group does not settle")
         for member in self.members:
@@ -447,11 +491,12 @@ class GroupSimulation(World):
         digests = {self._digest(member, begin, end) for member in self.members}
         require(len(digests) == 1, "logs differ", begin, end, digests)
 
-    def _put_once_more(self, member: Member) -> None:
+    def _put_once_more(self) -> None:
         before = self.model.acked
-        for _ in range(20):
-            if member.broker is not None and member.group is not None:
-                self._do(member, member.broker, member.group, "put")
+        for _ in range(40):  # who leads may still give up, for what its disk did before it was healed
+            for member in self.members:
+                if member.broker is not None and member.group is not None and member.broker.is_master:
+                    self._do(member, member.broker, member.group, "put")
             if self.model.acked > before:
                 return
             self.scheduler.sleep_us(200_000)
@@ -510,7 +555,10 @@ class GroupSimulation(World):
             while at < end:
                 chunk = broker.node.log.read_committed(Position(at), self.options.node.segment_bytes)
                 require(chunk.data, "the log cannot be read", member.name, at, end)
-                digest = zlib.crc32(chunk.data[: end - chunk.position], digest)
+                data = bytearray(chunk.data[: end - chunk.position])
+                if any(one.damaged for one in self.members):
+                    blank_what_readers_pass_over(data)
+                digest = zlib.crc32(data, digest)
                 at = chunk.position + len(chunk.data)
 
         self._run_on(member, read)
@@ -525,6 +573,17 @@ class GroupSimulation(World):
         if network is not None:
             hits += network.hits
         return Counts(sum(one.disk.changes for one in self.members), self.hits["power"] + self.hits["kill"], hits)
+
+
+def blank_what_readers_pass_over(data: bytearray) -> None:
+    """Of each entry the term, the channel and the chain: what turns there only a scrubber's round finds."""
+    at = 0
+    while at + HEADER.size <= len(data):
+        magic, size = BLANK.unpack_from(data, at)
+        if magic not in (Magic.NORMAL, Magic.NOOP):
+            return
+        data[at + 16 : at + 24] = data[at + 32 : at + 40] = bytes(8)
+        at += size
 
 
 def run_group(seed: int, *, trace: bool = False) -> Result:

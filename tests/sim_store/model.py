@@ -144,7 +144,7 @@ class Model:
 
     def forget_topic(self, topic: str, log_end: int) -> None:
         """Its queues are about to be deleted."""
-        self.deleted[topic] = log_end
+        self.deleted[topic] = max(log_end, self.deleted.get(topic, 0))  # a log that is closed has no end
 
     # -- crashes -------------------------------------------------------------------------------------------------
 

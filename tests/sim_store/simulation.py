@@ -43,6 +43,8 @@ class Simulation(World):
         self.healed = False
         self.crashes = 0
         self.boot = 0
+        self.ended_by = ""
+        """What ended the last life."""
 
     def _trace_disk(self, what: str, where: str) -> None:
         self.event(what, where)
@@ -145,7 +147,9 @@ class Simulation(World):
 
     def _lose_derived(self) -> None:
         """Somebody removes what is derived from the log, or a part of it, while no broker runs."""
-        names = ["index", "checkpoint"]
+        names = ["index"]
+        if self.ended_by != "power":  # what it took could not be told from damage: such a log is refused
+            names.append("checkpoint")
         if not self.options.has("full"):  # then nothing waits for the queues' numbers to be written down
             names += ["consumequeue", "consumequeue/A", "consumequeue/B/0"]
         what = self.random.choice(names)
@@ -260,6 +264,7 @@ class Simulation(World):
         self.scheduler.kill(group)
         self.model.crashed()
         self.hits[how] += 1
+        self.ended_by = how
         if how == "power":
             self.crashes += 1
             self.disk.cut_power()

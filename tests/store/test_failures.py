@@ -153,6 +153,43 @@ def test_a_batch_that_fails_half_way_leaves_nothing(config: StoreConfig) -> None
     store.close()
 
 
+def test_what_was_refused_for_want_of_room_does_not_come_back_after_a_power_cut(config: StoreConfig) -> None:
+    """The zeros over what was written in part are durable before anybody is told that nothing was appended."""
+    fs = FailingFs()
+    store = open_store(config, fs)
+    fill(store, 20)
+    store.flush()
+    fs.fails = lambda call, path: NO_SPACE if call == "write" and path.endswith("0004096") else None
+    fs.calls.clear()
+
+    with pytest.raises(DiskFullError) as refused:
+        store.append_as_leader(Term(1), [b"y" * 500] * 4)
+
+    assert refused.value.outcome == "unknown", "the zeros cannot be written either"
+    fs.fails = lambda _call, _path: None
+    store.clean(LogIndex(-1))
+    fill(store, 1)
+    fs.calls.clear()
+    failed = [True]
+
+    def once(call: str, path: str) -> int | None:
+        strikes = failed[0] and call == "write" and path.endswith("0004096")
+        failed[0] = failed[0] and not strikes
+        return NO_SPACE if strikes else None
+
+    fs.fails = once
+    with pytest.raises(DiskFullError) as refused:
+        store.append_as_leader(Term(1), [b"y" * 500] * 4)
+
+    assert refused.value.outcome == "not_applied"
+    wiped = {path for call, path in fs.calls if call == "write" and "/data/" in path}
+    for path in wiped:
+        changes = [call for call, at in fs.calls if at == path and call in ("write", "sync")]
+        assert changes[-1] == "sync", path
+    assert len(wiped) == 2
+    abandon(store)
+
+
 def test_a_thin_volume_that_is_full_is_a_full_disk_until_it_has_room(config: StoreConfig) -> None:
     """ENOSPC where room is reserved, for the zeros too: nothing is appended, and nothing of it comes back later."""
     fs = FailingFs()
@@ -166,11 +203,13 @@ def test_a_thin_volume_that_is_full_is_a_full_disk_until_it_has_room(config: Sto
         return NO_SPACE if call == "write" and "/data/" in path and writes[0] > 1 else None
 
     fs.fails = fails
-    with pytest.raises(DiskFullError, match="no space left"):
+    with pytest.raises(DiskFullError, match="no space left") as left:
         store.append_as_leader(Term(1), [b"y" * 500] * 4)
+    assert left.value.outcome == "unknown", "a crash now would bring back what the first segment got"
     store.clean(LogIndex(-1))  # the file system says that there is room
-    with pytest.raises(DiskFullError, match="writing zeros"):
+    with pytest.raises(DiskFullError, match="writing zeros") as refused:
         fill(store, 1)
+    assert refused.value.outcome == "not_applied"
     assert bodies_of(store) == bodies
     fs.fails = lambda _call, _path: None
     store.clean(LogIndex(-1))

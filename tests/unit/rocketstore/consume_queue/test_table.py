@@ -167,6 +167,20 @@ def test_min_offsets_follow_the_log(tmp_path: Path) -> None:
     }
 
 
+def test_a_removal_that_cannot_be_made_durable_is_told_with_the_directory(tmp_path: Path) -> None:
+    fs = FailingFs(lambda call, path: IO_ERROR if (call, path) == ("sync_dir", str(tmp_path)) else None)
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES)
+    table.append(log(10))
+    table.flush()
+    table.close()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs=fs)
+    table.load()
+    table.recover(FOREVER)
+
+    with pytest.raises(DiskError, match=f"removing queues from {tmp_path}"):
+        table.destroy_all()
+
+
 def test_a_deleted_topic_is_gone_and_may_come_back(tmp_path: Path) -> None:
     table = opened(tmp_path)
     table.append(log(100))

@@ -144,8 +144,10 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         original(fd, data, offset)
 
     fs.write = write_in_part  # type: ignore[method-assign]
+    fs.calls.clear()
     with pytest.raises(DiskFullError):
         queue.append(b"y" * 50)
+    assert [call for call, _ in fs.calls if call in ("write", "sync")][-1] == "sync", "a power cut brings nothing back"
     fs.write = original  # type: ignore[method-assign]
 
     assert file.is_blank(100)
