@@ -15,16 +15,40 @@ from typing import Final
 import unasync
 
 ROOT: Final = Path(__file__).parent.parent
-MADE: Final = {"dledger/client/aio_calls.py": "dledger/client/calls.py"}
+MADE: Final = {
+    f"{package}/aio_{name}.py": f"{package}/{name}.py"
+    for package, names in (
+        ("dledger/client", ("calls",)),
+        ("rocketstore/client", ("connection", "topic_cache", "producer")),
+    )
+    for name in names
+}
 """The source, and what is made from it."""
 _COUNTERPARTS: Final = {
     "aclosing": "closing",
     "aio": "threads",
-    "aio_calls": "calls",
-    "aio_channels": "channels",
-    "aio_futures": "futures",
-    "aio_stream": "stream",
-    **{f"Async{name}": name for name in ("Calls", "Channels", "Links", "Seeker", "Sender", "SentItem", "Stream")},
+    "asyncio": "threading",
+    **{
+        f"aio_{name}": name for name in ("calls", "channels", "connection", "futures", "sends", "stream", "topic_cache")
+    },
+    **{
+        f"Async{name}": name
+        for name in (
+            "BrokerConnection",
+            "Calls",
+            "Channels",
+            "Links",
+            "MessageSender",
+            "Producer",
+            "Seeker",
+            "SendFuture",
+            "SendManyFuture",
+            "Sender",
+            "SentItem",
+            "Stream",
+            "TopicCache",
+        )
+    },
 }
 
 

@@ -12,7 +12,8 @@ from cluster.drill.target import SECURITY, DrillError
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import LogIndex, NodeId
-from rocketstore.client.connection import PULL, BrokerConnection
+from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.methods import PULL
 from rocketstore.client.received import split_records
 from rocketstore.pb import broker_pb2 as pb
 

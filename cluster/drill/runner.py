@@ -20,7 +20,8 @@ from cluster.drill.watch import Watch, wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
 from rocketstore.client import Admin, TopicInfo
-from rocketstore.client.connection import LIST_TOPICS, BrokerConnection
+from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.methods import LIST_TOPICS
 from rocketstore.pb import broker_pb2 as pb
 
 GROUP_NAME: Final = "drill"

@@ -147,7 +147,7 @@ class AsyncSeeker(Generic[_StatusT]):
         self._directory = directory
         self._ask_all = ask_all
         self._report_of = report_of
-        self._seeking: asyncio.Task[str] | None = None
+        self._seeking: asyncio.Task[tuple[str | None, Search]] | None = None
 
     def close(self) -> None:
         """End a search under way."""
@@ -157,15 +157,21 @@ class AsyncSeeker(Generic[_StatusT]):
     async def leader(self, deadline: Deadline) -> str:
         """As ``Seeker.leader``."""
         found = self._directory.leader
-        if found is not None:
-            return found
-        if self._seeking is None or self._seeking.done():
-            self._seeking = asyncio.create_task(self._seek())
-        seeking = self._seeking  # one for all who wait: thousands of appends may
-        await asyncio.wait((seeking,), timeout=deadline.remaining_s)
-        if not seeking.done() or seeking.cancelled():
-            raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")
-        return seeking.result()
+        if found is None:
+            found, search = await self._sought(deadline)
+            if found is None:
+                raise search.failure("no server leads at present")
+        return found
+
+    async def reader(self, deadline: Deadline) -> str:
+        """As ``Seeker.reader``."""
+        found = self._directory.leader
+        if found is None:
+            found, search = await self._sought(deadline)
+            found = found or search.answering
+            if found is None:
+                raise search.failure("nobody answers")
+        return found
 
     async def look(self) -> str | None:
         """As ``Seeker.look``."""
@@ -175,13 +181,19 @@ class AsyncSeeker(Generic[_StatusT]):
                 search.conclude()
         return self._directory.leader
 
-    async def _seek(self) -> str:
+    async def _sought(self, deadline: Deadline) -> tuple[str | None, Search]:
+        if self._seeking is None or self._seeking.done():
+            self._seeking = asyncio.create_task(self._seek())
+        seeking = self._seeking  # one for all who wait: thousands of appends may
+        await asyncio.wait((seeking,), timeout=deadline.remaining_s)
+        if not seeking.done() or seeking.cancelled():
+            raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")
+        return seeking.result()
+
+    async def _seek(self) -> tuple[str | None, Search]:
         search = Search(self._directory)
         settled = await self._ask(search, Deadline(DISCOVERY_TIMEOUT_S))
-        found = self._directory.leader if settled else search.conclude()
-        if found is None:
-            raise search.failure("no server leads at present")
-        return found
+        return self._directory.leader if settled else search.conclude(), search
 
     async def _ask(self, search: Search, deadline: Deadline) -> bool:
         while addresses := search.whom_to_ask():

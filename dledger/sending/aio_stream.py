@@ -34,7 +34,7 @@ class AsyncStream(Generic[ItemT, ResultT]):
         self._next_number = 0
         self._handed = 0  # the number of the last request that gRPC has
         self._closed_because = ""
-        self._requests: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+        self._requests: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
         self._call = open_call(self._outgoing())
         self._reader: asyncio.Task[None] | None = None
 
@@ -72,9 +72,8 @@ class AsyncStream(Generic[ItemT, ResultT]):
                 await asyncio.wait((self._reader,))
 
     async def _outgoing(self) -> AsyncIterator[bytes]:
-        while True:
-            number, request = await self._requests.get()
-            self._handed = number
+        while (item := await self._requests.get()) is not None:
+            self._handed, request = item
             yield request
 
     async def _read(self) -> None:
@@ -98,6 +97,7 @@ class AsyncStream(Generic[ItemT, ResultT]):
     def _fail(self, failure: DLedgerError) -> None:
         self.broken = failure
         self._call.cancel()
+        self._requests.put_nowait(None)  # else gRPC's task would wait for more of them for ever
         pending, self._pending = self._pending, {}
         for number, batch in pending.items():
             self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= self._handed))

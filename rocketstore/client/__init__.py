@@ -1,6 +1,8 @@
 """Producers, consumers and administrators of a broker, or of a group of brokers."""
 
 from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
+from rocketstore.client.aio_producer import AsyncMessageSender, AsyncProducer
+from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
 from rocketstore.client.consumer import Consumer, ConsumerOptions
 from rocketstore.client.producer import MessageSender, Producer
 from rocketstore.client.received import ReceivedMessage
@@ -9,6 +11,10 @@ from rocketstore.client.topics import TopicInfo
 
 __all__ = [
     "Admin",
+    "AsyncMessageSender",
+    "AsyncProducer",
+    "AsyncSendFuture",
+    "AsyncSendManyFuture",
     "BrokerStatus",
     "Consumer",
     "ConsumerOptions",

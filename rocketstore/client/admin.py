@@ -12,7 +12,9 @@ from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.conditions import Condition
 from dledger.errors import DLedgerError, UnavailableError
-from rocketstore.client.connection import (
+from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.client.methods import (
     COMMIT_OFFSETS,
     COMMIT_POSITION,
     DELETE_GROUP,
@@ -27,13 +29,12 @@ from rocketstore.client.connection import (
     QUERY_BY_KEY,
     QUEUE_RANGE,
     STATUS,
-    BrokerConnection,
     is_master,
     report_of_broker,
 )
-from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.received import ReceivedMessage, split_records
-from rocketstore.client.topics import TopicInfo, no_such_topic, topic_of
+from rocketstore.client.topic_cache import no_such_topic
+from rocketstore.client.topics import TopicInfo, topic_of
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb

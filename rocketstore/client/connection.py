@@ -1,78 +1,30 @@
-"""How clients reach brokers: channels, which brokers there are, who is the master, and retried unary calls."""
+"""How clients reach brokers: channels, which brokers there are, who is the master, and retried unary calls.
+
+``make unasync`` makes ``connection.py`` from ``aio_connection.py``: change that one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import TypeVar
 
-import tenacity
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from dledger.client.channels import Channels, Seeker, Service
-from dledger.client.discovery import Directory, Report, parse_addresses
+from dledger.client.channels import Answer, Channels, Seeker, Service, retry
+from dledger.client.discovery import Directory, parse_addresses
 from dledger.client.security import ChannelMaker, ClientSecurity
-from dledger.client.shared import Deadline, retry_options
-from dledger.errors import DLedgerError, LeaderHint, UnavailableError
-from dledger.types import NodeId
-from rocketstore.client.errors import BadAnswerError, NotMasterError, failure_of, hint_of, is_retried_read
+from dledger.client.shared import Deadline
+from dledger.errors import DLedgerError, UnavailableError
+from rocketstore.client.errors import NotMasterError, failure_of, hint_of, is_retried_read
+from rocketstore.client.methods import SERVICE, STATUS, AnswerT, Method, is_master, parse_answer, report_of_broker
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import BrokerRole
 
-SERVICE: Final = "rocketstore.v1.BrokerService"
 _T = TypeVar("_T")
 
 
-AnswerT = TypeVar("AnswerT", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class Method(Generic[AnswerT]):
-    """A unary method of the broker and what it answers."""
-
-    name: str
-    answer: type[AnswerT]
-
-
-PULL: Final = Method("Pull", pb.PullResponse)
-QUERY_BY_ID: Final = Method("QueryById", pb.RecordsResponse)
-QUERY_BY_KEY: Final = Method("QueryByKey", pb.RecordsResponse)
-QUEUE_RANGE: Final = Method("QueueRange", pb.QueueRangeResponse)
-OFFSET_BY_TIME: Final = Method("OffsetByTime", pb.OffsetResponse)
-COMMIT_OFFSETS: Final = Method("CommitOffsets", pb.CommitOffsetsResponse)
-COMMIT_POSITION: Final = Method("CommitPosition", pb.CommitPositionResponse)
-FETCH_OFFSETS: Final = Method("FetchOffsets", pb.FetchOffsetsResponse)
-PUT_TOPIC: Final = Method("PutTopic", pb.PutTopicResponse)
-DELETE_TOPIC: Final = Method("DeleteTopic", pb.DeleteTopicResponse)
-LIST_TOPICS: Final = Method("ListTopics", pb.ListTopicsResponse)
-DELETE_GROUP: Final = Method("DeleteGroup", pb.DeleteGroupResponse)
-LIST_GROUPS: Final = Method("ListGroups", pb.ListGroupsResponse)
-PRODUCER: Final = Method("Producer", pb.ProducerResponse)
-STATUS: Final = Method("Status", pb.StatusResponse)
-
-
-def parse_answer(kind: type[AnswerT], data: bytes, address: str) -> AnswerT:
-    """Raises ``BadAnswerError`` for garbage."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise BadAnswerError(f"{address} answered {len(data)} bytes that are no {kind.__name__}: {error}") from None
-
-
-def is_master(status: pb.StatusResponse) -> bool:
-    """Whether the broker said that it takes writes."""
-    return status.broker_role in (BrokerRole.SYNC_MASTER, BrokerRole.ASYNC_MASTER)
-
-
-def report_of_broker(status: pb.StatusResponse) -> Report:
-    """A broker's status as a report."""
-    leader = LeaderHint(NodeId(status.leader), status.leader_address) if status.leader else None
-    return Report(status.node_id, is_master(status), status.term, leader, dict(status.members))
-
-
 class BrokerConnection:
-    """Channels to all brokers and calls on them. Thread-safe; every call ends by its deadline.
+    """Channels to all brokers and calls on them. Every call ends by its deadline.
 
     ``addresses``: one or more brokers' listen addresses (``host:port``); the others of the group are learnt.
     """
@@ -89,7 +41,7 @@ class BrokerConnection:
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self.channels.closing.is_set()
+        return self.channels.closed
 
     def close(self) -> None:
         """Close every channel; calls under way fail. Idempotent."""
@@ -120,7 +72,7 @@ class BrokerConnection:
         return self._ask_until(method, request, deadline, self.seeker.reader)
 
     def _ask_until(
-        self, method: Method[AnswerT], request: Message, deadline: Deadline, where: Callable[[Deadline], str]
+        self, method: Method[AnswerT], request: Message, deadline: Deadline, where: Callable[[Deadline], Answer[str]]
     ) -> AnswerT:
         said: DLedgerError | None = None
 
@@ -141,15 +93,14 @@ class BrokerConnection:
 
         return self.retry(deadline, attempt)
 
-    def retry(self, deadline: Deadline, attempt: Callable[[], _T]) -> _T:
+    def retry(self, deadline: Deadline, attempt: Callable[[], Answer[_T]]) -> _T:
         """Repeat what may be repeated, with growing pauses, until the deadline."""
         try:
             return attempt()  # the usual case pays nothing for the machinery below
         except DLedgerError as error:
             if self.closed or deadline.expired or not is_retried_read(error):
                 raise
-        goes_on = lambda error: not self.closed and is_retried_read(error)  # noqa: E731
-        return tenacity.Retrying(**retry_options(deadline, goes_on))(attempt)
+        return retry(deadline, attempt, lambda error: not self.closed and is_retried_read(error))
 
     def check_master(self, address: str, deadline: Deadline) -> None:
         """Ask a broker whether it takes writes. Raises ``NotMasterError`` if not.
@@ -169,7 +120,7 @@ class BrokerConnection:
 
     def ask_all(
         self, addresses: Collection[str], deadline: Deadline
-    ) -> Iterator[tuple[str, pb.StatusResponse | DLedgerError]]:
+    ) -> Generator[tuple[str, pb.StatusResponse | DLedgerError], None]:
         """Status of several brokers at once, answers as they come; the rest is cancelled when the caller stops."""
         request = pb.StatusRequest().SerializeToString()
         parse = partial(parse_answer, pb.StatusResponse)

@@ -15,17 +15,13 @@ from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
-from rocketstore.client.connection import (
-    COMMIT_OFFSETS,
-    FETCH_OFFSETS,
-    OFFSET_BY_TIME,
-    QUEUE_RANGE,
-    BrokerConnection,
-)
+from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, MessageRefusedError, NotFoundError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
+from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, OFFSET_BY_TIME, QUEUE_RANGE
 from rocketstore.client.received import ReceivedMessage, split_records, tags_of_expression
-from rocketstore.client.topics import PERMISSION_READ, TopicCache, no_such_topic
+from rocketstore.client.topic_cache import TopicCache, no_such_topic
+from rocketstore.client.topics import PERMISSION_READ
 from rocketstore.pb import broker_pb2 as pb
 
 _log = logging.getLogger(__name__)

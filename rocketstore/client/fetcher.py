@@ -16,8 +16,9 @@ import grpc
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.config import MIB
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
-from rocketstore.client.connection import BrokerConnection, parse_answer
+from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, NotFoundError, OffsetOutOfRangeError, failure_of, is_retried_read
+from rocketstore.client.methods import parse_answer
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus
 

@@ -1,25 +1,31 @@
-"""``Producer``: sends messages to whichever broker is the master."""
+"""``Producer``: sends messages to whichever broker is the master.
+
+``make unasync`` makes ``producer.py`` from ``aio_producer.py``: change that one.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
+from dledger.client.channels import Answer
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
-from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
+from dledger.errors import DLedgerError, UnavailableError
+from dledger.sending.futures import wait_for_batch
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
-from rocketstore.client.connection import PRODUCER, BrokerConnection
+from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
+from rocketstore.client.methods import PRODUCER
+from rocketstore.client.outgoing import check_message, encode, queue_of_key
 from rocketstore.client.sends import (
     WIRE,
     Encoded,
@@ -31,22 +37,15 @@ from rocketstore.client.sends import (
     Sent,
     window_of,
 )
-from rocketstore.client.topics import PERMISSION_WRITE, TopicCache
-from rocketstore.client.wire import encode_message
-from rocketstore.message.ids import unique_id
-from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
+from rocketstore.client.topic_cache import TopicCache
+from rocketstore.client.topics import PERMISSION_WRITE
+from rocketstore.message.message import Message
 from rocketstore.message.producer_names import check_producer_name
-from rocketstore.message.properties import encode_properties
-from rocketstore.message.tags import java_hash
 from rocketstore.pb import broker_pb2 as pb
 
 ANY_QUEUE: Final = -1
 BODY_BYTES_MAX: Final = 4 * MIB
-TOPIC_CHARS_MAX: Final = 127
 _TURNS: Final = 1 << 16
-_make: Final = tuple.__new__
-"""Makes named tuples without their constructors' detour: two per message."""
-_UNIQUE_KEY_IS: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
 
 
 class Producer:
@@ -97,7 +96,7 @@ class Producer:
         self._senders: list[MessageSender] = []
         self._closed = False
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -128,7 +127,9 @@ class Producer:
         is the message's number, if the producer has a name.
         """
         data, sent = self._encode(message, key, queue_id)
-        return SendFuture(*self._direct_sender().add(data, item=sent, sequence=sequence)).result()
+        batch, place = self._direct_sender().add(data, item=sent, sequence=sequence)
+        wait_for_batch(batch)
+        return SendFuture(batch, place).result()
 
     def send_many(
         self,
@@ -144,7 +145,7 @@ class Producer:
         stored, ``PartlySentError`` with all outcomes if some are or may be.
         """
         encoded = [self._encode(message, key, queue_id) for message in messages]
-        results = list(_add_many(self._direct_sender(), encoded, sequence).outcomes())
+        results = list((_add_many(self._direct_sender(), encoded, sequence)).outcomes())
         errors = [result for result in results if isinstance(result, DLedgerError)]
         if not errors:
             return [result for result in results if isinstance(result, SendReceipt)]
@@ -198,7 +199,7 @@ class Producer:
         name = self._options.producer_name if producer_name is None else producer_name
         check_producer_name(name)
         connection = self._connection
-        return connection.ask_master(PRODUCER, pb.ProducerRequest(producer=name), connection.deadline()).next_sequence
+        return (connection.ask_master(PRODUCER, pb.ProducerRequest(producer=name), connection.deadline())).next_sequence
 
     # --- machinery --------------------------------------------------------------------------------------------------
 
@@ -244,38 +245,8 @@ class Producer:
             self._on_failure(address, error)
 
     def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
-        topic, properties = message.topic, message.properties
-        if not 0 < len(topic) <= TOPIC_CHARS_MAX:
-            raise MessageRefusedError(f"a topic has 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
-        if len(message.body) > self._body_bytes_max:
-            raise MessageRefusedError(f"the body has {len(message.body)} bytes, more than {self._body_bytes_max}")
-        if queue_id is None:
-            if message.queue_id:
-                raise MessageRefusedError(
-                    f"the message names queue {message.queue_id}: give the queue to the call instead, "
-                    f"send(message, queue_id={message.queue_id}), or leave it out"
-                )
-            queue_id = self._choose(topic, key)
-        try:
-            if properties:
-                unique_key = properties.get(PROPERTY_UNIQUE_KEY) or unique_id()
-                text = encode_properties({**properties, PROPERTY_UNIQUE_KEY: unique_key})
-            else:
-                unique_key = unique_id()
-                text = _UNIQUE_KEY_IS + unique_key.encode()
-            data = encode_message(
-                topic,
-                message.body,
-                text,
-                queue_id,
-                message.born_timestamp or time.time_ns() // 1_000_000,
-                flag=message.flag,
-                sys_flag=message.sys_flag,
-                reconsume_times=message.reconsume_times,
-            )
-        except (InvalidRequestError, UnicodeEncodeError) as error:
-            raise MessageRefusedError(f"the message cannot be sent: {error}") from error
-        return _make(Encoded, (data, _make(Sent, (topic, queue_id, unique_key))))
+        check_message(message, queue_id, self._body_bytes_max)
+        return encode(message, self._choose(message.topic, key) if queue_id is None else queue_id)
 
     def _choose(self, topic: str, key: str | None) -> int:
         known = self._topics.find(topic)
@@ -290,14 +261,10 @@ class Producer:
         return queue_of_key(key, known.write_queues)
 
 
-def queue_of_key(key: str, queues: int) -> int:
-    """The queue of a sharding key: the same for ever, and the same as RocketMQ's ``SelectMessageQueueByHash``."""
-    return abs(java_hash(key)) % queues
-
-
 def _add_many(sender: Sender[Sent, Result], encoded: Sequence[Encoded], sequence: int | None) -> SendManyFuture:
     payloads = [data for data, _ in encoded]
-    return SendManyFuture(sender.add_many(payloads, items=[sent for _, sent in encoded], sequence=sequence))
+    spans = sender.add_many(payloads, items=[sent for _, sent in encoded], sequence=sequence)
+    return SendManyFuture(spans)
 
 
 class MessageSender:
@@ -308,14 +275,14 @@ class MessageSender:
     """
 
     def __init__(
-        self, sender: Sender[Sent, Result], encode: Callable[[Message, str | None, int | None], Encoded]
+        self, sender: Sender[Sent, Result], encode: Callable[[Message, str | None, int | None], Answer[Encoded]]
     ) -> None:
         self._sender = sender
         self._encode = encode
         self.closed = False
         """Whether ``close`` was called."""
 
-    def __enter__(self) -> MessageSender:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -352,7 +319,8 @@ class MessageSender:
 
         ``PendingFullError``: the first of them may have been queued.
         """
-        return _add_many(self._sender, [self._encode(message, key, queue_id) for message in messages], sequence)
+        encoded = [self._encode(message, key, queue_id) for message in messages]
+        return _add_many(self._sender, encoded, sequence)
 
     def flush(self) -> None:
         """Return when everything sent so far is finished, well or badly."""

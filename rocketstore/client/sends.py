@@ -15,7 +15,6 @@ from dledger.sending.futures import NO_OUTCOME, SentItem, SentMany
 from dledger.sending.numbering import Numbering
 from dledger.sending.stream import Wire
 from dledger.sending.window import Window, WindowOptions
-from rocketstore.client.connection import parse_answer
 from rocketstore.client.errors import (
     BadAnswerError,
     NotMasterError,
@@ -24,6 +23,7 @@ from rocketstore.client.errors import (
     is_retried,
     send_failure,
 )
+from rocketstore.client.methods import parse_answer
 from rocketstore.message.producer_names import MEMORY_KEY, check_producer_name
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus
@@ -128,7 +128,7 @@ class SendFuture(SentItem[Any]):
 
         Without ``timeout`` it ends all the same: everything that is sent has a deadline.
         """
-        return _receipt(super().result(timeout), self._batch.items[self._place])
+        return receipt_of(super().result(timeout), self._batch.items[self._place])
 
 
 class SendManyFuture(SentMany[Any]):
@@ -142,7 +142,7 @@ class SendManyFuture(SentMany[Any]):
         for batch, first, count in self._spans:
             for place in range(first, first + count):
                 outcome = batch.outcomes[place] or NO_OUTCOME
-                yield outcome if isinstance(outcome, DLedgerError) else _receipt(outcome, batch.items[place])
+                yield outcome if isinstance(outcome, DLedgerError) else receipt_of(outcome, batch.items[place])
 
 
 class StoredResults(Sequence[Result]):
@@ -173,7 +173,7 @@ class StoredResults(Sequence[Result]):
         )
 
 
-def _receipt(result: Result, message: Sent) -> SendReceipt:
+def receipt_of(result: Result, message: Sent) -> SendReceipt:
     if isinstance(result, StoredAt):
         message_id, status = f"{result.id_prefix}{result.offset:016X}", PutMessageStatus.PUT_OK
     else:

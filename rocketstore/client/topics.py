@@ -1,21 +1,13 @@
-"""What a client remembers of topics, so that sending need not ask."""
+"""What brokers say of topics."""
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.errors import AccessDeniedError, DLedgerError
-from rocketstore.client.connection import LIST_TOPICS, QUEUE_RANGE, BrokerConnection
-from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.client.errors import BadAnswerError
 from rocketstore.pb import broker_pb2 as pb
 
-REFRESH_S: Final = 30.0
-"""How old what is known of topics may get."""
-UNKNOWN_REFRESH_S: Final = 0.5
-"""How often a topic that does not exist is asked for."""
 PERMISSION_READ: Final = 4
 PERMISSION_WRITE: Final = 2
 QUEUES_MAX: Final = 65536
@@ -29,57 +21,6 @@ class TopicInfo:
     read_queues: int = 4
     write_queues: int = 4
     permission: int = PERMISSION_READ | PERMISSION_WRITE
-
-
-class TopicCache:
-    """Thread-safe; asks at most one broker at a time."""
-
-    def __init__(self, connection: BrokerConnection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()  # guards the fields below, and is held while asking
-        self._topics: dict[str, TopicInfo] = {}
-        self._asked_at = float("-inf")
-
-    def find(self, name: str) -> TopicInfo | None:
-        """The topic, or None if no broker knows it (yet). Raises what asking raises, if nothing is known."""
-        topic = self._topics.get(name)
-        age_s = time.monotonic() - self._asked_at
-        if age_s < (REFRESH_S if topic is not None else UNKNOWN_REFRESH_S):
-            return topic
-        if topic is not None and self._lock.locked():  # somebody asks already: the old answer does
-            return topic
-        with self._lock:
-            if time.monotonic() - self._asked_at >= age_s:  # nobody asked while we waited for the lock
-                try:
-                    self._refresh()
-                except DLedgerError:
-                    if topic is None:
-                        raise
-            return self._topics.get(name)
-
-    def forget(self) -> None:
-        """Ask again at the next look."""
-        self._asked_at = float("-inf")
-
-    def _refresh(self) -> None:
-        answer = self._connection.ask_reader(LIST_TOPICS, pb.ListTopicsRequest(), self._connection.deadline())
-        self._topics = {topic.name: topic for topic in map(topic_of, answer.topics)}
-        self._asked_at = time.monotonic()
-
-
-def no_such_topic(connection: BrokerConnection, name: str) -> DLedgerError:
-    """Why a topic is not in the list: it does not exist, or (only who signs is shown a part) we may not use it."""
-    missing = NotFoundError(f"topic {name} does not exist")
-    if not connection.signs:
-        return missing
-    try:
-        request = pb.QueueRequest(topic=name, queue_id=0)
-        connection.ask(QUEUE_RANGE, request, connection.seeker.reader(connection.deadline()), connection.deadline())
-    except AccessDeniedError as error:
-        return error
-    except DLedgerError:
-        return missing
-    return missing
 
 
 def topic_of(topic: pb.Topic) -> TopicInfo:

@@ -16,8 +16,9 @@ from cluster.local_brokers import LocalBrokers
 from cluster.local_group import HOST, LocalNode
 from dledger.types import NodeId
 from rocketstore.client import TopicInfo
-from rocketstore.client.connection import LIST_TOPICS, PULL, BrokerConnection
+from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import NotMasterError
+from rocketstore.client.methods import LIST_TOPICS, PULL
 from rocketstore.client.received import split_records
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.harness import WatchedGroup

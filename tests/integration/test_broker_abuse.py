@@ -11,7 +11,7 @@ import pytest
 
 from cluster.local_group import HOST
 from rocketstore.client import TopicInfo
-from rocketstore.client.connection import Method
+from rocketstore.client.methods import Method
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import BrokerGroup

@@ -10,7 +10,7 @@ import pytest
 
 from dledger.errors import DLedgerError
 from rocketstore.client import Producer
-from rocketstore.client.connection import PULL
+from rocketstore.client.methods import PULL
 from rocketstore.client.received import split_records
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb

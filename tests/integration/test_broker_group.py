@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from dledger.types import NodeId
 from rocketstore.client import TopicInfo
-from rocketstore.client.connection import COMMIT_OFFSETS, FETCH_OFFSETS, PUT_TOPIC, Method
+from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, PUT_TOPIC, Method
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import QUEUES, BrokerGroup

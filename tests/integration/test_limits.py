@@ -15,7 +15,8 @@ from dledger.client.security import ChannelMaker
 from dledger.errors import DLedgerError, PendingFullError
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from rocketstore.client.connection import PULL, BrokerConnection
+from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.methods import PULL
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.access_harness import ALICE, ROOT, SecuredBrokers, SecuredGroup, unharmed
 from tests.integration.conftest import Adopt

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from dledger.core import producers
 from rocketstore.client import Admin, Producer, TopicInfo
-from rocketstore.client.producer import queue_of_key
+from rocketstore.client.outgoing import queue_of_key
 from rocketstore.message.message import Message
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 

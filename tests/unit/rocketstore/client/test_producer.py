@@ -19,7 +19,7 @@ from rocketstore.client.errors import (
     PartlySentError,
     SendOutcomeUnknownError,
 )
-from rocketstore.client.producer import queue_of_key
+from rocketstore.client.outgoing import queue_of_key
 from rocketstore.message.message import Message
 from rocketstore.types import PutMessageStatus
 from tests.support.fake_broker import Break, FakeBrokers, Garbage, Refusal

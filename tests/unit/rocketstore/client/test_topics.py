@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.errors import UnavailableError
-from rocketstore.client import topics
+from rocketstore.client import topic_cache
 from rocketstore.client.connection import BrokerConnection
 from tests.support.fake_broker import FakeBrokers
 
@@ -25,7 +25,7 @@ def asked(brokers: FakeBrokers) -> int:
 
 def test_topics_are_asked_for_once(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """Not with every message; unknown ones are not asked for at once again either."""
-    cache = topics.TopicCache(connection)
+    cache = topic_cache.TopicCache(connection)
 
     for _ in range(100):
         assert cache.find("orders") is not None
@@ -36,7 +36,7 @@ def test_topics_are_asked_for_once(brokers: FakeBrokers, connection: BrokerConne
 
 def test_a_changed_topic_is_noticed(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """At the latest when what is known is too old."""
-    cache = topics.TopicCache(connection)
+    cache = topic_cache.TopicCache(connection)
     cache.find("orders")
     brokers.add_topic("orders", 8)
     cache.forget()
@@ -49,7 +49,7 @@ def test_a_changed_topic_is_noticed(brokers: FakeBrokers, connection: BrokerConn
 
 def test_an_old_answer_is_better_than_none(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """While no broker answers, what was known goes on to count; what was not is an error."""
-    cache = topics.TopicCache(connection)
+    cache = topic_cache.TopicCache(connection)
     cache.find("orders")
     for node in brokers.nodes:
         node.stop()

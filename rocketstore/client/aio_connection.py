@@ -1,0 +1,128 @@
+"""How clients reach brokers: channels, which brokers there are, who is the master, and retried unary calls.
+
+``make unasync`` makes ``connection.py`` from ``aio_connection.py``: change that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from functools import partial
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
+from dledger.client.channels import Service
+from dledger.client.discovery import Directory, parse_addresses
+from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.shared import Deadline
+from dledger.errors import DLedgerError, UnavailableError
+from rocketstore.client.errors import NotMasterError, failure_of, hint_of, is_retried_read
+from rocketstore.client.methods import SERVICE, STATUS, AnswerT, Method, is_master, parse_answer, report_of_broker
+from rocketstore.pb import broker_pb2 as pb
+
+_T = TypeVar("_T")
+
+
+class AsyncBrokerConnection:
+    """Channels to all brokers and calls on them. Every call ends by its deadline.
+
+    ``addresses``: one or more brokers' listen addresses (``host:port``); the others of the group are learnt.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0, security: ClientSecurity | None = None
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.directory = Directory(parse_addresses(addresses), leader_is="master")
+        self._maker = ChannelMaker(security, self.directory.addresses)
+        self.channels = AsyncChannels(self._maker, Service(SERVICE, failure_of))
+        self.seeker = AsyncSeeker(self.directory, self.ask_all, report_of_broker)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.channels.closed
+
+    async def close(self) -> None:
+        """Close every channel; calls under way fail. Idempotent."""
+        await self.channels.close()
+
+    @property
+    def signs(self) -> bool:
+        """Whether requests are signed with an access key."""
+        return bool(self._maker.security.access_key)
+
+    def deadline(self, timeout_s: float | None = None) -> Deadline:
+        """A deadline from now on, by default after the connection's own timeout."""
+        return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    async def ask(self, method: Method[AnswerT], request: Message, address: str, deadline: Deadline) -> AnswerT:
+        """One attempt at one broker."""
+        data = await self.channels.call(method.name, address, request.SerializeToString(), deadline, changes=True)
+        return parse_answer(method.answer, data, address)
+
+    async def ask_master(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
+        """Ask the master, wherever it is by then; only for requests that may be repeated."""
+        return await self._ask_until(method, request, deadline, self.seeker.leader)
+
+    async def ask_reader(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
+        """Ask the master, or any living broker while there is none."""
+        return await self._ask_until(method, request, deadline, self.seeker.reader)
+
+    async def _ask_until(
+        self, method: Method[AnswerT], request: Message, deadline: Deadline, where: Callable[[Deadline], Answer[str]]
+    ) -> AnswerT:
+        said: DLedgerError | None = None
+
+        async def attempt() -> AnswerT:
+            nonlocal said
+            try:
+                address = await where(deadline)
+            except UnavailableError as error:
+                if said is not None and deadline.expired:  # the search was cut short: what a broker said tells more
+                    raise said from error
+                raise
+            try:
+                return await self.ask(method, request, address, deadline)
+            except DLedgerError as error:
+                said = error
+                self.directory.note_failure(address, error)
+                raise
+
+        return await self.retry(deadline, attempt)
+
+    async def retry(self, deadline: Deadline, attempt: Callable[[], Answer[_T]]) -> _T:
+        """Repeat what may be repeated, with growing pauses, until the deadline."""
+        try:
+            return await attempt()  # the usual case pays nothing for the machinery below
+        except DLedgerError as error:
+            if self.closed or deadline.expired or not is_retried_read(error):
+                raise
+        return await retry(deadline, attempt, lambda error: not self.closed and is_retried_read(error))
+
+    async def check_master(self, address: str, deadline: Deadline) -> None:
+        """Ask a broker whether it takes writes. Raises ``NotMasterError`` if not.
+
+        Asked before anything is sent, so that a failure to connect is certainly not applied.
+        """
+        try:
+            status = await self.ask(STATUS, pb.StatusRequest(), address, deadline)
+        except DLedgerError as error:
+            error.outcome = "not_applied"
+            if deadline.expired:
+                raise UnavailableError(f"{address} did not answer within {deadline.timeout_s:g} s") from error
+            raise
+        self.directory.learn(address, report_of_broker(status))
+        if not is_master(status):
+            raise NotMasterError(f"{address} is no master now", leader=hint_of(status.leader_address))
+
+    def ask_all(
+        self, addresses: Collection[str], deadline: Deadline
+    ) -> AsyncGenerator[tuple[str, pb.StatusResponse | DLedgerError], None]:
+        """Status of several brokers at once, answers as they come; the rest is cancelled when the caller stops."""
+        request = pb.StatusRequest().SerializeToString()
+        parse = partial(parse_answer, pb.StatusResponse)
+        return self.channels.ask_all(STATUS.name, request, parse, addresses, deadline)

@@ -1,0 +1,327 @@
+"""``Producer``: sends messages to whichever broker is the master.
+
+``make unasync`` makes ``producer.py`` from ``aio_producer.py``: change that one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from dledger.client.aio_channels import Answer
+from dledger.client.security import ClientSecurity
+from dledger.client.shared import Deadline
+from dledger.config import MIB
+from dledger.errors import DLedgerError, UnavailableError
+from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
+from dledger.sending.aio_futures import wait_for_batch
+from dledger.sending.aio_stream import AsyncStream
+from rocketstore.client.aio_connection import AsyncBrokerConnection
+from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
+from rocketstore.client.aio_topic_cache import AsyncTopicCache
+from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
+from rocketstore.client.methods import PRODUCER
+from rocketstore.client.outgoing import check_message, encode, queue_of_key
+from rocketstore.client.sends import WIRE, Encoded, Result, SendOptions, SendReceipt, Sent, window_of
+from rocketstore.client.topics import PERMISSION_WRITE
+from rocketstore.message.message import Message
+from rocketstore.message.producer_names import check_producer_name
+from rocketstore.pb import broker_pb2 as pb
+
+ANY_QUEUE: Final = -1
+BODY_BYTES_MAX: Final = 4 * MIB
+_TURNS: Final = 1 << 16
+
+
+class AsyncProducer:
+    """Sends to a group of brokers, or to one. Thread-safe; every call has a deadline (``timeout_s``).
+
+    ``addresses``: listen addresses of one or more brokers; the others are learnt, the master is found and found again.
+    What is not known to be stored is sent again until the deadline, and stored once all the same: the messages are
+    numbered (``enable_idempotence``), so that the broker knows those that it has. ``outcome="unknown"`` is left for
+    what had no answer when the time was over, and for a broker on its own (not a group) that was restarted meanwhile.
+
+    With ``producer_name`` the application numbers its messages itself: it asks ``next_sequence``, and gives each
+    message its number (``sequence``), one after the other. So it can go on after a crash, without repeating or losing
+    anything, if it can make the same messages again. A name is for one sender at a time.
+
+    Without ``enable_idempotence``, what may be stored is sent again only with ``allow_duplicates``: else it fails with
+    ``outcome="unknown"``, and the caller decides. ``on_failure`` is told of every failed attempt at once, also of those
+    that are repeated: the address and the error. It must not block.
+    """
+
+    def __init__(  # noqa: PLR0913  # one parameter per option
+        self,
+        addresses: Sequence[str] | str,
+        *,
+        timeout_s: float = 5.0,
+        enable_idempotence: bool = True,
+        producer_name: str = "",
+        allow_duplicates: bool = False,
+        body_bytes_max: int = BODY_BYTES_MAX,
+        security: ClientSecurity | None = None,
+        on_failure: Callable[[str, DLedgerError], object] | None = None,
+    ) -> None:
+        self._connection = AsyncBrokerConnection(addresses, timeout_s=timeout_s, security=security)
+        self._topics = AsyncTopicCache(self._connection)
+        # Not from queue 0: many short-lived producers would fill it, and leave the others empty.
+        self._turn = itertools.count(random.randrange(_TURNS))
+        self._body_bytes_max = body_bytes_max
+        self._on_failure = on_failure
+        if producer_name:
+            check_producer_name(producer_name)
+        self._options = SendOptions(
+            timeout_s=timeout_s,
+            allow_duplicates=allow_duplicates,
+            idempotent=enable_idempotence,
+            producer_name=producer_name,
+        )
+        self._lock = threading.Lock()  # guards the fields below
+        self._direct: AsyncSender[Sent, Result] | None = None
+        self._senders: list[AsyncMessageSender] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish what was begun, then close every connection. Idempotent."""
+        with self._lock:
+            self._closed = True
+            direct, self._direct = self._direct, None
+            senders, self._senders = self._senders, []
+        for sender in senders:
+            await sender.close()
+        if direct is not None:
+            await direct.close()
+        await self._connection.close()
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, message: Message, *, key: str | None = None, queue_id: int | None = None, sequence: int | None = None
+    ) -> SendReceipt:
+        """Send one message; returns when the master has stored it.
+
+        The queue is ``queue_id``, or the one that ``key`` (a sharding key) hashes to, or the next in turn. ``sequence``
+        is the message's number, if the producer has a name.
+        """
+        data, sent = await self._encode(message, key, queue_id)
+        batch, place = await self._direct_sender().add(data, item=sent, sequence=sequence)
+        await wait_for_batch(batch)
+        return AsyncSendFuture(batch, place).result()
+
+    async def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        key: str | None = None,
+        queue_id: int | None = None,
+        sequence: int | None = None,
+    ) -> list[SendReceipt]:
+        """Send messages in as few requests as they fit in; returns one receipt each.
+
+        ``sequence`` is the number of the first one, if the producer has a name. Raises the error itself if nothing was
+        stored, ``PartlySentError`` with all outcomes if some are or may be.
+        """
+        encoded = [await self._encode(message, key, queue_id) for message in messages]
+        results = list(await (await _add_many(self._direct_sender(), encoded, sequence)).outcomes())
+        errors = [result for result in results if isinstance(result, DLedgerError)]
+        if not errors:
+            return [result for result in results if isinstance(result, SendReceipt)]
+        if len(errors) == len(results) and all(error.outcome == "not_applied" for error in errors):
+            raise errors[0]
+        stored = len(results) - len(errors)
+        unknown = sum(error.outcome == "unknown" for error in errors)
+        raise PartlySentError(
+            f"{stored} of {len(results)} messages are stored, {unknown} have an unknown outcome, "
+            f"{len(errors) - unknown} are not stored: {errors[0]}",
+            results,
+        )
+
+    def sender(
+        self,
+        *,
+        linger_ms: float = 2,
+        batch_bytes: int = 3 * MIB // 4,
+        batch_messages: int = 1024,
+        pending_bytes_max: int = 16 * MIB,
+        inflight_requests_max: int = 12,
+        ordered: bool = False,
+        producer_name: str | None = None,
+    ) -> AsyncMessageSender:
+        """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for what it promises.
+
+        ``producer_name`` is the producer's own if it has one; a sender may have another one.
+        """
+        options = replace(
+            self._options,
+            linger_s=linger_ms / 1000,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            pending_bytes_max=pending_bytes_max,
+            inflight_requests_max=inflight_requests_max,
+            ordered=ordered,
+            producer_name=self._options.producer_name if producer_name is None else producer_name,
+        )
+        with self._lock:
+            made = AsyncMessageSender(self._make_sender(options), self._encode)
+            self._senders = [one for one in self._senders if not one.closed]
+            self._senders.append(made)
+        return made
+
+    async def next_sequence(self, producer_name: str | None = None) -> int:
+        """The number of the next message of a producer (this one), after all that was stored so far; 0 at first.
+
+        What another process of the same producer has sent and not finished counts if it is stored for good, and else
+        never will be, unless that process still sends. Ask before the first message, and after one that failed.
+        """
+        name = self._options.producer_name if producer_name is None else producer_name
+        check_producer_name(name)
+        connection = self._connection
+        return (
+            await connection.ask_master(PRODUCER, pb.ProducerRequest(producer=name), connection.deadline())
+        ).next_sequence
+
+    # --- machinery --------------------------------------------------------------------------------------------------
+
+    def _direct_sender(self) -> AsyncSender[Sent, Result]:
+        sender = self._direct
+        if sender is None:
+            with self._lock:
+                sender = self._direct
+                if sender is None:
+                    sender = self._direct = self._make_sender(replace(self._options, linger_s=0.0))
+        return sender
+
+    def _make_sender(self, options: SendOptions) -> AsyncSender[Sent, Result]:
+        """Under the lock, so that none is left over after ``close``."""
+        if self._closed:
+            raise UnavailableError("the producer is closed")
+        links = AsyncLinks(self._connect, self._connection.seeker.look, self._note_failure)
+        return AsyncSender(links, window_of(options), "rocketstore-sender")
+
+    async def _connect(
+        self, timeout_s: float, on_answer: OnAnswer[Sent, Result], on_end: OnEnd[Sent, Result]
+    ) -> AsyncStream[Sent, Result]:
+        """A stream to the master. Raises ``NotMasterError`` and ``UnavailableError``: nothing was sent then."""
+        connection, deadline = self._connection, Deadline(timeout_s)
+
+        async def attempt() -> AsyncStream[Sent, Result]:
+            address = await connection.seeker.leader(deadline)
+            try:
+                await connection.check_master(address, deadline)
+                open_call = partial(connection.channels.open_stream, "SendStream", address)
+                stream = AsyncStream(open_call, address, WIRE, on_answer, on_end)
+                await stream.open(deadline.remaining_s)
+            except DLedgerError as error:
+                self._note_failure(address, error)
+                raise
+            return stream
+
+        return await connection.retry(deadline, attempt)
+
+    def _note_failure(self, address: str, error: DLedgerError) -> None:
+        self._connection.directory.note_failure(address, error)
+        if self._on_failure is not None:
+            self._on_failure(address, error)
+
+    async def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
+        check_message(message, queue_id, self._body_bytes_max)
+        return encode(message, await self._choose(message.topic, key) if queue_id is None else queue_id)
+
+    async def _choose(self, topic: str, key: str | None) -> int:
+        known = await self._topics.find(topic)
+        if known is None:
+            if key is None:
+                return ANY_QUEUE  # the broker may create the topic, and then knows how many queues it has
+            raise NotFoundError(f"topic {topic} does not exist: without its queues a key cannot choose one")
+        if not (known.permission & PERMISSION_WRITE and known.write_queues > 0):
+            raise MessageRefusedError(f"topic {topic} may not be written (permission {known.permission})")
+        if key is None:
+            return next(self._turn) % known.write_queues
+        return queue_of_key(key, known.write_queues)
+
+
+async def _add_many(
+    sender: AsyncSender[Sent, Result], encoded: Sequence[Encoded], sequence: int | None
+) -> AsyncSendManyFuture:
+    payloads = [data for data, _ in encoded]
+    spans = await sender.add_many(payloads, items=[sent for _, sent in encoded], sequence=sequence)
+    return AsyncSendManyFuture(spans)
+
+
+class AsyncMessageSender:
+    """Use as a context manager; made by ``Producer.sender``. Thread-safe.
+
+    Leaving the context (or ``close``) waits for everything; errors are told by the futures only, and counted in
+    ``failed_messages``.
+    """
+
+    def __init__(
+        self, sender: AsyncSender[Sent, Result], encode: Callable[[Message, str | None, int | None], Answer[Encoded]]
+    ) -> None:
+        self._sender = sender
+        self._encode = encode
+        self.closed = False
+        """Whether ``close`` was called."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def failed_messages(self) -> int:
+        """How many messages have failed so far."""
+        return self._sender.failed_items
+
+    async def send(
+        self, message: Message, *, key: str | None = None, queue_id: int | None = None, sequence: int | None = None
+    ) -> AsyncSendFuture:
+        """Queue one message; blocks while too much waits. Queue and ``sequence`` are as with ``Producer.send``.
+
+        Raises ``MessageRefusedError`` for what no broker takes, ``PendingFullError`` if too much waits for too long,
+        ``OutOfOrderSequenceError`` for a number that does not follow that of the message before. After a message of a
+        named producer has failed, so do those behind it: ask ``next_sequence`` and go on from there.
+        """
+        data, sent = await self._encode(message, key, queue_id)
+        return AsyncSendFuture(*await self._sender.add(data, item=sent, sequence=sequence))
+
+    async def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        key: str | None = None,
+        queue_id: int | None = None,
+        sequence: int | None = None,
+    ) -> AsyncSendManyFuture:
+        """Queue many messages, in order; one future for all of them. Raises as ``send`` does.
+
+        ``PendingFullError``: the first of them may have been queued.
+        """
+        encoded = [await self._encode(message, key, queue_id) for message in messages]
+        return await _add_many(self._sender, encoded, sequence)
+
+    async def flush(self) -> None:
+        """Return when everything sent so far is finished, well or badly."""
+        await self._sender.flush()
+
+    async def close(self) -> None:
+        """Flush, then end the thread and the stream. Idempotent."""
+        self.closed = True
+        await self._sender.close()

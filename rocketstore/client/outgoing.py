@@ -1,0 +1,64 @@
+"""What a producer makes of a message before it is sent."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from dledger.errors import InvalidRequestError
+from rocketstore.client.errors import MessageRefusedError
+from rocketstore.client.sends import Encoded, Sent
+from rocketstore.client.wire import encode_message
+from rocketstore.message.ids import unique_id
+from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
+from rocketstore.message.properties import encode_properties
+from rocketstore.message.tags import java_hash
+
+TOPIC_CHARS_MAX: Final = 127
+_make: Final = tuple.__new__
+"""Makes named tuples without their constructors' detour: two per message."""
+_UNIQUE_KEY_IS: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
+
+
+def check_message(message: Message, queue_id: int | None, body_bytes_max: int) -> None:
+    """Raises ``MessageRefusedError`` for what no broker would take."""
+    topic = message.topic
+    if not 0 < len(topic) <= TOPIC_CHARS_MAX:
+        raise MessageRefusedError(f"a topic has 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
+    if len(message.body) > body_bytes_max:
+        raise MessageRefusedError(f"the body has {len(message.body)} bytes, more than {body_bytes_max}")
+    if queue_id is None and message.queue_id:
+        raise MessageRefusedError(
+            f"the message names queue {message.queue_id}: give the queue to the call instead, "
+            f"send(message, queue_id={message.queue_id}), or leave it out"
+        )
+
+
+def encode(message: Message, queue_id: int) -> Encoded:
+    """As it goes to a broker, with what its receipt will say. Raises ``MessageRefusedError``."""
+    topic, properties = message.topic, message.properties
+    try:
+        if properties:
+            unique_key = properties.get(PROPERTY_UNIQUE_KEY) or unique_id()
+            text = encode_properties({**properties, PROPERTY_UNIQUE_KEY: unique_key})
+        else:
+            unique_key = unique_id()
+            text = _UNIQUE_KEY_IS + unique_key.encode()
+        data = encode_message(
+            topic,
+            message.body,
+            text,
+            queue_id,
+            message.born_timestamp or time.time_ns() // 1_000_000,
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            reconsume_times=message.reconsume_times,
+        )
+    except (InvalidRequestError, UnicodeEncodeError) as error:
+        raise MessageRefusedError(f"the message cannot be sent: {error}") from error
+    return _make(Encoded, (data, _make(Sent, (topic, queue_id, unique_key))))
+
+
+def queue_of_key(key: str, queues: int) -> int:
+    """The queue of a sharding key: the same for ever, and the same as RocketMQ's ``SelectMessageQueueByHash``."""
+    return abs(java_hash(key)) % queues
