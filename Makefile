@@ -147,7 +147,7 @@ compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (need
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
 
-unasync: $(STAMP) ## Make the log client for threads from the one for asyncio
+unasync: $(STAMP) ## Make the clients for threads from those for asyncio
 	$(BIN)/python -m tools.make_sync
 
 screenshots: $(STAMP) ## The pictures in docs/images, from a real group in chromium
