@@ -12,7 +12,7 @@ import grpc
 
 from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
-from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+from dledger.sending.batch import Answer, Batch, ItemT, ResultT, partly_added
 from dledger.sending.futures import NO_OUTCOME, SentItem
 from dledger.sending.stream import LAST_WORD_S, Wire
 from dledger.sending.window import NEVER, Window, Wish
@@ -115,6 +115,9 @@ class AsyncStream(Generic[ItemT, ResultT]):
             raise UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s") from None
         except grpc.RpcError as error:
             raise self._wire.failure_of(error, self.address, False) from error
+        except BaseException:  # cancelled, most likely: nobody else would end it
+            self._call.cancel()
+            raise
         self.server_memory = self._wire.server_memory(told)
         self._reader = asyncio.create_task(self._read())
 
@@ -122,9 +125,13 @@ class AsyncStream(Generic[ItemT, ResultT]):
         """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
         if self.broken is not None:
             return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")
-        self._next_number += 1
-        self._pending[self._next_number] = batch
-        self._requests.put_nowait((self._next_number, self._wire.encode(batch, self._next_number)))
+        number = self._next_number + 1
+        request = self._wire.encoded(batch, number)
+        if isinstance(request, DLedgerError):
+            return request
+        self._next_number = number
+        self._pending[number] = batch
+        self._requests.put_nowait((number, request))
         return None
 
     async def close(self, why: str = "") -> None:
@@ -140,6 +147,8 @@ class AsyncStream(Generic[ItemT, ResultT]):
     async def _outgoing(self) -> AsyncIterator[bytes]:
         while True:
             number, request = await self._requests.get()
+            if self.broken is not None:
+                return  # it was said already that it was not sent
             self._handed = number
             yield request
 
@@ -224,12 +233,13 @@ class AsyncSender(Generic[ItemT, ResultT]):
     ) -> tuple[Batch[ItemT, ResultT], int]:
         """As ``Sender.add``; waits only while too much is pending."""
         window = self._window
+        now_ms = _now_ms()
         if window.is_full:
             await self._wait_for_room(timeout_s)
         if sequence is not None or window.is_numbered_outside:
             window.check_number(sequence)
         timeout_ms = None if timeout_s is None else timeout_s * 1000.0
-        batch, place = window.add(payload, _now_ms(), item=item, sequence=sequence, timeout_ms=timeout_ms)
+        batch, place = window.add(payload, now_ms, item=item, sequence=sequence, timeout_ms=timeout_ms)
         if window.open is not batch or not place:
             self._go_on()
         return batch, place
@@ -240,17 +250,18 @@ class AsyncSender(Generic[ItemT, ResultT]):
         """As ``Sender.add_many``. Nothing that others add comes between, unless it has to wait for room."""
         window = self._window
         spans: list[tuple[Batch[ItemT, ResultT], int, int]] = []
-        if sequence is not None or window.is_numbered_outside:
-            window.check_number(sequence, len(payloads))
         at = 0
-        while at < len(payloads):
-            if window.is_full:
-                await self._wait_for_room(None)
-            number = None if sequence is None else sequence + at
-            span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
-            spans.append(span)
-            at += span[2]
-            self._go_on()
+        try:
+            while at < len(payloads):
+                if window.is_full:
+                    await self._wait_for_room(None)
+                number = None if sequence is None else sequence + at
+                span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
+                spans.append(span)
+                at += span[2]
+                self._go_on()
+        except DLedgerError as error:
+            raise partly_added(error, at) from None
         return spans
 
     async def add_whole(
@@ -258,12 +269,13 @@ class AsyncSender(Generic[ItemT, ResultT]):
     ) -> Batch[ItemT, ResultT]:
         """As ``Sender.add_whole``."""
         window = self._window
+        now_ms = _now_ms()
         if window.is_full:
             await self._wait_for_room(timeout_s)
         if sequence is not None or window.is_numbered_outside:
             window.check_number(sequence, len(payloads))
         timeout_ms = None if timeout_s is None else timeout_s * 1000.0
-        batch = window.add_whole(payloads, _now_ms(), sequence=sequence, timeout_ms=timeout_ms)
+        batch = window.add_whole(payloads, now_ms, sequence=sequence, timeout_ms=timeout_ms)
         self._go_on()
         return batch
 
@@ -287,6 +299,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     async def _end(self, error: DLedgerError) -> None:
         window = self._window
         window.fail_all(error, _now_ms())
+        self._tell()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

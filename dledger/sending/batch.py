@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
@@ -20,6 +21,7 @@ from dledger.records import record
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
+_log = logging.getLogger(__name__)
 UNNUMBERED: Final = -1
 ITEM_OVERHEAD_BYTES: Final = 64
 """What an item costs besides its bytes while it waits: without it, any number of empty ones could wait."""
@@ -290,7 +292,7 @@ class Batch(Generic[ItemT, ResultT]):
         return not failures
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call it once the batch is done: on the driver's thread, or here and now. It must not block."""
+        """Call it once the batch is done: on a thread of the driver's, or here and now. It must not block."""
         # list.append is atomic, and the driver reads the list only after it has set ``done``: either it still finds
         # this callback, or we see ``done`` and take it back (whoever removes it calls it).
         self.callbacks.append(callback)
@@ -300,7 +302,7 @@ class Batch(Generic[ItemT, ResultT]):
             self.callbacks.remove(callback)
         except ValueError:
             return
-        callback()
+        call(callback)
 
     def announce(self) -> None:
         """Tell whoever waits; the driver calls it once, without its lock, when the batch is done."""
@@ -309,13 +311,29 @@ class Batch(Generic[ItemT, ResultT]):
                 callback = self.callbacks.pop(0)
             except IndexError:  # taken back
                 return
-            callback()
+            call(callback)
 
     @property
     def failed(self) -> int:
         """How many of its items have failed."""
         outcomes = self.outcomes
         return sum(isinstance(one, DLedgerError) for one in outcomes) if isinstance(outcomes, list) else 0
+
+
+def call(callback: Callable[[], object]) -> None:
+    """Call what the application has given. What it raises is logged: others wait to be told, too."""
+    try:
+        callback()
+    except Exception:  # noqa: BLE001  # whatever it is, it is not ours
+        _log.exception("a callback raised an exception")
+
+
+def partly_added(error: DLedgerError, added: int) -> DLedgerError:
+    """Why not all of what was given together was taken, of which ``added`` items were: they may be stored."""
+    if added:
+        error.outcome = "unknown"
+        error.add_note(f"the first {added} were taken, and may be stored; the error is about those behind them")
+    return error
 
 
 def is_unknown(outcome: object) -> bool:

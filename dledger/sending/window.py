@@ -173,8 +173,8 @@ class Window(Generic[ItemT, ResultT]):
             return -1
         payloads = batch.payloads
         place = len(payloads)
+        cost = len(payload) + ITEM_OVERHEAD_BYTES  # raises for what has none, before anything is changed
         payloads.append(payload)
-        cost = len(payload) + ITEM_OVERHEAD_BYTES
         self.pending_bytes += cost
         size = batch.size = batch.size + cost
         if size >= self.options.batch_bytes or place + 1 >= self.options.batch_items:
@@ -191,6 +191,7 @@ class Window(Generic[ItemT, ResultT]):
         timeout_ms: float | None = None,
     ) -> tuple[Batch[ItemT, ResultT], int]:
         """Take an item; gives its batch and its place in it. Raises ``UnavailableError`` if it is closed."""
+        cost = len(payload) + ITEM_OVERHEAD_BYTES
         batch = self.open
         if batch is None or (timeout_ms is not None and timeout_ms != batch.timeout_ms):
             batch = self._begin(now_ms, sequence, timeout_ms)
@@ -198,7 +199,7 @@ class Window(Generic[ItemT, ResultT]):
             batch.items.append(item)
         place = len(batch.payloads)
         batch.payloads.append(payload)
-        self._count(batch, len(payload) + ITEM_OVERHEAD_BYTES)
+        self._count(batch, cost)
         return batch, place
 
     def add_some(
@@ -212,14 +213,19 @@ class Window(Generic[ItemT, ResultT]):
     ) -> tuple[Batch[ItemT, ResultT], int, int]:
         """Take as many of ``payloads`` from ``start`` on as go into a batch: which, the place of the first, how many.
 
-        ``sequence`` is the number of ``payloads[start]``, if the application gives numbers.
+        ``sequence`` is the number of ``payloads[start]``, if the application gives numbers; see ``check_number``.
         """
-        batch = self.open or self._begin(now_ms, sequence, None)
+        is_numbered = sequence is not None or self.is_numbered_outside
+        if is_numbered:
+            self.check_number(sequence, 0)
         options = self.options
-        place = len(batch.payloads)
+        place, size = (0, 0) if self.open is None else (len(self.open.payloads), self.open.size)
         chunk = payloads[start : start + options.batch_items - place]
         sizes = list(accumulate(len(payload) + ITEM_OVERHEAD_BYTES for payload in chunk))
-        count = min(bisect_left(sizes, options.batch_bytes - batch.size) + 1, len(chunk))
+        count = min(bisect_left(sizes, options.batch_bytes - size) + 1, len(chunk))
+        batch = self.open or self._begin(now_ms, sequence, None)
+        if is_numbered:
+            self.check_number(sequence, count)  # only what is taken: others may come before the rest, or nothing more
         batch.payloads += chunk[:count]
         batch.items += items[start : start + count]
         self._count(batch, sizes[count - 1])
@@ -240,10 +246,11 @@ class Window(Generic[ItemT, ResultT]):
         timeout_ms: float | None = None,
     ) -> Batch[ItemT, ResultT]:
         """Take what goes in one request, however large, and with nothing else."""
+        size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
         batch = self._begin(now_ms, sequence, timeout_ms)
         batch.payloads = payloads
         batch.is_whole = True
-        batch.size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
+        batch.size = size
         self.pending_bytes += batch.size
         self.seal()
         return batch
@@ -338,6 +345,8 @@ class Window(Generic[ItemT, ResultT]):
         if numbering is not None and batch.lost:
             numbering.failed(batch)
             batch.forget()
+        if batch.left and trouble is not None and numbering is not None and numbering.is_orphan(batch, trouble):
+            batch.fail(trouble)
         if batch.left and self._abandoned is not None:
             batch.fail(self._abandoned)
         if batch.left:
@@ -352,9 +361,11 @@ class Window(Generic[ItemT, ResultT]):
     def _take_late(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
         """Who sent it was told that nobody knows; what it was numbered as matters to what follows."""
         numbering = self._numbering
+        first = batch.sequence
         is_stored = batch.take_late(answer)
         if numbering is not None and batch.producer:
-            numbering.stored(batch)
+            if batch.sequence > first:
+                numbering.stored(batch)
             if not is_stored:
                 self._note_failed(numbering, batch)
         return answer if isinstance(answer, DLedgerError) else None

@@ -16,6 +16,7 @@ from dledger.client.security import ClientSecurity
 from dledger.client.shared import LOOK_TIMEOUT_S, Deadline
 from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
+from dledger.sending.batch import call
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
 from rocketstore.client.connection import PRODUCER, BrokerConnection
@@ -243,7 +244,7 @@ class Producer:
     def _note_failure(self, address: str, error: DLedgerError) -> None:
         self._connection.brokers.note_failure(address, error)
         if self._on_failure is not None:
-            self._on_failure(address, error)
+            call(partial(self._on_failure, address, error))
 
     def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
         topic, properties = message.topic, message.properties

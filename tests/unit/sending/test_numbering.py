@@ -125,6 +125,16 @@ def test_behind_an_uncertain_hole_what_is_doubtful_stays_so(numbers: Numbering, 
     assert number_again(numbers, waiting[1], waiting[2]) == [("n1", 0, False), ("n0", 9, True)]
 
 
+def test_what_lost_its_numbers_is_not_overtaken(numbers: Numbering, send: Make) -> None:
+    """What is behind it got its own while it had an old name: they say nothing, as long as they were not sent."""
+    lost, kept, refused, behind = send(doubtful=True), send(doubtful=True), send(doubtful=True), send()
+    numbers.failed(lost)
+    assert number_again(numbers, kept, refused, behind)[2] == ("n1", 0, False)
+    refused.forget()  # a part of it was refused
+
+    assert number_again(numbers, kept, refused, behind) == [("n0", 3, True), ("n1", 0, False), ("n1", 3, False)]
+
+
 @pytest.mark.parametrize("error", [UnknownProducerError(""), OutOfOrderSequenceError("")])
 def test_where_the_broker_knows_of_less_a_new_name_begins(numbers: Numbering, send: Make, error: DLedgerError) -> None:
     """Case 5: it has forgotten the producer. A doubtful batch may be told so by a broker that leads no more."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 import pytest
@@ -41,6 +42,16 @@ def refusing_server(code: grpc.StatusCode, *, after: int) -> Iterator[str]:
         server.stop(None).wait()
 
 
+def noting(told: list[str]) -> Callable[[object, AppendBatch, object], Callable[[], object]]:
+    """Takes down at once what becomes of a batch."""
+
+    def on_answer(_stream: object, _batch: AppendBatch, answer: object) -> Callable[[], object]:
+        told.append(f"{type(answer).__name__}: {answer}")
+        return int
+
+    return on_answer
+
+
 def one_entry() -> AppendBatch:
     batch: AppendBatch = Batch(1, 0.0, 10_000.0, 10_000.0)
     batch.payloads = [b"x"]
@@ -62,7 +73,7 @@ def test_what_was_sent_on_a_stream_that_is_refused_later_has_an_unknown_outcome(
             method,
             address,
             wire_of("default"),
-            lambda _stream, _batch, answer: outcomes.append(answer),
+            lambda _stream, _batch, answer: partial(outcomes.append, answer),
             ended.append,
             10,
         )
@@ -137,7 +148,7 @@ def test_a_call_whose_metadata_grpc_never_tells_is_given_up(over: bool) -> None:
     ended: list[object] = []
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="ended the stream" if over else "did not accept a stream") as refused:
-        Stream(call, "n1:1", wire_of("default"), lambda *_: None, ended.append, 30.0 if over else 0.05)  # type: ignore[arg-type]
+        Stream(call, "n1:1", wire_of("default"), lambda *_: int, ended.append, 30.0 if over else 0.05)  # type: ignore[arg-type]
 
     assert refused.value.outcome == "not_applied"
     assert time.monotonic() - began < 15
@@ -154,7 +165,7 @@ def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_ove
         call,  # type: ignore[arg-type]
         "n1:1",
         wire_of("default"),
-        lambda _stream, _batch, answer: told.append(f"{type(answer).__name__}: {answer}"),
+        noting(told),
         lambda _stream: told.append("end"),
         10.0,
     )
@@ -173,3 +184,27 @@ def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_ove
     assert not stream._thread.is_alive()
     assert told == [lost, unsent, end]
     assert stream.submit(one_entry()) is not None
+
+
+class SlowCall(SilentCall):
+    """Is accepted, but not at once."""
+
+    def __init__(self) -> None:
+        super().__init__(accepted=True, over=False)
+        self.accepted = threading.Event()
+
+    def initial_metadata(self) -> tuple[()]:
+        self.accepted.wait()
+        return ()
+
+
+@pytest.mark.usefixtures("_short_last_word")
+def test_a_stream_may_take_for_ever_to_be_accepted() -> None:
+    """A limit that no lock can wait for is none."""
+    call = SlowCall()
+    accepting = threading.Timer(0.05, call.accepted.set)
+    accepting.start()
+    stream = Stream(call, "n1:1", wire_of("default"), lambda *_: int, lambda _: None, float("inf"))  # type: ignore[arg-type]
+    stream.close()
+    call.spoken.set()
+    accepting.join()

@@ -328,3 +328,53 @@ def test_impossible_options_are_refused(wrong: dict[str, float]) -> None:
     """With what is wrong."""
     with pytest.raises(ConfigError, match=next(iter(wrong)).split("_")[0]):
         WindowOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_waits_for_something_lost_holds_up_nothing_behind_it() -> None:
+    """However much time it has left: only a late copy of what is lost could still help."""
+    window = opened(numbering=named())
+    lost, _ = window.add(b"lost", 0.0, timeout_ms=100.0)
+    orphan, _ = window.add(b"orphan", 0.0, timeout_ms=600_000.0)
+    assert sent(window) == [lost, orphan]
+    fail(window, RequestTimeoutError("the stream ended"), lost, orphan)
+    window.broken(0.0)
+    (other,) = add(window, b"other")
+    assert window.step(1000.0).connect_until_ms is not None
+    assert lost.done
+    window.connected()
+
+    assert sent(window, 1000.0) == [orphan]
+    fail(window, OutOfOrderSequenceError("2 does not follow 1"), orphan, now_ms=1000.0)
+    assert [one.outcome for one in orphan.outcomes if isinstance(one, DLedgerError)] == ["unknown"]
+    assert window.step(2000.0).connect_until_ms is not None
+    window.connected()
+    assert sent(window, 2000.0) == [other]
+    assert (other.producer, other.sequence) == ("n1", 0)
+
+
+def test_what_is_refused_late_counts_for_nothing() -> None:
+    """Neither do those before it: they may be missing just as well."""
+    numbering = named()
+    window = opened(numbering=numbering)
+    first, second = (window.add(payload, 0.0, timeout_ms=100.0)[0] for payload in (b"a", b"b"))
+    assert sent(window) == [first, second]
+    window.step(200.0)
+    fail(window, NotLeaderError("not here"), first, second, now_ms=200.0)
+    (other,) = add(window, b"c", now_ms=200.0)
+    window.step(300.0)
+    window.connected()
+    assert sent(window, 300.0) == [other]
+    assert (other.producer, other.sequence) == ("n0", 1)
+
+
+def test_of_given_numbers_only_those_of_what_is_taken_are_used_up() -> None:
+    """Else what comes next would get a number that is another one's."""
+    window: Window[None, int] = Window(WindowOptions(batch_items=2), RULES, Numbering("mine"))
+    batch, place, count = window.add_some([b"0", b"1", b"2"], 0, 0.0, sequence=0)
+    assert (batch.sequence, place, count) == (0, 0, 2)
+    with pytest.raises(OutOfOrderSequenceError, match="2 is next"):
+        window.check_number(3)
+    with pytest.raises(OutOfOrderSequenceError, match="2 is next"):
+        window.add_some([b"3"], 0, 0.0, sequence=3)
+    window.add_some([b"0", b"1", b"2"], 2, 0.0, sequence=2)
+    window.check_number(3)
