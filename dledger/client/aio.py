@@ -122,8 +122,11 @@ class AsyncDLedgerClient:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
         deadline = self._deadline(timeout_s)
-        async with self._sender(Numbering(producer)) as sender:
+        sender = self._sender(Numbering(producer))
+        try:
             return await self._append_parts(sender, bodies, deadline, sequence)
+        finally:  # whoever is cancelled does not wait until the deadline of what is under way
+            await sender.abandon(UnavailableError("nobody waits for it any more"))
 
     async def _append_parts(
         self,

@@ -155,13 +155,13 @@ class Batch(Generic[ItemT, ResultT]):
             if len(answer.results) == len(sent):
                 self._note_all_stored(sent, answer.results)
                 return None
-            answer = rules.bad_answer(f"{len(answer.results)} places were answered to {len(sent)} items")
+            answer = _bad_answer(rules, f"{len(answer.results)} places were answered to {len(sent)} items")
         if isinstance(answer, InvalidRequestError) and self._may_be_parted(sent, answer, given=given):
             self.part_max = (len(sent) + 1) // 2
             return answer
         results = [answer] * len(sent) if isinstance(answer, DLedgerError) else list(answer)
         if len(results) != len(sent):
-            wrong = rules.bad_answer(f"{len(results)} results were answered to {len(sent)} items")
+            wrong = _bad_answer(rules, f"{len(results)} results were answered to {len(sent)} items")
             results = [wrong] * len(sent)
         unsent = self.left[len(sent) :]
         self.outcomes = outcomes = self._own_outcomes()
@@ -235,7 +235,7 @@ class Batch(Generic[ItemT, ResultT]):
         for place, result in zip(sent[:stored], results, strict=False):
             outcomes[place] = result
         self.sequence += stored
-        wrong = rules.bad_answer("an item of a numbered request was stored, and others before it left out")
+        wrong = _bad_answer(rules, "an item of a numbered request was stored, and others before it left out")
         rest = [
             (place, result if isinstance(result, DLedgerError) else wrong)
             for place, result in zip(sent[stored:], results[stored:], strict=True)
@@ -285,6 +285,9 @@ class Batch(Generic[ItemT, ResultT]):
             if isinstance(answer, DLedgerError)
             else answer
         )
+        if len(results) != len(sent):  # nonsense
+            self.doubtful = True
+            return False
         failures = [(at, one) for at, one in enumerate(results) if isinstance(one, DLedgerError)]
         if self.producer:
             self.sequence += failures[0][0] if failures else len(sent)
@@ -333,6 +336,13 @@ def partly_added(error: DLedgerError, added: int) -> DLedgerError:
     if added:
         error.outcome = "unknown"
         error.add_note(f"the first {added} were taken, and may be stored; the error is about those behind them")
+    return error
+
+
+def _bad_answer(rules: Rules[ItemT, ResultT], why: str) -> DLedgerError:
+    """The error for an answer that makes no sense: whoever gives such a one may have stored anything."""
+    error = rules.bad_answer(why)
+    error.outcome = "unknown"
     return error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from dledger.errors import DLedgerError, InvariantError
@@ -22,7 +23,10 @@ def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
     waiting = threading.Lock()
     waiting.acquire()
     batch.when_done(waiting.release)
-    if not waiting.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)) and not batch.done:
+    patience_s = -1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+    if not waiting.acquire(timeout=patience_s) and not batch.done:
+        with suppress(ValueError):  # told just now
+            batch.callbacks.remove(waiting.release)  # whoever asks again and again leaves nothing behind
         raise TimeoutError(f"it is not known yet after {timeout_s} s")
 
 

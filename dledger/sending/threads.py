@@ -216,7 +216,8 @@ class Sender(Generic[ItemT, ResultT]):
         self._send(now_ms)
         window = self._window
         due_ms = window.open.linger_until_ms if window.open is not None else NEVER
-        if self._wake_at_ms > min(due_ms, now_ms + LOOK_AFTER_MS) or not window.is_connected or window.done:
+        due_ms = min(due_ms, now_ms + LOOK_AFTER_MS, window.expiry_ms)
+        if self._wake_at_ms > due_ms or not window.is_connected or window.done:
             self._work.notify()
 
     def _send(self, now_ms: float) -> bool:

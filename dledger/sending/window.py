@@ -155,6 +155,11 @@ class Window(Generic[ItemT, ResultT]):
         """Whether the application gives the numbers."""
         return self._numbering is not None and self._numbering.are_given
 
+    @property
+    def expiry_ms(self) -> float:
+        """Nothing that is sealed is given up earlier."""
+        return self._expiry_ms
+
     def waiting(self) -> list[Batch[ItemT, ResultT]]:
         """All that is sealed and not done."""
         return [*self._inflight, *self._again, *self._backlog]
@@ -525,7 +530,7 @@ class Window(Generic[ItemT, ResultT]):
     def _seal_at_ms(self, batch: Batch[ItemT, ResultT]) -> float:
         """When the open batch waits for more no longer."""
         held_ms = HELD_OPEN_SHARE * batch.timeout_ms if self._backlog else 0.0
-        return batch.linger_until_ms + held_ms
+        return min(batch.linger_until_ms + held_ms, batch.give_up_at_ms)
 
     def _look_at_ms(self) -> float:
         """When to look whether another server leads; again and again while nothing is answered."""

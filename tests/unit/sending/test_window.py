@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from dledger.client import appends
+from dledger.client.shared import AppendResult
 from dledger.errors import (
     ConfigError,
     DLedgerError,
@@ -18,8 +20,10 @@ from dledger.errors import (
 )
 from dledger.sending import window as window_module
 from dledger.sending.batch import AllStored, Batch
+from dledger.sending.futures import wait_for
 from dledger.sending.numbering import Numbering
 from dledger.sending.window import LOOK_AFTER_MS, Window, WindowOptions
+from dledger.types import LogIndex, Position, Term
 from tests.unit.sending.world import REFUSED, RULES, World
 
 ONE_EACH = WindowOptions(linger_ms=0.0, batch_items=1)
@@ -378,3 +382,40 @@ def test_of_given_numbers_only_those_of_what_is_taken_are_used_up() -> None:
         window.add_some([b"3"], 0, 0.0, sequence=3)
     window.add_some([b"0", b"1", b"2"], 2, 0.0, sequence=2)
     window.check_number(3)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_answer_that_makes_no_sense_says_nothing_of_what_is_stored(*, is_late: bool) -> None:
+    """A place too few: the others may be stored, too."""
+    window: Window[None, AppendResult] = Window(WindowOptions(linger_ms=0.0), appends.RULES, named())
+    batch = window.add_whole([b"a", b"b"], 0.0, timeout_ms=100.0)
+    window.step(0.0)
+    window.connected()
+    assert window.next_to_send(0.0) is batch
+    if is_late:
+        window.step(200.0)
+    window.answered(batch, AllStored([AppendResult(LogIndex(0), Term(1), Position(0))]), 200.0)
+
+    assert [one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] == ["unknown"] * 2
+    other = window.add_whole([b"c"], 200.0)
+    window.step(300.0)
+    window.connected()
+    assert window.next_to_send(300.0) is other
+    assert (other.producer, other.sequence) == ("n1", 0), "nobody knows what the other name is at"
+
+
+def test_nothing_lingers_beyond_its_time() -> None:
+    window: Window[None, int] = Window(WindowOptions(linger_ms=60_000.0, timeout_ms=100.0), RULES, named())
+    (batch,) = add(window, b"a")
+    assert window.step(0.0).wake_at_ms == 100.0
+    window.step(100.0)
+    assert batch.done
+
+
+def test_whoever_asks_again_and_again_leaves_nothing_behind() -> None:
+    window = opened()
+    (batch,) = add(window, b"a")
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            wait_for(batch, 0.0)
+    assert not batch.callbacks
