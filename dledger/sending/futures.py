@@ -67,7 +67,10 @@ class SentItem(Generic[ResultT]):
         return outcome if isinstance(outcome, DLedgerError) else None
 
     def add_done_callback(self: SelfT, callback: Callable[[SelfT], object]) -> None:
-        """Call ``callback(self)`` when it is done, on the client's thread (or here and now); it must not block."""
+        """Call ``callback(self)`` when it is done, on the client's thread (or here and now).
+
+        It must not block; it may add more, and close what it was added to. What it raises is logged.
+        """
         self._batch.when_done(lambda: callback(self))
 
 
