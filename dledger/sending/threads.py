@@ -119,12 +119,12 @@ class Sender(Generic[ItemT, ResultT]):
         spans: list[tuple[Batch[ItemT, ResultT], int, int]] = []
         at = 0
         with self._lock:
-            if sequence is not None or window.is_numbered_outside:
-                window.check_number(sequence, len(payloads))
             while at < len(payloads):
                 if window.is_full:
                     self._wait_for_room(None)
                 number = None if sequence is None else sequence + at
+                if number is not None or window.is_numbered_outside:
+                    window.check_number(number)
                 span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
                 spans.append(span)
                 at += span[2]
@@ -140,7 +140,7 @@ class Sender(Generic[ItemT, ResultT]):
             if window.is_full:
                 self._wait_for_room(timeout_s)
             if sequence is not None or window.is_numbered_outside:
-                window.check_number(sequence, len(payloads))
+                window.check_number(sequence)
             timeout_ms = None if timeout_s is None else timeout_s * 1000.0
             batch = window.add_whole(payloads, _now_ms(), sequence=sequence, timeout_ms=timeout_ms)
             self._go_on()

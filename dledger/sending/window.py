@@ -159,10 +159,10 @@ class Window(Generic[ItemT, ResultT]):
         """All that is sealed and not done."""
         return [*self._inflight, *self._again, *self._backlog]
 
-    def check_number(self, sequence: int | None, count: int = 1) -> None:
-        """Of the first of ``count`` items that are added next; see ``Numbering.check``. To be called before ``add``."""
+    def check_number(self, sequence: int | None) -> None:
+        """Of the item that is added next; see ``Numbering.check``. To be called before ``add``."""
         if self._numbering is not None:
-            self._numbering.check(sequence, count)
+            self._numbering.check(sequence)
         elif sequence is not None:
             raise InvalidRequestError("there are numbers only with enable_idempotence")
 
@@ -198,6 +198,8 @@ class Window(Generic[ItemT, ResultT]):
             batch.items.append(item)
         place = len(batch.payloads)
         batch.payloads.append(payload)
+        if sequence is not None:
+            self._follow(sequence + 1)
         self._count(batch, len(payload) + ITEM_OVERHEAD_BYTES)
         return batch, place
 
@@ -222,8 +224,14 @@ class Window(Generic[ItemT, ResultT]):
         count = min(bisect_left(sizes, options.batch_bytes - batch.size) + 1, len(chunk))
         batch.payloads += chunk[:count]
         batch.items += items[start : start + count]
+        if sequence is not None:
+            self._follow(sequence + count)
         self._count(batch, sizes[count - 1])
         return batch, place, count
+
+    def _follow(self, sequence: int) -> None:
+        if self._numbering is not None:
+            self._numbering.follow(sequence)
 
     def _count(self, batch: Batch[ItemT, ResultT], cost: int) -> None:
         self.pending_bytes += cost
@@ -243,6 +251,8 @@ class Window(Generic[ItemT, ResultT]):
         batch = self._begin(now_ms, sequence, timeout_ms)
         batch.payloads = payloads
         batch.is_whole = True
+        if sequence is not None:
+            self._follow(sequence + len(payloads))
         batch.size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
         self.pending_bytes += batch.size
         self.seal()
