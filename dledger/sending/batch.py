@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ from dledger.errors import (
 )
 from dledger.records import record
 
+_log = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
@@ -309,7 +311,10 @@ class Batch(Generic[ItemT, ResultT]):
                 callback = self.callbacks.pop(0)
             except IndexError:  # taken back
                 return
-            callback()
+            try:
+                callback()
+            except Exception:  # noqa: BLE001  # of the application: harms nobody else who waits, nor whoever drives
+                _log.exception("what was to be called when a result is known has failed")
 
     @property
     def failed(self) -> int:
