@@ -1,0 +1,207 @@
+"""What carries a window on an event loop, and its streams: nobody is left waiting, and nothing is told too well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from dledger.client.appends import wire_of
+from dledger.errors import DLedgerError, NotLeaderError, RequestTimeoutError, UnavailableError
+from dledger.sending.aio import AsyncLinks, AsyncSender, AsyncStream, OnAnswer, OnEnd, wait_for_batch
+from dledger.sending.batch import AllStored, Answer, Batch
+from dledger.sending.numbering import Numbering
+from dledger.sending.window import Window, WindowOptions
+from tests.unit.sending.test_stream import one_entry
+from tests.unit.sending.world import RULES
+
+
+def run(test: Awaitable[None]) -> None:
+    """On a loop; what should come at once fails after a while."""
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await test
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)  # yields to the others on this loop
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+
+class SilentCall:
+    """A call that never says anything, not even that it is over; ``requests`` are what gRPC would take from it."""
+
+    def __init__(self) -> None:
+        self.requests: AsyncIterator[bytes]
+
+    def __call__(self, requests: AsyncIterator[bytes]) -> SilentCall:
+        self.requests = requests
+        return self
+
+    def __aiter__(self) -> SilentCall:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    async def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    async def wait_for_connection(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment on at which it has it. All are told before closing returns, whatever gRPC owes."""
+    monkeypatch.setattr("dledger.sending.aio.LAST_WORD_S", 0.05)
+    told: list[str] = []
+
+    def on_answer(_stream: object, _batch: object, answer: object) -> None:
+        told.append(answer.outcome if isinstance(answer, DLedgerError) else "stored")
+
+    async def test() -> None:
+        call = SilentCall()
+        stream = AsyncStream(call, "n1:1", wire_of("default"), on_answer, lambda _stream: told.append("end"))  # type: ignore[arg-type]
+        await stream.open(30.0)
+        for _ in range(2):
+            assert stream.submit(one_entry()) is None
+        await anext(call.requests)
+        await stream.close("another node leads")
+
+        assert told == ["unknown", "not_applied", "end"]
+        assert stream.submit(one_entry()) is not None
+
+    run(test())
+
+
+# --- the sender -----------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A stream that is answered by the test."""
+
+    def __init__(self, on_answer: OnAnswer[None, int], on_end: OnEnd[None, int]) -> None:
+        self.address = "n1:1"
+        self.server_memory = ""
+        self.broken: DLedgerError | None = None
+        self.batches: list[Batch[None, int]] = []
+        self.is_closed = False
+        self._on_answer = on_answer
+        self._on_end = on_end
+
+    def submit(self, batch: Batch[None, int]) -> None:
+        self.batches.append(batch)
+
+    def answer(self, answer: Answer[int] | None = None) -> None:
+        """What is under way for longest: it is stored, or whatever else is said of it."""
+        batch = self.batches.pop(0)
+        self._on_answer(self, batch, AllStored(range(len(batch.sent))) if answer is None else answer)  # type: ignore[arg-type]
+
+    async def close(self, _why: str = "") -> None:
+        self.is_closed = True
+        while self.batches:
+            self.answer(RequestTimeoutError("it was closed"))
+        self._on_end(self)  # type: ignore[arg-type]
+
+
+Made = tuple[AsyncSender[None, int], list[Line]]
+
+
+def sender_of(options: WindowOptions) -> Made:
+    """A sender, and the streams that it has opened."""
+    lines: list[Line] = []
+
+    async def connect(
+        _timeout_s: float, on_answer: OnAnswer[None, int], on_end: OnEnd[None, int]
+    ) -> AsyncStream[None, int]:
+        lines.append(Line(on_answer, on_end))
+        return lines[-1]  # type: ignore[return-value]
+
+    async def find_leader() -> str | None:
+        return None
+
+    links = AsyncLinks(connect, find_leader, lambda _address, _error: None)
+    return AsyncSender(links, Window(options, RULES, Numbering())), lines
+
+
+def test_room_is_not_given_to_more_than_fit() -> None:
+    """All who wait are woken; those for whom nothing is left go on waiting."""
+
+    async def test() -> None:
+        options = WindowOptions(linger_ms=0.0, batch_items=1, pending_bytes_max=130, timeout_ms=60_000.0)
+        sender, lines = sender_of(options)
+        for _ in range(2):
+            await sender.add(b"a")
+        adding = [asyncio.create_task(sender.add(b"a")) for _ in range(4)]
+        await until(lambda: len(sender._waiting) == 4 and bool(lines) and bool(lines[0].batches))
+
+        lines[0].answer()
+        await until(lambda: any(task.done() for task in adding))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert [task.done() for task in adding] == [True, False, False, False]
+        assert sender._window.pending_bytes == 130
+        for task in adding:
+            task.cancel()
+        await sender.abandon(UnavailableError("the test is over"))
+
+    run(test())
+
+
+def test_flushing_waits_also_for_what_still_lingers() -> None:
+    """As closing does: leaving the context must not fail what was just added."""
+
+    async def test() -> None:
+        sender, lines = sender_of(WindowOptions(linger_ms=20_000.0, timeout_ms=60_000.0))
+        batch, _ = await sender.add(b"a")
+        closing = asyncio.create_task(sender.close())
+        await until(lambda: closing.done() or (bool(lines) and bool(lines[0].batches)))
+        lines[0].answer()
+        await closing
+
+        assert batch.outcomes == range(1)
+        assert lines[0].is_closed
+
+    run(test())
+
+
+def test_abandoning_tells_also_what_was_never_sent() -> None:
+    """Nobody else would: there is no stream whose end is told."""
+
+    async def test() -> None:
+        sender, _ = sender_of(WindowOptions(linger_ms=20_000.0, timeout_ms=60_000.0))
+        batch, _ = await sender.add(b"a")
+        waiting = asyncio.create_task(wait_for_batch(batch))
+        await asyncio.sleep(0)
+        await sender.abandon(UnavailableError("closed"))
+        await waiting
+
+        assert [one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] == ["not_applied"]
+
+    run(test())
+
+
+def test_a_server_that_refuses_is_left() -> None:
+    """With its stream: nobody would close it later."""
+
+    async def test() -> None:
+        sender, lines = sender_of(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0))
+        await sender.add(b"a")
+        await until(lambda: len(lines) == 1 and bool(lines[0].batches))
+        lines[0].answer(NotLeaderError("not here"))
+        await until(lambda: len(lines) == 2 and bool(lines[1].batches))
+        lines[1].answer()
+
+        assert [line.is_closed for line in lines] == [True, False]
+        await sender.close()
+
+    run(test())
