@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
 from dledger.client.appends import wire_of
 from dledger.errors import DLedgerError, NotLeaderError, RequestTimeoutError, UnavailableError
+from dledger.sending import window as window_module
 from dledger.sending.aio import AsyncLinks, AsyncSender, AsyncStream, OnAnswer, OnEnd, wait_for_batch
 from dledger.sending.batch import AllStored, Answer, Batch
 from dledger.sending.numbering import Numbering
@@ -95,11 +96,16 @@ class Line:
         self.broken: DLedgerError | None = None
         self.batches: list[Batch[None, int]] = []
         self.is_closed = False
+        self.refusals: list[DLedgerError] = []
+        """What is not even submitted."""
         self._on_answer = on_answer
         self._on_end = on_end
 
-    def submit(self, batch: Batch[None, int]) -> None:
+    def submit(self, batch: Batch[None, int]) -> DLedgerError | None:
+        if self.refusals:
+            return self.refusals.pop()
         self.batches.append(batch)
+        return None
 
     def answer(self, answer: Answer[int] | None = None) -> None:
         """What is under way for longest: it is stored, or whatever else is said of it."""
@@ -116,18 +122,25 @@ class Line:
 Made = tuple[AsyncSender[None, int], list[Line]]
 
 
-def sender_of(options: WindowOptions) -> Made:
-    """A sender, and the streams that it has opened."""
+async def _nobody() -> str | None:
+    return None
+
+
+def sender_of(
+    options: WindowOptions,
+    *,
+    refusals: Sequence[DLedgerError] = (),
+    find_leader: Callable[[], Awaitable[str | None]] = _nobody,
+) -> Made:
+    """A sender, and the streams that it has opened; the first one has these ``refusals``."""
     lines: list[Line] = []
 
     async def connect(
         _timeout_s: float, on_answer: OnAnswer[None, int], on_end: OnEnd[None, int]
     ) -> AsyncStream[None, int]:
         lines.append(Line(on_answer, on_end))
+        lines[0].refusals += refusals if len(lines) == 1 else ()
         return lines[-1]  # type: ignore[return-value]
-
-    async def find_leader() -> str | None:
-        return None
 
     links = AsyncLinks(connect, find_leader, lambda _address, _error: None)
     return AsyncSender(links, Window(options, RULES, Numbering())), lines
@@ -152,6 +165,25 @@ def test_room_is_not_given_to_more_than_fit() -> None:
         assert sender._window.pending_bytes == 130
         for task in adding:
             task.cancel()
+        await sender.abandon(UnavailableError("the test is over"))
+
+    run(test())
+
+
+def test_whoever_gives_up_waiting_for_room_harms_nobody() -> None:
+    """The next one gets the room, and the answers go on."""
+
+    async def test() -> None:
+        sender, lines = sender_of(WindowOptions(linger_ms=0.0, pending_bytes_max=65, timeout_ms=60_000.0))
+        first, _ = await sender.add(b"a")
+        adding = [asyncio.create_task(sender.add(b"b")) for _ in range(2)]
+        await until(lambda: len(sender._waiting) == 2 and bool(lines) and bool(lines[0].batches))
+        adding[0].cancel()
+        await asyncio.wait(adding[:1])
+
+        lines[0].answer()
+        assert first.done
+        await adding[1]
         await sender.abandon(UnavailableError("the test is over"))
 
     run(test())
@@ -203,5 +235,68 @@ def test_a_server_that_refuses_is_left() -> None:
 
         assert [line.is_closed for line in lines] == [True, False]
         await sender.close()
+
+    run(test())
+
+
+def test_what_a_stream_that_has_just_ended_does_not_take_goes_to_the_next() -> None:
+    """Nobody answers what was never submitted."""
+
+    async def test() -> None:
+        refusals = [UnavailableError("the stream is closed")]
+        sender, lines = sender_of(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), refusals=refusals)
+        batch, _ = await sender.add(b"a")
+        await until(lambda: len(lines) == 2 and bool(lines[1].batches))
+        lines[1].answer()
+
+        assert batch.outcomes == range(1)
+        await sender.close()
+
+    run(test())
+
+
+def test_a_late_server_is_not_left_because_nobody_says_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way would become unknown, though nothing is wrong but that it takes long."""
+    monkeypatch.setattr(window_module, "LOOK_AFTER_MS", 1.0)
+    monkeypatch.setattr(window_module, "LOOK_AGAIN_MS", 1.0)
+    looks: list[None] = []
+
+    async def find_leader() -> str | None:
+        looks.append(None)
+        return None
+
+    async def test() -> None:
+        sender, lines = sender_of(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), find_leader=find_leader)
+        batch, _ = await sender.add(b"a")
+        await until(lambda: len(looks) > 2)
+        assert not lines[0].is_closed
+        lines[0].answer()
+
+        assert batch.outcomes == range(1)
+        await sender.close()
+
+    run(test())
+
+
+def test_abandoning_ends_what_was_begun() -> None:
+    """A search for the leader or the opening of a stream: nothing runs on without anybody to end it."""
+    ended: list[None] = []
+
+    async def connect(_timeout_s: float, _on_answer: object, _on_end: object) -> AsyncStream[None, int]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # closing takes a moment
+            ended.append(None)
+        raise AssertionError("nobody ends it")
+
+    async def test() -> None:
+        links: AsyncLinks[None, int] = AsyncLinks(connect, _nobody, lambda _address, _error: None)
+        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0), RULES, Numbering()))
+        await sender.add(b"a")
+        await asyncio.sleep(0)
+        await sender.abandon(UnavailableError("closed"))
+
+        assert ended == [None]
 
     run(test())

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError, RequestTimeoutError
+from dledger.errors import (
+    AccessDeniedError,
+    DLedgerError,
+    InvalidRequestError,
+    PendingFullError,
+    RequestTimeoutError,
+)
 from dledger.sending.batch import Batch
 from tests.unit.sending.world import RULES
 
@@ -33,6 +39,21 @@ def test_what_may_be_stored_is_not_sent_in_parts() -> None:
 
     assert not batch.left
     assert [one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] == ["unknown", "unknown"]
+
+
+def test_a_refused_item_makes_nothing_certain_of_those_behind_it_that_were_unknown() -> None:
+    """All of it may be stored since the first attempt, whatever a server that has other limits says of the second."""
+    batch: Batch[None, int] = Batch(1, 0.0, 5000.0, 5000.0)
+    batch.payloads = [b"a", b"b", b"c"]
+    batch.complete()
+    batch.producer, batch.sequence = "given", 0
+    busy, refused = PendingFullError("full"), InvalidRequestError("the limits have changed")
+    for answer in (RequestTimeoutError("the stream broke"), [busy, refused, busy]):
+        batch.begin(0.0, is_first=True)
+        batch.take(answer, RULES, repeats=False, given=True)
+
+    assert not batch.left
+    assert [one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] == ["unknown"] * 3
 
 
 class DoneMeanwhile(list[Callable[[], object]]):

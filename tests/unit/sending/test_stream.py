@@ -169,6 +169,7 @@ def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_ove
     assert unsent.startswith("UnavailableError")
     assert "another node leads" in lost
     assert end == "end"
+    assert next(call.requests, None) is None, "what is told as not applied is not handed over later"
     call.spoken.set()
     stream._thread.join(10)
     assert not stream._thread.is_alive()

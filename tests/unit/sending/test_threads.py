@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,7 +14,9 @@ from dledger.errors import (
     NotLeaderError,
     PendingFullError,
     RequestTimeoutError,
+    UnavailableError,
 )
+from dledger.sending import window as window_module
 from dledger.sending.batch import AllStored, Answer, Batch
 from dledger.sending.futures import SentItem
 from dledger.sending.numbering import Numbering
@@ -34,11 +36,16 @@ class Line:
         self.broken: DLedgerError | None = None
         self.batches: list[Batch[None, int]] = []
         self.is_closed = False
+        self.refusals: list[DLedgerError] = []
+        """What is not even submitted."""
         self._on_answer = on_answer
         self._on_end = on_end
 
-    def submit(self, batch: Batch[None, int]) -> None:
+    def submit(self, batch: Batch[None, int]) -> DLedgerError | None:
+        if self.refusals:
+            return self.refusals.pop()
         self.batches.append(batch)
+        return None
 
     def answer(self, answer: Answer[int] | None = None) -> None:
         """What is under way for longest: it is stored, or whatever else is said of it."""
@@ -54,15 +61,23 @@ class Line:
 
 
 @contextmanager
-def sending(options: WindowOptions, numbering: Numbering) -> Iterator[tuple[Sender[None, int], list[Line]]]:
-    """A sender, and the streams that it has opened."""
+def sending(
+    options: WindowOptions,
+    numbering: Numbering,
+    *,
+    refusals: Sequence[DLedgerError] = (),
+    find_leader: Callable[[], str | None] = lambda: None,
+) -> Iterator[tuple[Sender[None, int], list[Line]]]:
+    """A sender, and the streams that it has opened; the first one has these ``refusals``."""
     lines: list[Line] = []
 
     def connect(_timeout_s: float, on_answer: OnAnswer[None, int], on_end: OnEnd[None, int]) -> Stream[None, int]:
         lines.append(Line(on_answer, on_end))
+        lines[0].refusals += refusals if len(lines) == 1 else ()
         return lines[-1]  # type: ignore[return-value]
 
-    sender = Sender(Links(connect, lambda: None, lambda _address, _error: None), Window(options, RULES, numbering), "s")
+    links = Links(connect, find_leader, lambda _address, _error: None)
+    sender = Sender(links, Window(options, RULES, numbering), "s")
     try:
         yield sender, lines
     finally:
@@ -136,3 +151,30 @@ def test_a_server_that_refuses_is_left() -> None:
 
         assert batch.done
         assert [line.is_closed for line in lines] == [True, False]
+
+
+def test_what_a_stream_that_has_just_ended_does_not_take_goes_to_the_next() -> None:
+    """Nobody answers what was never submitted."""
+    refusals = [UnavailableError("the stream is closed")]
+    options = WindowOptions(linger_ms=0.0, timeout_ms=60_000.0)
+    with sending(options, Numbering(), refusals=refusals) as (sender, lines):
+        batch, _ = sender.add(b"a")
+        wait_until(lambda: len(lines) == 2, "connected again")
+        lines[1].answer()
+
+        assert batch.outcomes == range(1)
+
+
+def test_a_late_server_is_not_left_because_nobody_says_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way would become unknown, though nothing is wrong but that it takes long."""
+    monkeypatch.setattr(window_module, "LOOK_AFTER_MS", 1.0)
+    monkeypatch.setattr(window_module, "LOOK_AGAIN_MS", 1.0)
+    looks: list[None] = []
+    options = WindowOptions(linger_ms=0.0, timeout_ms=60_000.0)
+    with sending(options, Numbering(), find_leader=lambda: looks.append(None)) as (sender, lines):
+        batch, _ = sender.add(b"a")
+        wait_until(lambda: len(looks) > 2, "it looks who leads")
+        assert not lines[0].is_closed
+        lines[0].answer()
+
+        assert batch.outcomes == range(1)
