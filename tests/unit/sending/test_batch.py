@@ -76,6 +76,5 @@ def test_a_callback_that_comes_as_the_batch_is_done_is_called() -> None:
     called: list[int] = []
 
     batch.when_done(lambda: called.append(1))
-    batch.announce()
 
     assert called == [1]

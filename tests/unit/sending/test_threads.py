@@ -81,7 +81,10 @@ def sending(
     try:
         yield sender, lines
     finally:
-        sender.abandon(NotLeaderError("the test is over"))
+        ending = threading.Thread(target=sender.abandon, args=(NotLeaderError("the test is over"),), daemon=True)
+        ending.start()
+        ending.join(30)
+        assert not ending.is_alive()
 
 
 def test_room_for_several_is_told_to_all_who_wait() -> None:

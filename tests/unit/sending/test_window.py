@@ -17,7 +17,7 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.sending import window as window_module
-from dledger.sending.batch import AllStored, Batch, Rules
+from dledger.sending.batch import AllStored, Batch
 from dledger.sending.numbering import Numbering
 from dledger.sending.window import LOOK_AFTER_MS, Window, WindowOptions
 from tests.unit.sending.world import REFUSED, RULES, World
@@ -445,20 +445,6 @@ def test_an_item_with_a_time_out_of_its_own_shares_no_batch() -> None:
     window.step(50.0)
 
     assert (patient.done, hasty.done) == (False, True)
-
-
-def test_what_is_known_of_items_stays_with_them() -> None:
-    """Of those that found room in the batch, and no others."""
-    rules: Rules[str, int] = Rules(is_retried=RULES.is_retried, bad_answer=RULES.bad_answer)
-    window: Window[str, int] = Window(WindowOptions(linger_ms=10_000.0, batch_bytes=200), rules)
-    payloads, items = [b"x" * 60] * 5, ["a", "b", "c", "d", "e"]
-    spans = []
-    at = 0
-    while at < len(payloads):
-        spans.append(window.add_some(payloads, at, 0.0, items=items))
-        at += spans[-1][2]
-
-    assert [batch.items[place : place + count] for batch, place, count in spans] == [["a", "b"], ["c", "d"], ["e"]]
 
 
 @pytest.mark.parametrize("wrong", [{"batch_items": 0}, {"timeout_ms": 0.0}, {"linger_ms": -1.0}])
