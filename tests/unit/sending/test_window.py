@@ -14,6 +14,7 @@ from dledger.errors import (
     OutOfOrderSequenceError,
     PendingFullError,
     RequestTimeoutError,
+    TooManyProducersError,
     UnavailableError,
 )
 from dledger.sending import window as window_module
@@ -122,6 +123,21 @@ def test_without_numbers_an_ordered_window_has_one_request_under_way() -> None:
     add(window, b"a", b"b")
 
     assert bodies(sent(window)) == [[b"a"]]
+
+
+def test_an_ordered_window_that_numbers_nothing_for_a_while_has_one_request_under_way() -> None:
+    """As one that never does: where the server has no room for its name, nothing else keeps the order."""
+    options = WindowOptions(linger_ms=0.0, batch_items=1, one_at_a_time=True)
+    window = opened(options, numbering=named())
+    add(window, b"a", b"b", b"c")
+    first, *behind = sent(window)
+    assert len(behind) == 2, "numbers keep the order"
+    fail(window, TooManyProducersError("no room"), first, *behind)
+    window.step(1000.0)
+    window.connected()
+    store(window, *sent(window, 1000.0), now_ms=1000.0)
+
+    assert bodies(sent(window, 1000.0)) == [[b"b"]]
 
 
 def test_nothing_goes_under_a_new_name_while_something_is_under_way_under_the_old_one() -> None:
