@@ -113,6 +113,9 @@ class AsyncStream(Generic[ItemT, ResultT]):
         except TimeoutError:
             self._call.cancel()
             raise UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
         except grpc.RpcError as error:
             raise self._wire.failure_of(error, self.address, False) from error
         self.server_memory = self._wire.server_memory(told)

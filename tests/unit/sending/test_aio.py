@@ -39,8 +39,10 @@ async def until(condition: Callable[[], bool]) -> None:
 class SilentCall:
     """A call that never says anything, not even that it is over; ``requests`` are what gRPC would take from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, accepted: bool = True) -> None:
         self.requests: AsyncIterator[bytes]
+        self.is_cancelled = False
+        self._accepted = accepted
 
     def __call__(self, requests: AsyncIterator[bytes]) -> SilentCall:
         self.requests = requests
@@ -54,11 +56,14 @@ class SilentCall:
         raise StopAsyncIteration
 
     async def initial_metadata(self) -> tuple[()]:
+        if not self._accepted:
+            await asyncio.Event().wait()
         return ()
 
     async def wait_for_connection(self) -> None: ...
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
 
 def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +85,23 @@ def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPa
 
         assert told == ["unknown", "not_applied", "end"]
         assert stream.submit(one_entry()) is not None
+
+    run(test())
+
+
+def test_opening_that_is_cancelled_leaves_no_call_behind() -> None:
+    """A client that is closed meanwhile: the server would hold a stream on which nothing ever comes."""
+
+    async def test() -> None:
+        call = SilentCall(accepted=False)
+        stream = AsyncStream(call, "n1:1", wire_of("default"), lambda *_: None, lambda _stream: None)  # type: ignore[arg-type]
+        opening = asyncio.create_task(stream.open(30.0))
+        await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+
+        assert opening.cancelled()
+        assert call.is_cancelled
 
     run(test())
 
