@@ -353,7 +353,6 @@ class Window(Generic[ItemT, ResultT]):
         if batch.left:
             batch.error = trouble
             self._again.append(batch)
-            self._expiry_ms = min(self._expiry_ms, batch.give_up_at_ms)
             self._draining = True
         else:
             self._finish(batch)

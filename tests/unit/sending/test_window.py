@@ -349,6 +349,23 @@ def test_given_numbers_follow_each_other() -> None:
     window.check_number(7)
 
 
+def test_after_given_numbers_have_failed_new_ones_survive_the_next_failure() -> None:
+    """What became of the former ones has been told: it says nothing of those that the application gives now."""
+    window: Window[None, int] = Window(ONE_EACH, RULES, Numbering("mine"))
+    for number in (0, 1):
+        window.add(b"x", 0.0, sequence=number)
+    window.step(0.0)
+    window.connected()
+    fail(window, InvalidRequestError("never"), *sent(window))
+    assert window.is_idle
+
+    again, _ = window.add(b"y", 1.0, sequence=0)
+    fail(window, NotLeaderError("not here"), *sent(window, 1.0), now_ms=1.0)
+    window.step(1000.0)
+    window.connected()
+    assert sent(window, 1000.0) == [again]
+
+
 def test_given_numbers_follow_what_was_taken() -> None:
     """Not what was offered: only a part of it may have found room."""
     window: Window[None, int] = Window(ONE_EACH, RULES, Numbering("mine"))
