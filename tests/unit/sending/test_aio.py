@@ -322,3 +322,23 @@ def test_abandoning_ends_what_was_begun() -> None:
         assert ended == [None]
 
     run(test())
+
+
+def test_whoever_waits_hears_of_a_bug() -> None:
+    """Of the client: nobody would ever tell what became of what was added."""
+
+    async def connect(_timeout_s: float, _on_answer: object, _on_end: object) -> AsyncStream[None, int]:
+        raise ValueError("a bug")
+
+    async def test() -> None:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+        links: AsyncLinks[None, int] = AsyncLinks(connect, _nobody, lambda _address, _error: None)
+        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), RULES, Numbering()))
+        batch, _ = await sender.add(b"a")
+        await wait_for_batch(batch)
+
+        assert [one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] == ["not_applied"]
+        assert [str(error) for error in told] == ["a bug"]
+
+    run(test())

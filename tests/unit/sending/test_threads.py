@@ -181,3 +181,30 @@ def test_a_late_server_is_not_left_because_nobody_says_who_leads(monkeypatch: py
         lines[0].answer()
 
         assert batch.outcomes == range(1)
+
+
+def test_whoever_waits_hears_of_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the client: nobody would ever tell what became of what was added."""
+    told: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(str(args.exc_value)))
+
+    waited_for = threading.Event()
+    called: list[object] = []
+
+    def connect(*_: object) -> Stream[None, int]:
+        waited_for.wait(30)
+        raise ValueError("a bug")
+
+    links: Links[None, int] = Links(connect, lambda: None, lambda _address, _error: None)
+    options = WindowOptions(linger_ms=0.0, timeout_ms=60_000.0)
+    sender = Sender(links, Window(options, RULES, Numbering()), "s")
+    item = SentItem(*sender.add(b"a"))
+    item.add_done_callback(called.append)
+    waited_for.set()
+    sender._thread.join(30)
+
+    assert called == [item]
+    error = item.exception()
+    assert error is not None
+    assert error.outcome == "not_applied"
+    assert told == ["a bug"]

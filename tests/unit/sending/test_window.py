@@ -81,6 +81,20 @@ def test_one_batch_is_under_way_until_one_has_succeeded() -> None:
     assert bodies(sent(window)) == [[b"b"], [b"c"]]
 
 
+def test_an_answer_of_the_last_stream_opens_no_window_on_the_next() -> None:
+    """It says nothing of who is asked now."""
+    window = opened(numbering=None)
+    refused, stored = add(window, b"a", b"b")
+    sent(window)
+    fail(window, NotLeaderError("not here any more"), refused)
+    store(window, stored)
+    add(window, b"c")
+    window.step(1000.0)
+    window.connected()
+
+    assert sent(window, 1000.0) == [refused]
+
+
 def test_what_is_added_while_no_request_may_be_sent_goes_together() -> None:
     """Also without any linger."""
     window = opened(WindowOptions(linger_ms=0.0, inflight_requests_max=2), numbering=named())
@@ -264,7 +278,6 @@ def test_a_look_for_one_answer_says_nothing_of_the_next() -> None:
     window.looked(LOOK_AFTER_MS + 5, is_led_by_another=True)
 
     assert window.step(LOOK_AFTER_MS + 5).leave == ""
-    assert window.is_connected
 
 
 def test_what_is_doubtful_is_not_sent_to_a_server_that_has_forgotten() -> None:
@@ -357,8 +370,6 @@ def test_after_given_numbers_have_failed_new_ones_survive_the_next_failure() -> 
     window.step(0.0)
     window.connected()
     fail(window, InvalidRequestError("never"), *sent(window))
-    assert window.is_idle
-
     again, _ = window.add(b"y", 1.0, sequence=0)
     fail(window, NotLeaderError("not here"), *sent(window, 1.0), now_ms=1.0)
     window.step(1000.0)
