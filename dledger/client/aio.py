@@ -138,9 +138,9 @@ class AsyncDLedgerClient:
         results: list[AppendResult] = []
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
-            batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
-            await wait_for_batch(batch)
             try:
+                batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+                await wait_for_batch(batch)
                 results += [AsyncSentItem(batch, place).result() for place in range(len(part))]
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None

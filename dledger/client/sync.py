@@ -165,9 +165,9 @@ class DLedgerClient:
         results: list[AppendResult] = []
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
-            batch = sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
-            wait_for(batch, None)
             try:
+                batch = sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+                wait_for(batch, None)
                 results += [SentItem(batch, place).result() for place in range(len(part))]
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None

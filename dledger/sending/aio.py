@@ -256,6 +256,8 @@ class AsyncSender(Generic[ItemT, ResultT]):
                 if window.is_full:
                     await self._wait_for_room(None)
                 number = None if sequence is None else sequence + at
+                if number is not None or window.is_numbered_outside:
+                    window.check_number(number)
                 span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
                 spans.append(span)
                 at += span[2]
@@ -273,7 +275,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         if window.is_full:
             await self._wait_for_room(timeout_s)
         if sequence is not None or window.is_numbered_outside:
-            window.check_number(sequence, len(payloads))
+            window.check_number(sequence)
         timeout_ms = None if timeout_s is None else timeout_s * 1000.0
         batch = window.add_whole(payloads, now_ms, sequence=sequence, timeout_ms=timeout_ms)
         self._go_on()

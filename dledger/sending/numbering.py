@@ -68,8 +68,8 @@ class Numbering:
 
     # --- numbering --------------------------------------------------------------------------------------------------
 
-    def check(self, sequence: int | None, count: int) -> None:
-        """Items are added of which the application has given the first one this number, or none.
+    def check(self, sequence: int | None) -> None:
+        """An item is to be added to which the application has given this number, or none.
 
         Raises ``InvalidRequestError`` and, for a number that does not follow, ``OutOfOrderSequenceError``.
         """
@@ -85,7 +85,10 @@ class Numbering:
             raise OutOfOrderSequenceError(
                 f"number {sequence} of producer {self._name!r} does not follow: {self._following} is next"
             )
-        self._following = sequence + count
+
+    def follow(self, sequence: int) -> None:
+        """The number of the next item, now that those before it are added."""
+        self._following = sequence
 
     def begin(self, batch: AnyBatch, sequence: int | None) -> None:
         """The batch's first item has the number that the application has given it, if it does."""

@@ -164,10 +164,10 @@ class Window(Generic[ItemT, ResultT]):
         """All that is sealed and not done."""
         return [*self._inflight, *self._again, *self._backlog]
 
-    def check_number(self, sequence: int | None, count: int = 1) -> None:
-        """Of the first of ``count`` items that are added next; see ``Numbering.check``. To be called before ``add``."""
+    def check_number(self, sequence: int | None) -> None:
+        """Of the item that is added next; see ``Numbering.check``. To be called before ``add``."""
         if self._numbering is not None:
-            self._numbering.check(sequence, count)
+            self._numbering.check(sequence)
         elif sequence is not None:
             raise InvalidRequestError("there are numbers only with enable_idempotence")
 
@@ -204,6 +204,8 @@ class Window(Generic[ItemT, ResultT]):
             batch.items.append(item)
         place = len(batch.payloads)
         batch.payloads.append(payload)
+        if sequence is not None:
+            self._follow(sequence + 1)
         self._count(batch, cost)
         return batch, place
 
@@ -220,21 +222,22 @@ class Window(Generic[ItemT, ResultT]):
 
         ``sequence`` is the number of ``payloads[start]``, if the application gives numbers; see ``check_number``.
         """
-        is_numbered = sequence is not None or self.is_numbered_outside
-        if is_numbered:
-            self.check_number(sequence, 0)
         options = self.options
         place, size = (0, 0) if self.open is None else (len(self.open.payloads), self.open.size)
         chunk = payloads[start : start + options.batch_items - place]
         sizes = list(accumulate(len(payload) + ITEM_OVERHEAD_BYTES for payload in chunk))
         count = min(bisect_left(sizes, options.batch_bytes - size) + 1, len(chunk))
         batch = self.open or self._begin(now_ms, sequence, None)
-        if is_numbered:
-            self.check_number(sequence, count)  # only what is taken: others may come before the rest, or nothing more
         batch.payloads += chunk[:count]
         batch.items += items[start : start + count]
+        if sequence is not None:
+            self._follow(sequence + count)  # only what is taken: others may come before the rest, or nothing more
         self._count(batch, sizes[count - 1])
         return batch, place, count
+
+    def _follow(self, sequence: int) -> None:
+        if self._numbering is not None:
+            self._numbering.follow(sequence)
 
     def _count(self, batch: Batch[ItemT, ResultT], cost: int) -> None:
         self.pending_bytes += cost
@@ -256,6 +259,8 @@ class Window(Generic[ItemT, ResultT]):
         batch.payloads = payloads
         batch.is_whole = True
         batch.size = size
+        if sequence is not None:
+            self._follow(sequence + len(payloads))
         self.pending_bytes += batch.size
         self.seal()
         return batch
@@ -357,7 +362,6 @@ class Window(Generic[ItemT, ResultT]):
         if batch.left:
             batch.error = trouble
             self._again.append(batch)
-            self._expiry_ms = min(self._expiry_ms, batch.give_up_at_ms)
             self._draining = True
         else:
             self._finish(batch)

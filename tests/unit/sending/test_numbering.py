@@ -93,6 +93,16 @@ def test_doubtful_numbers_stay_where_nothing_is_missing(numbers: Numbering, send
     ]
 
 
+def test_a_refused_batch_behind_a_doubtful_one_leaves_no_hole(numbers: Numbering, send: Make) -> None:
+    """Case 2: its number is given to the next one."""
+    store(numbers, send())
+    kept = send(doubtful=True)
+    send()  # refused for good
+
+    assert number_again(numbers, kept) == [("n0", 3, True)]
+    assert (send().producer, send().sequence) == ("n0", 9)
+
+
 def test_what_must_be_stored_because_something_behind_it_is_keeps_its_number(numbers: Numbering, send: Make) -> None:
     """Case 2: a copy of it arrived late, after the retry was refused. Under another number it would be stored twice."""
     store(numbers, send())

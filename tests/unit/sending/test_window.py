@@ -16,6 +16,7 @@ from dledger.errors import (
     OutOfOrderSequenceError,
     PendingFullError,
     RequestTimeoutError,
+    TooManyProducersError,
     UnavailableError,
 )
 from dledger.sending import window as window_module
@@ -84,6 +85,20 @@ def test_one_batch_is_under_way_until_one_has_succeeded() -> None:
     assert bodies(sent(window)) == [[b"b"], [b"c"]]
 
 
+def test_an_answer_of_the_last_stream_opens_no_window_on_the_next() -> None:
+    """It says nothing of who is asked now."""
+    window = opened(numbering=None)
+    refused, stored = add(window, b"a", b"b")
+    sent(window)
+    fail(window, NotLeaderError("not here any more"), refused)
+    store(window, stored)
+    add(window, b"c")
+    window.step(1000.0)
+    window.connected()
+
+    assert sent(window, 1000.0) == [refused]
+
+
 def test_what_is_added_while_no_request_may_be_sent_goes_together() -> None:
     """Also without any linger."""
     window = opened(WindowOptions(linger_ms=0.0, inflight_requests_max=2), numbering=named())
@@ -126,6 +141,21 @@ def test_without_numbers_an_ordered_window_has_one_request_under_way() -> None:
     add(window, b"a", b"b")
 
     assert bodies(sent(window)) == [[b"a"]]
+
+
+def test_an_ordered_window_that_numbers_nothing_for_a_while_has_one_request_under_way() -> None:
+    """As one that never does: where the server has no room for its name, nothing else keeps the order."""
+    options = WindowOptions(linger_ms=0.0, batch_items=1, one_at_a_time=True)
+    window = opened(options, numbering=named())
+    add(window, b"a", b"b", b"c")
+    first, *behind = sent(window)
+    assert len(behind) == 2, "numbers keep the order"
+    fail(window, TooManyProducersError("no room"), first, *behind)
+    window.step(1000.0)
+    window.connected()
+    store(window, *sent(window, 1000.0), now_ms=1000.0)
+
+    assert bodies(sent(window, 1000.0)) == [[b"b"]]
 
 
 def test_nothing_goes_under_a_new_name_while_something_is_under_way_under_the_old_one() -> None:
@@ -239,6 +269,21 @@ def test_a_silent_server_is_left_once_another_one_leads() -> None:
     assert window.step(2 * LOOK_AFTER_MS).connect_until_ms is not None
 
 
+def test_a_look_for_one_answer_says_nothing_of_the_next() -> None:
+    """It was begun because of what is answered by now; what was sent since is not overdue."""
+    window = opened(numbering=named())
+    (batch,) = add(window, b"a")
+    sent(window)
+    assert window.step(LOOK_AFTER_MS).look
+    store(window, batch, now_ms=LOOK_AFTER_MS + 1)
+    add(window, b"b", now_ms=LOOK_AFTER_MS + 1)
+    assert sent(window, LOOK_AFTER_MS + 1)
+
+    window.looked(LOOK_AFTER_MS + 5, is_led_by_another=True)
+
+    assert window.step(LOOK_AFTER_MS + 5).leave == ""
+
+
 def test_what_is_doubtful_is_not_sent_to_a_server_that_has_forgotten() -> None:
     """It could be stored a second time, as that of a new producer."""
     window: Window[None, int] = Window(ONE_EACH, RULES, named())
@@ -254,6 +299,19 @@ def test_what_is_doubtful_is_not_sent_to_a_server_that_has_forgotten() -> None:
 
     assert doubtful.done
     assert bodies(sent(window)) == [[b"b"]]
+
+
+def test_a_server_that_tells_nothing_of_its_memory_makes_no_other_one_forgotten() -> None:
+    """What became doubtful at the first one still is when that comes back, and has forgotten it."""
+    window: Window[None, int] = Window(ONE_EACH, RULES, named())
+    (doubtful,) = add(window, b"a")
+    for now_ms, memory in ((0.0, "memory 1"), (1000.0, ""), (2000.0, "memory 2")):
+        window.step(now_ms)
+        assert not doubtful.done
+        window.connected(memory)
+        fail(window, RequestTimeoutError("it ended"), *sent(window, now_ms), now_ms=now_ms)
+
+    assert doubtful.done
 
 
 def test_nothing_is_sent_again_without_time_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +366,32 @@ def test_given_numbers_follow_each_other() -> None:
     window.check_number(7)
 
 
+def test_after_given_numbers_have_failed_new_ones_survive_the_next_failure() -> None:
+    """What became of the former ones has been told: it says nothing of those that the application gives now."""
+    window: Window[None, int] = Window(ONE_EACH, RULES, Numbering("mine"))
+    for number in (0, 1):
+        window.add(b"x", 0.0, sequence=number)
+    window.step(0.0)
+    window.connected()
+    fail(window, InvalidRequestError("never"), *sent(window))
+    again, _ = window.add(b"y", 1.0, sequence=0)
+    fail(window, NotLeaderError("not here"), *sent(window, 1.0), now_ms=1.0)
+    window.step(1000.0)
+    window.connected()
+    assert sent(window, 1000.0) == [again]
+
+
+def test_given_numbers_follow_what_was_taken() -> None:
+    """Not what was offered: only a part of it may have found room."""
+    window: Window[None, int] = Window(ONE_EACH, RULES, Numbering("mine"))
+    _, _, count = window.add_some([b"a", b"b"], 0, 0.0, sequence=5)
+    assert count == 1
+
+    with pytest.raises(OutOfOrderSequenceError, match="6 is next"):
+        window.check_number(7)
+    window.check_number(6)
+
+
 def test_a_full_server_is_asked_again_after_a_pause() -> None:
     """Longer each time, and never longer than an election."""
     window = opened(numbering=named())
@@ -325,6 +409,90 @@ def test_a_full_server_is_asked_again_after_a_pause() -> None:
     assert not batch.done
     assert pauses == sorted(pauses)
     assert 0 < pauses[1] < pauses[-1] == 100.0
+
+
+def test_the_numbers_of_a_lost_part_are_not_given_to_the_next_one() -> None:
+    """If the lost one was stored after all, the server would take the next one for its repetition."""
+    window = opened(WindowOptions(linger_ms=1.0), numbering=named())
+    (batch, *_) = add(window, b"a", b"b", b"c", b"d")
+    now_ms = 1.0
+    for answer in (InvalidRequestError("one of them"), RequestTimeoutError("it ended"), InvalidRequestError("never")):
+        now_ms += 1000.0
+        window.step(now_ms)
+        window.connected()
+        assert sent(window, now_ms) == [batch]
+        fail(window, answer, batch, now_ms=now_ms)
+    window.step(now_ms)
+    window.connected()
+
+    assert bodies(sent(window, now_ms)) == [[b"c", b"d"]]
+    assert (batch.producer, batch.sequence) == ("n1", 0)
+
+
+def test_a_late_refusal_makes_nothing_certain_that_was_unknown() -> None:
+    """It is of the second attempt: the number may be taken, and what follows must not get it."""
+    window = opened(numbering=named())
+    late, _ = window.add(b"late", 0.0, timeout_ms=2000.0)
+    fail(window, RequestTimeoutError("it ended"), *sent(window))
+    window.step(1900.0)
+    window.connected()
+    assert sent(window, 1900.0) == [late]
+    window.step(2000.0)
+    assert late.done
+
+    fail(window, InvalidRequestError("the limits have changed"), late, now_ms=2001.0)
+    add(window, b"next", now_ms=2001.0)
+    window.step(2001.0)
+    (following,) = sent(window, 2001.0)
+    assert (following.producer, following.sequence) == ("n1", 0)
+
+
+def test_an_abandoned_window_forgets_nothing_that_was_refused_or_never_sealed() -> None:
+    """Also while it waits for the answers to others, or for more items: each is told that it is not stored."""
+    window = opened(WindowOptions(linger_ms=0.0, batch_items=1), numbering=named())
+    refused, under_way = add(window, b"a", b"b")
+    sent(window)
+    fail(window, NotLeaderError("not here"), refused)
+    lingering, _ = window.add(b"c", 0.0)
+    patient: Window[None, int] = Window(WindowOptions(linger_ms=10_000.0), RULES, named())
+    unsealed, _ = patient.add(b"d", 0.0)
+
+    for one in (window, patient):
+        one.fail_all(UnavailableError("closed"), 1.0)
+    fail(window, RequestTimeoutError("it ended"), under_way, now_ms=2.0)
+
+    assert window.is_idle
+    assert patient.is_idle
+    for batch in (refused, lingering, unsealed):
+        assert batch.done
+        assert [type(outcome) for outcome in batch.outcomes] == [UnavailableError]
+
+
+def test_all_that_waits_is_counted_however_it_was_added() -> None:
+    """Else there is no bound, or never room again."""
+    window: Window[None, int] = Window(WindowOptions(linger_ms=10_000.0, pending_bytes_max=3 * 65), RULES, named())
+    whole = window.add_whole([b"a", b"b"], 0.0)
+    window.step(0.0)
+    window.connected()
+    assert window.pending_bytes == whole.size == 2 * 65
+    window.add(b"c", 0.0)
+    assert window.put(b"d") == -1
+
+    store(window, *sent(window))
+    assert window.pending_bytes == 65
+    assert window.put(b"d") == 1
+
+
+def test_an_item_with_a_time_out_of_its_own_shares_no_batch() -> None:
+    """A batch has one deadline."""
+    window: Window[None, int] = Window(WindowOptions(linger_ms=10_000.0), RULES, named())
+    patient, _ = window.add(b"patient", 0.0)
+    hasty, _ = window.add(b"hasty", 0.0, timeout_ms=50.0)
+
+    window.seal()
+    window.step(50.0)
+
+    assert (patient.done, hasty.done) == (False, True)
 
 
 @pytest.mark.parametrize("wrong", [{"batch_items": 0}, {"timeout_ms": 0.0}, {"linger_ms": -1.0}])
@@ -378,8 +546,6 @@ def test_of_given_numbers_only_those_of_what_is_taken_are_used_up() -> None:
     assert (batch.sequence, place, count) == (0, 0, 2)
     with pytest.raises(OutOfOrderSequenceError, match="2 is next"):
         window.check_number(3)
-    with pytest.raises(OutOfOrderSequenceError, match="2 is next"):
-        window.add_some([b"3"], 0, 0.0, sequence=3)
     window.add_some([b"0", b"1", b"2"], 2, 0.0, sequence=2)
     window.check_number(3)
 
