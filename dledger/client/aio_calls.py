@@ -130,8 +130,11 @@ class AsyncCalls:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
         deadline = self._deadline(timeout_s)
-        async with self._sender(Numbering(producer)) as sender:
+        sender = self._sender(Numbering(producer))
+        try:
             return await self._append_parts(sender, bodies, deadline, sequence)
+        finally:  # whoever is cancelled does not wait until the deadline of what is under way
+            await sender.abandon(UnavailableError("nobody waits for it any more"))
 
     async def _append_parts(
         self,
@@ -143,9 +146,9 @@ class AsyncCalls:
         results: list[AppendResult] = []
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
-            batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
-            await wait_for_batch(batch)
             try:
+                batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+                await wait_for_batch(batch)
                 results += [AsyncSentItem(batch, place).result() for place in range(len(part))]
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None

@@ -129,8 +129,11 @@ class Calls:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
         deadline = self._deadline(timeout_s)
-        with self._sender(Numbering(producer)) as sender:
+        sender = self._sender(Numbering(producer))
+        try:
             return self._append_parts(sender, bodies, deadline, sequence)
+        finally:  # whoever is cancelled does not wait until the deadline of what is under way
+            sender.abandon(UnavailableError("nobody waits for it any more"))
 
     def _append_parts(
         self,
@@ -142,9 +145,9 @@ class Calls:
         results: list[AppendResult] = []
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
-            batch = sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
-            wait_for_batch(batch)
             try:
+                batch = sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+                wait_for_batch(batch)
                 results += [SentItem(batch, place).result() for place in range(len(part))]
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None

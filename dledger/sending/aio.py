@@ -12,7 +12,7 @@ from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
 from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
-from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+from dledger.sending.batch import Answer, Batch, ItemT, ResultT, partly_added
 from dledger.sending.window import NEVER, Window, Wish
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
@@ -73,12 +73,13 @@ class AsyncSender(Generic[ItemT, ResultT]):
     ) -> tuple[Batch[ItemT, ResultT], int]:
         """As ``Sender.add``; waits only while too much is pending."""
         window = self._window
+        now_ms = _now_ms()
         if window.is_full:
             await self._wait_for_room(timeout_s)
         if sequence is not None or window.is_numbered_outside:
             window.check_number(sequence)
         timeout_ms = None if timeout_s is None else timeout_s * 1000.0
-        batch, place = window.add(payload, _now_ms(), item=item, sequence=sequence, timeout_ms=timeout_ms)
+        batch, place = window.add(payload, now_ms, item=item, sequence=sequence, timeout_ms=timeout_ms)
         if window.open is not batch or not place:
             self._go_on()
         return batch, place
@@ -89,17 +90,20 @@ class AsyncSender(Generic[ItemT, ResultT]):
         """As ``Sender.add_many``. Nothing that others add comes between, unless it has to wait for room."""
         window = self._window
         spans: list[tuple[Batch[ItemT, ResultT], int, int]] = []
-        if sequence is not None or window.is_numbered_outside:
-            window.check_number(sequence, len(payloads))
         at = 0
-        while at < len(payloads):
-            if window.is_full:
-                await self._wait_for_room(None)
-            number = None if sequence is None else sequence + at
-            span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
-            spans.append(span)
-            at += span[2]
-            self._go_on()
+        try:
+            while at < len(payloads):
+                if window.is_full:
+                    await self._wait_for_room(None)
+                number = None if sequence is None else sequence + at
+                if number is not None or window.is_numbered_outside:
+                    window.check_number(number)
+                span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
+                spans.append(span)
+                at += span[2]
+                self._go_on()
+        except DLedgerError as error:
+            raise partly_added(error, at) from None
         return spans
 
     async def add_whole(
@@ -107,12 +111,13 @@ class AsyncSender(Generic[ItemT, ResultT]):
     ) -> Batch[ItemT, ResultT]:
         """As ``Sender.add_whole``."""
         window = self._window
+        now_ms = _now_ms()
         if window.is_full:
             await self._wait_for_room(timeout_s)
         if sequence is not None or window.is_numbered_outside:
-            window.check_number(sequence, len(payloads))
+            window.check_number(sequence)
         timeout_ms = None if timeout_s is None else timeout_s * 1000.0
-        batch = window.add_whole(payloads, _now_ms(), sequence=sequence, timeout_ms=timeout_ms)
+        batch = window.add_whole(payloads, now_ms, sequence=sequence, timeout_ms=timeout_ms)
         self._go_on()
         return batch
 
@@ -136,6 +141,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     async def _end(self, error: DLedgerError) -> None:
         window = self._window
         window.fail_all(error, _now_ms())
+        self._tell()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -49,6 +49,9 @@ class AsyncStream(Generic[ItemT, ResultT]):
             raise UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s") from None
         except grpc.RpcError as error:
             raise self._wire.failure_of(error, self.address, False) from error
+        except BaseException:  # cancelled, most likely: nobody else would end it
+            self._call.cancel()
+            raise
         self.server_memory = self._wire.server_memory(told)
         self._reader = asyncio.create_task(self._read())
 
@@ -56,9 +59,13 @@ class AsyncStream(Generic[ItemT, ResultT]):
         """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
         if self.broken is not None:
             return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")
-        self._next_number += 1
-        self._pending[self._next_number] = batch
-        self._requests.put_nowait((self._next_number, self._wire.encode(batch, self._next_number)))
+        number = self._next_number + 1
+        request = self._wire.encoded(batch, number)
+        if isinstance(request, DLedgerError):
+            return request
+        self._next_number = number
+        self._pending[number] = batch
+        self._requests.put_nowait((number, request))
         return None
 
     async def close(self, why: str = "") -> None:
@@ -73,7 +80,10 @@ class AsyncStream(Generic[ItemT, ResultT]):
 
     async def _outgoing(self) -> AsyncIterator[bytes]:
         while (item := await self._requests.get()) is not None:
-            self._handed, request = item
+            number, request = item
+            if self.broken is not None:
+                return  # it was said already that it was not sent
+            self._handed = number
             yield request
 
     async def _read(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
@@ -20,6 +21,7 @@ from dledger.records import record
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
+_log = logging.getLogger(__name__)
 UNNUMBERED: Final = -1
 ITEM_OVERHEAD_BYTES: Final = 64
 """What an item costs besides its bytes while it waits: without it, any number of empty ones could wait."""
@@ -153,13 +155,13 @@ class Batch(Generic[ItemT, ResultT]):
             if len(answer.results) == len(sent):
                 self._note_all_stored(sent, answer.results)
                 return None
-            answer = rules.bad_answer(f"{len(answer.results)} places were answered to {len(sent)} items")
+            answer = _bad_answer(rules, f"{len(answer.results)} places were answered to {len(sent)} items")
         if isinstance(answer, InvalidRequestError) and self._may_be_parted(sent, answer, given=given):
             self.part_max = (len(sent) + 1) // 2
             return answer
         results = [answer] * len(sent) if isinstance(answer, DLedgerError) else list(answer)
         if len(results) != len(sent):
-            wrong = rules.bad_answer(f"{len(results)} results were answered to {len(sent)} items")
+            wrong = _bad_answer(rules, f"{len(results)} results were answered to {len(sent)} items")
             results = [wrong] * len(sent)
         unsent = self.left[len(sent) :]
         self.outcomes = outcomes = self._own_outcomes()
@@ -233,7 +235,7 @@ class Batch(Generic[ItemT, ResultT]):
         for place, result in zip(sent[:stored], results, strict=False):
             outcomes[place] = result
         self.sequence += stored
-        wrong = rules.bad_answer("an item of a numbered request was stored, and others before it left out")
+        wrong = _bad_answer(rules, "an item of a numbered request was stored, and others before it left out")
         rest = [
             (place, result if isinstance(result, DLedgerError) else wrong)
             for place, result in zip(sent[stored:], results[stored:], strict=True)
@@ -283,6 +285,9 @@ class Batch(Generic[ItemT, ResultT]):
             if isinstance(answer, DLedgerError)
             else answer
         )
+        if len(results) != len(sent):  # nonsense
+            self.doubtful = True
+            return False
         failures = [(at, one) for at, one in enumerate(results) if isinstance(one, DLedgerError)]
         if self.producer:
             self.sequence += failures[0][0] if failures else len(sent)
@@ -290,7 +295,7 @@ class Batch(Generic[ItemT, ResultT]):
         return not failures
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call it once the batch is done: on the driver's thread, or here and now. It must not block."""
+        """Call it once the batch is done: on a thread of the driver's, or here and now. It must not block."""
         # list.append is atomic, and the driver reads the list only after it has set ``done``: either it still finds
         # this callback, or we see ``done`` and take it back (whoever removes it calls it).
         self.callbacks.append(callback)
@@ -300,7 +305,7 @@ class Batch(Generic[ItemT, ResultT]):
             self.callbacks.remove(callback)
         except ValueError:
             return
-        callback()
+        call(callback)
 
     def announce(self) -> None:
         """Tell whoever waits; the driver calls it once, without its lock, when the batch is done."""
@@ -309,13 +314,36 @@ class Batch(Generic[ItemT, ResultT]):
                 callback = self.callbacks.pop(0)
             except IndexError:  # taken back
                 return
-            callback()
+            call(callback)
 
     @property
     def failed(self) -> int:
         """How many of its items have failed."""
         outcomes = self.outcomes
         return sum(isinstance(one, DLedgerError) for one in outcomes) if isinstance(outcomes, list) else 0
+
+
+def call(callback: Callable[[], object]) -> None:
+    """Call what the application has given. What it raises is logged: others wait to be told, too."""
+    try:
+        callback()
+    except Exception:  # noqa: BLE001  # whatever it is, it is not ours
+        _log.exception("a callback raised an exception")
+
+
+def partly_added(error: DLedgerError, added: int) -> DLedgerError:
+    """Why not all of what was given together was taken, of which ``added`` items were: they may be stored."""
+    if added:
+        error.outcome = "unknown"
+        error.add_note(f"the first {added} were taken, and may be stored; the error is about those behind them")
+    return error
+
+
+def _bad_answer(rules: Rules[ItemT, ResultT], why: str) -> DLedgerError:
+    """The error for an answer that makes no sense: whoever gives such a one may have stored anything."""
+    error = rules.bad_answer(why)
+    error.outcome = "unknown"
+    return error
 
 
 def is_unknown(outcome: object) -> bool:

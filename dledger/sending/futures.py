@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from dledger.errors import DLedgerError, InvariantError
@@ -22,7 +23,10 @@ def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
     waiting = threading.Lock()
     waiting.acquire()
     batch.when_done(waiting.release)
-    if not waiting.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)) and not batch.done:
+    patience_s = -1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+    if not waiting.acquire(timeout=patience_s) and not batch.done:
+        with suppress(ValueError):  # told just now
+            batch.callbacks.remove(waiting.release)  # whoever asks again and again leaves nothing behind
         raise TimeoutError(f"it is not known yet after {timeout_s} s")
 
 
@@ -68,7 +72,10 @@ class SentItem(Generic[ResultT]):
         return outcome if isinstance(outcome, DLedgerError) else None
 
     def add_done_callback(self: SelfT, callback: Callable[[SelfT], object]) -> None:
-        """Call ``callback(self)`` when it is done, on the client's thread (or here and now); it must not block."""
+        """Call ``callback(self)`` when it is done, on the client's thread (or here and now).
+
+        It must not block; it may add more, and close what it was added to. What it raises is logged.
+        """
         self._batch.when_done(lambda: callback(self))
 
 

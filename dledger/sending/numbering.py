@@ -12,7 +12,8 @@ What happens after a failure (``regroup``, when nothing is under way and all tha
 3. A batch was refused for good or given up before it was sent, and one behind it is doubtful: the latter cannot have
    been stored, nor ever be, because its numbers are never reached. From there on all is sent under a new name.
 4. A doubtful batch was given up: whether its numbers are taken is not known. What is doubtful, too, keeps its name
-   and numbers (it is stored if the lost one is); all else is sent under a new name, which no hole blocks.
+   and numbers (it is stored if the lost one is, else given up as well); all else is sent under a new name, which no
+   hole blocks.
 5. The server does not know what goes before the first batch (it has forgotten the producer): a new name.
 6. The server cannot remember one more producer: nothing is numbered for a while. Nothing is sent twice then, either,
    but what is unknown stays unknown.
@@ -67,8 +68,8 @@ class Numbering:
 
     # --- numbering --------------------------------------------------------------------------------------------------
 
-    def check(self, sequence: int | None, count: int) -> None:
-        """Items are added of which the application has given the first one this number, or none.
+    def check(self, sequence: int | None) -> None:
+        """An item is to be added to which the application has given this number, or none.
 
         Raises ``InvalidRequestError`` and, for a number that does not follow, ``OutOfOrderSequenceError``.
         """
@@ -84,7 +85,10 @@ class Numbering:
             raise OutOfOrderSequenceError(
                 f"number {sequence} of producer {self._name!r} does not follow: {self._following} is next"
             )
-        self._following = sequence + count
+
+    def follow(self, sequence: int) -> None:
+        """The number of the next item, now that those before it are added."""
+        self._following = sequence
 
     def begin(self, batch: AnyBatch, sequence: int | None) -> None:
         """The batch's first item has the number that the application has given it, if it does."""
@@ -115,6 +119,16 @@ class Numbering:
         elif batch.doubtful and batch.producer == self._name:
             self._lost = True
 
+    def is_orphan(self, batch: AnyBatch, refusal: DLedgerError) -> bool:
+        """Whether the batch, which is doubtful, was refused because of one before it that nobody sends any more.
+
+        Only a late copy of that one could help; what waits behind must not wait for it.
+        """
+        if self.are_given or not (batch.doubtful and batch.was_first):
+            return False
+        given_up = self._lost or batch.producer != self._name
+        return given_up and isinstance(refusal, OutOfOrderSequenceError)
+
     # --- after a failure --------------------------------------------------------------------------------------------
 
     def is_broken(self, waiting: Sequence[AnyBatch]) -> bool:
@@ -144,7 +158,7 @@ class Numbering:
         elif self._lost or (head is not None and is_misplaced(head)):
             self._take_new_name()
             _clear(waiting)
-        elif any(batch.doubtful for batch in waiting):
+        elif any(batch.doubtful and batch.producer == self._name for batch in waiting):
             self._keep(waiting)
         else:
             self._next = self._stored

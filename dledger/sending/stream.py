@@ -14,7 +14,7 @@ from typing import Any, Final, Generic
 
 import grpc
 
-from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.records import record
 from dledger.sending.batch import Answer, Batch, ItemT, ResultT
 
@@ -42,6 +42,13 @@ class Wire(Generic[ItemT, ResultT]):
     server_memory: Callable[[Any], str] = lambda _metadata: ""
     """What the server says of its memory when it establishes a stream: see ``Window.connected``."""
 
+    def encoded(self, batch: Batch[ItemT, ResultT], number: int) -> bytes | DLedgerError:
+        """The request, or why there can be none: an item in it is not what it should be."""
+        try:
+            return self.encode(batch, number)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it concerns no other request
+            return InvalidRequestError(f"it cannot be sent: {error}")
+
     def outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
         """What became of a request whose stream has failed; whether gRPC had it."""
         if failure.outcome == "unknown" or self.concerns_all(failure):
@@ -57,7 +64,8 @@ class Stream(Generic[ItemT, ResultT]):
     """To be opened before anything is submitted.
 
     ``on_answer`` is called once for each batch that was submitted, and ``on_end`` after the last of them: on the
-    stream's thread, or by ``close`` where that thread still waits for gRPC's last word.
+    stream's thread, or by ``close`` where that thread still waits for gRPC's last word. What ``on_answer`` gives is
+    called without a lock: it may run the application's code, which may call whatever it likes.
     """
 
     def __init__(
@@ -65,7 +73,7 @@ class Stream(Generic[ItemT, ResultT]):
         open_call: Callable[[Iterator[bytes]], grpc.CallIterator[bytes]],
         address: str,
         wire: Wire[ItemT, ResultT],
-        on_answer: Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None],
+        on_answer: Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], Callable[[], object]],
         on_end: Callable[[Stream[ItemT, ResultT]], None],
     ) -> None:
         self.address = address
@@ -79,7 +87,7 @@ class Stream(Generic[ItemT, ResultT]):
         self._handed = 0  # the number of the last request that gRPC has
         self._broken: DLedgerError | None = None
         self._closed_because = ""
-        self._telling = threading.RLock()  # held while outcomes are told, so that the end comes last
+        self._telling = threading.Lock()  # held while outcomes are noted, so that the end comes last
         self._has_ended = False
         self._established = threading.Event()  # or it failed
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
@@ -103,10 +111,13 @@ class Stream(Generic[ItemT, ResultT]):
         with self._lock:
             if self._broken is not None:
                 return UnavailableError(f"the stream to {self.address} is closed: {self._broken}")
-            self._next_number += 1
-            number = self._next_number
+            number = self._next_number + 1
+            request = self._wire.encoded(batch, number)
+            if isinstance(request, DLedgerError):
+                return request
+            self._next_number = number
             self._pending[number] = batch
-            self._requests.put((number, self._wire.encode(batch, number)))
+            self._requests.put((number, request))
             return None
 
     def close(self, why: str = "") -> None:
@@ -117,13 +128,13 @@ class Stream(Generic[ItemT, ResultT]):
         self._requests.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(LAST_WORD_S)
-            self._end(UnavailableError(why or f"the stream to {self.address} was closed"))
+        self._end(UnavailableError(why or f"the stream to {self.address} was closed"))
 
     def _why_refused(self, timeout_s: float) -> DLedgerError | None:
         """Wait until the server has accepted the stream; gives why it did not."""
         if not self._call.add_callback(self._established.set):
             self._established.set()  # it is over
-        if not self._established.wait(timeout_s):
+        if not self._established.wait(min(timeout_s, threading.TIMEOUT_MAX)):
             return UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s")
         if self._call.is_active():
             return None
@@ -166,7 +177,8 @@ class Stream(Generic[ItemT, ResultT]):
                 batch = self._pending.pop(number, None)
             if batch is None:
                 raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
-            self._on_answer(self, batch, answer)
+            tell = self._on_answer(self, batch, answer)
+        tell()
 
     def _end(self, failure: DLedgerError) -> None:
         """Tell what became of everything that has no answer; once."""
@@ -181,6 +193,10 @@ class Stream(Generic[ItemT, ResultT]):
             self._established.set()
             self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
             self._requests.put(None)
-            for number, batch in pending.items():
+            news = [
                 self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= handed))
+                for number, batch in pending.items()
+            ]
             self._on_end(self)
+        for tell in news:
+            tell()

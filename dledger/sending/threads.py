@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from dledger.errors import DLedgerError, PendingFullError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError, PendingFullError, UnavailableError
 from dledger.records import record
-from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+from dledger.sending.batch import Answer, Batch, ItemT, ResultT, partly_added
 from dledger.sending.futures import wait_for
 from dledger.sending.stream import Stream
 from dledger.sending.window import LOOK_AFTER_MS, NEVER, Window, Wish
 
-OnAnswer: TypeAlias = Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None]
+OnAnswer: TypeAlias = Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], Callable[[], object]]
 OnEnd: TypeAlias = Callable[[Stream[ItemT, ResultT]], None]
 SelfT = TypeVar("SelfT", bound="Sender[Any, Any]")
+_log = logging.getLogger(__name__)
 
 
 @record(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class Sender(Generic[ItemT, ResultT]):
         self._wake_at_ms = 0.0  # when the thread goes on by itself
         self._stream: Stream[ItemT, ResultT] | None = None
         self._blamed: list[tuple[str, DLedgerError]] = []  # servers, to be told of without the lock
-        self._looking: threading.Thread | None = None
+        self._helpers: set[threading.Thread] = set()  # what takes a while has its own thread
+        self._tellers: set[int] = set()  # threads that run the application's callbacks
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -82,17 +86,18 @@ class Sender(Generic[ItemT, ResultT]):
     ) -> tuple[Batch[ItemT, ResultT], int]:
         """Queue an item; gives its batch and its place in it.
 
-        Raises ``PendingFullError`` if too much waits for too long, ``UnavailableError`` after ``close``, and what
-        ``Numbering.check`` raises; nothing was queued then.
+        Raises ``PendingFullError`` if too much waits for too long (in a callback: at once), ``UnavailableError`` after
+        ``close``, and what ``Numbering.check`` raises; nothing was queued then.
         """
         window = self._window
         with self._lock:
+            now_ms = _now_ms()
             if window.is_full:
                 self._wait_for_room(timeout_s)
             if sequence is not None or window.is_numbered_outside:
                 window.check_number(sequence)
             timeout_ms = None if timeout_s is None else timeout_s * 1000.0
-            batch, place = window.add(payload, _now_ms(), item=item, sequence=sequence, timeout_ms=timeout_ms)
+            batch, place = window.add(payload, now_ms, item=item, sequence=sequence, timeout_ms=timeout_ms)
             if window.open is not batch or not place:
                 self._go_on()
         return batch, place
@@ -113,22 +118,25 @@ class Sender(Generic[ItemT, ResultT]):
     ) -> list[tuple[Batch[ItemT, ResultT], int, int]]:
         """Queue items in order; gives their batches, the place of the first in each, and how many there are in each.
 
-        Raises as ``add`` does; some of them may have been queued then if too much waits.
+        Raises as ``add`` does; with ``outcome="unknown"`` if the first of them were queued.
         """
         window = self._window
         spans: list[tuple[Batch[ItemT, ResultT], int, int]] = []
         at = 0
         with self._lock:
-            if sequence is not None or window.is_numbered_outside:
-                window.check_number(sequence, len(payloads))
-            while at < len(payloads):
-                if window.is_full:
-                    self._wait_for_room(None)
-                number = None if sequence is None else sequence + at
-                span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
-                spans.append(span)
-                at += span[2]
-                self._go_on()
+            try:
+                while at < len(payloads):
+                    if window.is_full:
+                        self._wait_for_room(None)
+                    number = None if sequence is None else sequence + at
+                    if number is not None or window.is_numbered_outside:
+                        window.check_number(number)
+                    span = window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
+                    spans.append(span)
+                    at += span[2]
+                    self._go_on()
+            except DLedgerError as error:
+                raise partly_added(error, at) from None
         return spans
 
     def add_whole(
@@ -137,17 +145,23 @@ class Sender(Generic[ItemT, ResultT]):
         """Queue what is to be stored together or not at all. Raises as ``add`` does."""
         window = self._window
         with self._lock:
+            now_ms = _now_ms()
             if window.is_full:
                 self._wait_for_room(timeout_s)
             if sequence is not None or window.is_numbered_outside:
-                window.check_number(sequence, len(payloads))
+                window.check_number(sequence)
             timeout_ms = None if timeout_s is None else timeout_s * 1000.0
-            batch = window.add_whole(payloads, _now_ms(), sequence=sequence, timeout_ms=timeout_ms)
+            batch = window.add_whole(payloads, now_ms, sequence=sequence, timeout_ms=timeout_ms)
             self._go_on()
         return batch
 
     def flush(self) -> None:
-        """Return when everything added so far is done, well or badly."""
+        """Return when everything added so far is done, well or badly.
+
+        Raises ``InvalidRequestError`` in a callback, which holds up what it would wait for.
+        """
+        if self._is_telling:
+            raise InvalidRequestError("a callback cannot wait until everything is done: nothing goes on meanwhile")
         with self._lock:
             self._window.seal()
             waiting = self._window.waiting()
@@ -156,15 +170,19 @@ class Sender(Generic[ItemT, ResultT]):
             wait_for(batch, None)
 
     def close(self) -> None:
-        """Flush, then end the thread and the stream. Idempotent."""
-        self.flush()
+        """Flush, then end the threads and the stream. Idempotent. In a callback it waits for none of that."""
+        if not self._is_telling:
+            self.flush()
         with self._lock:
+            self._window.seal()
             self._window.closed = True
             self._work.notify()
             self._room.notify_all()
-        self._thread.join()
-        if (looking := self._looking) is not None:
-            looking.join()
+            helpers = tuple(self._helpers)
+        if not self._is_telling:
+            self._thread.join()
+            for helper in helpers:
+                helper.join()
 
     def abandon(self, error: DLedgerError) -> None:
         """End it without waiting: what was sent and not answered is unknown, the rest fails with ``error``."""
@@ -175,14 +193,20 @@ class Sender(Generic[ItemT, ResultT]):
             self._room.notify_all()
         if stream is not None:
             stream.close(str(error))
-        self._thread.join()
+        if not self._is_telling:
+            self._thread.join()
+
+    @property
+    def _is_telling(self) -> bool:
+        return threading.get_ident() in self._tellers
 
     # --- under the lock ---------------------------------------------------------------------------------------------
 
     def _wait_for_room(self, timeout_s: float | None) -> None:
         window = self._window
         timeout_s = window.options.timeout_ms / 1000.0 if timeout_s is None else timeout_s
-        if not self._room.wait_for(lambda: not window.is_full or window.closed, timeout_s):
+        patience_s = 0.0 if self._is_telling else min(timeout_s, threading.TIMEOUT_MAX)
+        if not self._room.wait_for(lambda: not window.is_full or window.closed, patience_s):
             raise PendingFullError(
                 f"{window.pending_bytes} bytes wait to be sent (pending_bytes_max={window.options.pending_bytes_max}) "
                 f"and none was finished within {timeout_s:g} s"
@@ -194,7 +218,8 @@ class Sender(Generic[ItemT, ResultT]):
         self._send(now_ms)
         window = self._window
         due_ms = window.open.linger_until_ms if window.open is not None else NEVER
-        if self._wake_at_ms > min(due_ms, now_ms + LOOK_AFTER_MS) or not window.is_connected:
+        due_ms = min(due_ms, now_ms + LOOK_AFTER_MS, window.expiry_ms)
+        if self._wake_at_ms > due_ms or not window.is_connected or window.done:
             self._work.notify()
 
     def _send(self, now_ms: float) -> bool:
@@ -228,14 +253,23 @@ class Sender(Generic[ItemT, ResultT]):
         return done, blamed
 
     def _tell(self, done: list[Batch[ItemT, ResultT]], blamed: list[tuple[str, DLedgerError]]) -> None:
-        for address, error in blamed:
-            self._links.note_failure(address, error)
-        for batch in done:
-            batch.announce()
+        me = threading.get_ident()
+        is_outermost = me not in self._tellers
+        self._tellers.add(me)
+        try:
+            for address, error in blamed:
+                self._links.note_failure(address, error)
+            for batch in done:
+                batch.announce()
+        finally:
+            if is_outermost:
+                self._tellers.discard(me)
 
     # --- on the stream's thread -------------------------------------------------------------------------------------
 
-    def _on_answer(self, stream: Stream[ItemT, ResultT], batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> None:
+    def _on_answer(
+        self, stream: Stream[ItemT, ResultT], batch: Batch[ItemT, ResultT], answer: Answer[ResultT]
+    ) -> Callable[[], object]:
         with self._lock:
             now_ms = _now_ms()
             self._answered(stream, batch, answer, now_ms)
@@ -243,7 +277,7 @@ class Sender(Generic[ItemT, ResultT]):
             news = self._take_news()
             if not self._window.is_connected or self._window.closed:
                 self._work.notify()
-        self._tell(*news)
+        return partial(self._tell, *news)
 
     def _on_end(self, stream: Stream[ItemT, ResultT]) -> None:
         with self._lock:
@@ -260,6 +294,7 @@ class Sender(Generic[ItemT, ResultT]):
         finally:
             # Reached early only through a bug: whoever waits must hear of it, not wait for ever.
             with self._lock:
+                self._has_ended = True
                 self._window.fail_all(UnavailableError(f"the thread {self._name} has ended"), _now_ms())
                 stream, self._stream = self._stream, None
             if stream is not None:
@@ -283,47 +318,70 @@ class Sender(Generic[ItemT, ResultT]):
             if wish.leave and stream is not None:
                 stream.close(wish.leave)
             if wish.look:
-                self._looking = threading.Thread(target=self._look, name=f"{self._name}-look", daemon=True)
-                self._looking.start()
+                self._begin("look", self._look)
             if wish.connect_until_ms is not None:
-                self._connect(wish.connect_until_ms)
+                self._begin("connect", partial(self._connect, wish.connect_until_ms))
+
+    def _begin(self, what: str, work: Callable[[], None]) -> None:
+        """On a thread of its own: the time must be kept meanwhile."""
+        helper = threading.Thread(target=work, name=f"{self._name}-{what}", daemon=True)
+        with self._lock:
+            self._helpers.add(helper)
+        helper.start()
 
     def _wait(self, wake_at_ms: float) -> None:
         wait_ms = wake_at_ms - _now_ms()
         if wait_ms > 0:
             self._wake_at_ms = wake_at_ms
-            self._work.wait(None if wake_at_ms == NEVER else wait_ms / 1000.0)
+            self._work.wait(None if wake_at_ms == NEVER else min(wait_ms / 1000.0, threading.TIMEOUT_MAX))
             self._wake_at_ms = 0.0
 
+    # --- on threads of their own ------------------------------------------------------------------------------------
+
     def _look(self) -> None:
-        """On a thread of its own, since asking takes a while."""
         leader: str | None = None
         try:
-            with suppress(DLedgerError):  # the client is closed
-                leader = self._links.find_leader()
-        finally:
-            with self._lock:
-                present = None if self._stream is None else self._stream.address
-                self._looking = None
-                self._window.looked(_now_ms(), is_led_by_another=leader not in (None, present))
-                self._work.notify()
+            leader = self._links.find_leader()
+        except DLedgerError:  # the client is closed
+            pass
+        except Exception:  # noqa: BLE001  # such as gRPC's for a channel that was closed meanwhile
+            _log.exception("looking for the leader failed")
+        with self._lock:
+            present = None if self._stream is None else self._stream.address
+            self._window.looked(_now_ms(), is_led_by_another=leader not in (None, present))
+            self._ends()
 
     def _connect(self, until_ms: float) -> None:
         with self._lock:
             old, self._stream = self._stream, None
         if old is not None:
             old.close()
+        stream: Stream[ItemT, ResultT] | None = None
+        failure: DLedgerError = UnavailableError("connecting failed")
         try:
             stream = self._links.connect(max(until_ms - _now_ms(), 0.0) / 1000.0, self._on_answer, self._on_end)
         except DLedgerError as error:
-            with self._lock:
-                self._window.not_connected(error, _now_ms())
-            return
+            failure = error
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.exception("connecting failed")
+            failure = UnavailableError(f"connecting failed: {error!r}")
         with self._lock:
-            self._stream = stream
-            self._window.connected(stream.server_memory)
-            if stream.broken is not None:  # before it was known here that it is the present one
-                self._window.broken(_now_ms())
+            is_wanted = not self._has_ended
+            if stream is None:
+                self._window.not_connected(failure, _now_ms())
+            elif is_wanted:
+                self._stream = stream
+                self._window.connected(stream.server_memory)
+                if stream.broken is not None:  # before it was known here that it is the present one
+                    self._window.broken(_now_ms())
+            self._ends()
+        if stream is not None and not is_wanted:
+            stream.close()
+
+    def _ends(self) -> None:
+        """The present thread has done what it was for."""
+        self._helpers.discard(threading.current_thread())
+        self._work.notify()
 
 
 def _is_idle(wish: Wish) -> bool:

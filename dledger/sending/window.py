@@ -155,14 +155,19 @@ class Window(Generic[ItemT, ResultT]):
         """Whether the application gives the numbers."""
         return self._numbering is not None and self._numbering.are_given
 
+    @property
+    def expiry_ms(self) -> float:
+        """Nothing that is sealed is given up earlier."""
+        return self._expiry_ms
+
     def waiting(self) -> list[Batch[ItemT, ResultT]]:
         """All that is sealed and not done."""
         return [*self._inflight, *self._again, *self._backlog]
 
-    def check_number(self, sequence: int | None, count: int = 1) -> None:
-        """Of the first of ``count`` items that are added next; see ``Numbering.check``. To be called before ``add``."""
+    def check_number(self, sequence: int | None) -> None:
+        """Of the item that is added next; see ``Numbering.check``. To be called before ``add``."""
         if self._numbering is not None:
-            self._numbering.check(sequence, count)
+            self._numbering.check(sequence)
         elif sequence is not None:
             raise InvalidRequestError("there are numbers only with enable_idempotence")
 
@@ -173,8 +178,8 @@ class Window(Generic[ItemT, ResultT]):
             return -1
         payloads = batch.payloads
         place = len(payloads)
+        cost = len(payload) + ITEM_OVERHEAD_BYTES  # raises for what has none, before anything is changed
         payloads.append(payload)
-        cost = len(payload) + ITEM_OVERHEAD_BYTES
         self.pending_bytes += cost
         size = batch.size = batch.size + cost
         if size >= self.options.batch_bytes or place + 1 >= self.options.batch_items:
@@ -191,6 +196,7 @@ class Window(Generic[ItemT, ResultT]):
         timeout_ms: float | None = None,
     ) -> tuple[Batch[ItemT, ResultT], int]:
         """Take an item; gives its batch and its place in it. Raises ``UnavailableError`` if it is closed."""
+        cost = len(payload) + ITEM_OVERHEAD_BYTES
         batch = self.open
         if batch is None or (timeout_ms is not None and timeout_ms != batch.timeout_ms):
             batch = self._begin(now_ms, sequence, timeout_ms)
@@ -198,7 +204,9 @@ class Window(Generic[ItemT, ResultT]):
             batch.items.append(item)
         place = len(batch.payloads)
         batch.payloads.append(payload)
-        self._count(batch, len(payload) + ITEM_OVERHEAD_BYTES)
+        if sequence is not None:
+            self._follow(sequence + 1)
+        self._count(batch, cost)
         return batch, place
 
     def add_some(
@@ -212,18 +220,24 @@ class Window(Generic[ItemT, ResultT]):
     ) -> tuple[Batch[ItemT, ResultT], int, int]:
         """Take as many of ``payloads`` from ``start`` on as go into a batch: which, the place of the first, how many.
 
-        ``sequence`` is the number of ``payloads[start]``, if the application gives numbers.
+        ``sequence`` is the number of ``payloads[start]``, if the application gives numbers; see ``check_number``.
         """
-        batch = self.open or self._begin(now_ms, sequence, None)
         options = self.options
-        place = len(batch.payloads)
+        place, size = (0, 0) if self.open is None else (len(self.open.payloads), self.open.size)
         chunk = payloads[start : start + options.batch_items - place]
         sizes = list(accumulate(len(payload) + ITEM_OVERHEAD_BYTES for payload in chunk))
-        count = min(bisect_left(sizes, options.batch_bytes - batch.size) + 1, len(chunk))
+        count = min(bisect_left(sizes, options.batch_bytes - size) + 1, len(chunk))
+        batch = self.open or self._begin(now_ms, sequence, None)
         batch.payloads += chunk[:count]
         batch.items += items[start : start + count]
+        if sequence is not None:
+            self._follow(sequence + count)  # only what is taken: others may come before the rest, or nothing more
         self._count(batch, sizes[count - 1])
         return batch, place, count
+
+    def _follow(self, sequence: int) -> None:
+        if self._numbering is not None:
+            self._numbering.follow(sequence)
 
     def _count(self, batch: Batch[ItemT, ResultT], cost: int) -> None:
         self.pending_bytes += cost
@@ -240,10 +254,13 @@ class Window(Generic[ItemT, ResultT]):
         timeout_ms: float | None = None,
     ) -> Batch[ItemT, ResultT]:
         """Take what goes in one request, however large, and with nothing else."""
+        size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
         batch = self._begin(now_ms, sequence, timeout_ms)
         batch.payloads = payloads
         batch.is_whole = True
-        batch.size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
+        batch.size = size
+        if sequence is not None:
+            self._follow(sequence + len(payloads))
         self.pending_bytes += batch.size
         self.seal()
         return batch
@@ -338,12 +355,13 @@ class Window(Generic[ItemT, ResultT]):
         if numbering is not None and batch.lost:
             numbering.failed(batch)
             batch.forget()
+        if batch.left and trouble is not None and numbering is not None and numbering.is_orphan(batch, trouble):
+            batch.fail(trouble)
         if batch.left and self._abandoned is not None:
             batch.fail(self._abandoned)
         if batch.left:
             batch.error = trouble
             self._again.append(batch)
-            self._expiry_ms = min(self._expiry_ms, batch.give_up_at_ms)
             self._draining = True
         else:
             self._finish(batch)
@@ -352,9 +370,11 @@ class Window(Generic[ItemT, ResultT]):
     def _take_late(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
         """Who sent it was told that nobody knows; what it was numbered as matters to what follows."""
         numbering = self._numbering
+        first = batch.sequence
         is_stored = batch.take_late(answer)
         if numbering is not None and batch.producer:
-            numbering.stored(batch)
+            if batch.sequence > first:
+                numbering.stored(batch)
             if not is_stored:
                 self._note_failed(numbering, batch)
         return answer if isinstance(answer, DLedgerError) else None
@@ -514,7 +534,7 @@ class Window(Generic[ItemT, ResultT]):
     def _seal_at_ms(self, batch: Batch[ItemT, ResultT]) -> float:
         """When the open batch waits for more no longer."""
         held_ms = HELD_OPEN_SHARE * batch.timeout_ms if self._backlog else 0.0
-        return batch.linger_until_ms + held_ms
+        return min(batch.linger_until_ms + held_ms, batch.give_up_at_ms)
 
     def _look_at_ms(self) -> float:
         """When to look whether another server leads; again and again while nothing is answered."""

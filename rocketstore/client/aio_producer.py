@@ -22,6 +22,7 @@ from dledger.errors import DLedgerError, UnavailableError
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
 from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
+from dledger.sending.batch import call
 from rocketstore.client.aio_connection import AsyncBrokerConnection
 from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
 from rocketstore.client.aio_topic_cache import AsyncTopicCache
@@ -235,7 +236,7 @@ class AsyncProducer:
     def _note_failure(self, address: str, error: DLedgerError) -> None:
         self._connection.directory.note_failure(address, error)
         if self._on_failure is not None:
-            self._on_failure(address, error)
+            call(partial(self._on_failure, address, error))
 
     async def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
         check_message(message, queue_id, self._body_bytes_max)

@@ -19,6 +19,7 @@ from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
 from dledger.errors import DLedgerError, UnavailableError
+from dledger.sending.batch import call
 from dledger.sending.futures import wait_for_batch
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
@@ -242,7 +243,7 @@ class Producer:
     def _note_failure(self, address: str, error: DLedgerError) -> None:
         self._connection.directory.note_failure(address, error)
         if self._on_failure is not None:
-            self._on_failure(address, error)
+            call(partial(self._on_failure, address, error))
 
     def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
         check_message(message, queue_id, self._body_bytes_max)

@@ -388,6 +388,22 @@ def test_async_cancelled_append_does_not_hold_up_others() -> None:
     run(test)
 
 
+def test_async_cancelled_append_as_ends_before_its_deadline() -> None:
+    """Whoever is cancelled waits for nothing."""
+
+    async def test(group: AsyncGroup, client: AsyncDLedgerClient) -> None:
+        group.nodes[0].hold = True
+        task = asyncio.create_task(client.append_as("job", 0, [b"a"], timeout_s=600.0))
+        while not group.nodes[0].held:
+            await asyncio.sleep(0)  # yields to the server on this loop
+        task.cancel()
+        async with asyncio.timeout(30):
+            await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(test)
+
+
 def test_async_append_as_repeats_under_the_given_name() -> None:
     """As the sync client."""
 

@@ -31,6 +31,7 @@ from dledger.errors import (
 from dledger.rpc.peer_transport import GrpcTransport
 from dledger.types import NodeId, Role
 from tests.support.fake_group import FakeGroup, fake_group
+from tests.support.overtaking import OvertakenLock
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 
@@ -207,6 +208,16 @@ def test_append_without_a_leader_says_so(client: DLedgerClient, group: FakeGroup
         client.append(b"a", timeout_s=0.3)
 
     assert caught.value.outcome == "not_applied"
+
+
+def test_threads_that_append_at_once_share_one_sender(client: DLedgerClient) -> None:
+    """Also the first two: what one of them sent with a sender of its own would not end with the client."""
+    made: list[object] = []
+    client._lock = OvertakenLock(lambda: made.append(client._direct_sender()))  # type: ignore[assignment]
+
+    made.append(client._direct_sender())
+
+    assert made[0] is made[1]
 
 
 def test_append_many_is_split_in_order(client: DLedgerClient, group: FakeGroup) -> None:

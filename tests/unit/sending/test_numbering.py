@@ -93,6 +93,16 @@ def test_doubtful_numbers_stay_where_nothing_is_missing(numbers: Numbering, send
     ]
 
 
+def test_a_refused_batch_behind_a_doubtful_one_leaves_no_hole(numbers: Numbering, send: Make) -> None:
+    """Case 2: its number is given to the next one."""
+    store(numbers, send())
+    kept = send(doubtful=True)
+    send()  # refused for good
+
+    assert number_again(numbers, kept) == [("n0", 3, True)]
+    assert (send().producer, send().sequence) == ("n0", 9)
+
+
 def test_what_must_be_stored_because_something_behind_it_is_keeps_its_number(numbers: Numbering, send: Make) -> None:
     """Case 2: a copy of it arrived late, after the retry was refused. Under another number it would be stored twice."""
     store(numbers, send())
@@ -123,6 +133,16 @@ def test_behind_an_uncertain_hole_what_is_doubtful_stays_so(numbers: Numbering, 
     assert number_again(numbers, *waiting) == [("n0", 3, True), ("n1", 0, False), ("n0", 9, True)]
     store(numbers, waiting[0])  # of the old name: it says nothing of the new one
     assert number_again(numbers, waiting[1], waiting[2]) == [("n1", 0, False), ("n0", 9, True)]
+
+
+def test_what_lost_its_numbers_is_not_overtaken(numbers: Numbering, send: Make) -> None:
+    """What is behind it got its own while it had an old name: they say nothing, as long as they were not sent."""
+    lost, kept, refused, behind = send(doubtful=True), send(doubtful=True), send(doubtful=True), send()
+    numbers.failed(lost)
+    assert number_again(numbers, kept, refused, behind)[2] == ("n1", 0, False)
+    refused.forget()  # a part of it was refused
+
+    assert number_again(numbers, kept, refused, behind) == [("n0", 3, True), ("n1", 0, False), ("n1", 3, False)]
 
 
 @pytest.mark.parametrize("error", [UnknownProducerError(""), OutOfOrderSequenceError("")])

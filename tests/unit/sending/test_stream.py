@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import grpc
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from dledger.client.appends import AppendBatch, wire_of
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
-from dledger.sending.batch import Batch
+from dledger.sending.batch import AllStored, Batch
 from dledger.sending.stream import Stream
 from tests.support.waiting import wait_until
 
@@ -41,6 +43,16 @@ def refusing_server(code: grpc.StatusCode, *, after: int) -> Iterator[str]:
         server.stop(None).wait()
 
 
+def noting(told: list[str]) -> Callable[[object, AppendBatch, object], Callable[[], object]]:
+    """Takes down at once what becomes of a batch."""
+
+    def on_answer(_stream: object, _batch: AppendBatch, answer: object) -> Callable[[], object]:
+        told.append(f"{type(answer).__name__}: {answer}")
+        return int
+
+    return on_answer
+
+
 def one_entry() -> AppendBatch:
     batch: AppendBatch = Batch(1, 0.0, 10_000.0, 10_000.0)
     batch.payloads = [b"x"]
@@ -62,7 +74,7 @@ def test_what_was_sent_on_a_stream_that_is_refused_later_has_an_unknown_outcome(
             method,
             address,
             wire_of("default"),
-            lambda _stream, _batch, answer: outcomes.append(answer),
+            lambda _stream, _batch, answer: partial(outcomes.append, answer),
             ended.append,
         )
         stream.open(10)
@@ -136,7 +148,7 @@ def test_a_call_whose_metadata_grpc_never_tells_is_given_up(over: bool) -> None:
     call = SilentCall(accepted=False, over=over)
     ended: list[object] = []
     began = time.monotonic()
-    stream = Stream(call, "n1:1", wire_of("default"), lambda *_: None, ended.append)  # type: ignore[arg-type]
+    stream = Stream(call, "n1:1", wire_of("default"), lambda *_: int, ended.append)  # type: ignore[arg-type]
     with pytest.raises(UnavailableError, match="ended the stream" if over else "did not accept a stream") as refused:
         stream.open(30.0 if over else 0.05)
 
@@ -155,7 +167,7 @@ def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_ove
         call,  # type: ignore[arg-type]
         "n1:1",
         wire_of("default"),
-        lambda _stream, _batch, answer: told.append(f"{type(answer).__name__}: {answer}"),
+        noting(told),
         lambda _stream: told.append("end"),
     )
     stream.open(10)
@@ -169,8 +181,111 @@ def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_ove
     assert unsent.startswith("UnavailableError")
     assert "another node leads" in lost
     assert end == "end"
+    assert next(call.requests, None) is None, "what is told as not applied is not handed over later"
     call.spoken.set()
     stream._thread.join(10)
     assert not stream._thread.is_alive()
     assert told == [lost, unsent, end]
     assert stream.submit(one_entry()) is not None
+
+
+class SlowCall(SilentCall):
+    """Is accepted, but not at once."""
+
+    def __init__(self) -> None:
+        super().__init__(accepted=True, over=False)
+        self.accepted = threading.Event()
+
+    def initial_metadata(self) -> tuple[()]:
+        self.accepted.wait()
+        return ()
+
+
+@pytest.mark.usefixtures("_short_last_word")
+def test_a_stream_may_take_for_ever_to_be_accepted() -> None:
+    """A limit that no lock can wait for is none."""
+    call = SlowCall()
+    accepting = threading.Timer(0.05, call.accepted.set)
+    accepting.start()
+    stream = Stream(call, "n1:1", wire_of("default"), lambda *_: int, lambda _: None)  # type: ignore[arg-type]
+    stream.open(float("inf"))
+    stream.close()
+    call.spoken.set()
+    accepting.join()
+
+
+@pytest.mark.usefixtures("_short_last_word")
+def test_what_is_submitted_as_the_stream_ends_gets_its_outcome() -> None:
+    """Either it is refused, or it is told of with the others; it is not left lying between them."""
+    call = SilentCall(accepted=True, over=False)
+    told: list[object] = []
+    ended = threading.Event()
+    closing = threading.Thread(target=lambda: stream.close())
+
+    def encode(_batch: AppendBatch, _number: int) -> bytes:
+        closing.start()
+        ended.wait(0.3)  # in vain: the end comes after what is being submitted, or before it
+        return b""
+
+    stream = Stream(
+        call,  # type: ignore[arg-type]
+        "n1:1",
+        replace(wire_of("default"), encode=encode),
+        lambda _stream, batch, _answer: partial(told.append, batch),
+        lambda _stream: ended.set(),
+    )
+    stream.open(10)
+    batch = one_entry()
+    refusal = stream.submit(batch)
+    closing.join(30)
+
+    assert ended.is_set()
+    assert told == ([batch] if refusal is None else [])
+    call.spoken.set()
+
+
+class OneAnswer(SilentCall):
+    """Of which gRPC hands over one answer, and then nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__(accepted=True, over=False)
+        self.answers = threading.Semaphore(0)
+        self._is_answered = False
+
+    def __next__(self) -> bytes:
+        if self._is_answered:
+            return super().__next__()
+        self._is_answered = True
+        self.answers.acquire()
+        return b""
+
+
+@pytest.mark.usefixtures("_short_last_word")
+def test_a_stream_does_not_end_in_the_middle_of_an_answer() -> None:
+    """Whoever is told of the end may rely on having heard of every answer."""
+    call = OneAnswer()
+    told: list[str] = []
+    telling, ended = threading.Event(), threading.Event()
+
+    def on_answer(_stream: object, _batch: object, answer: object) -> Callable[[], object]:
+        if isinstance(answer, AllStored):
+            telling.set()
+            ended.wait(0.3)  # in vain: the end waits for this
+        told.append(type(answer).__name__)
+        return lambda: None
+
+    def on_end(_stream: object) -> None:
+        told.append("end")
+        ended.set()
+
+    wire = replace(wire_of("default"), decode=lambda _data, _address: (1, AllStored([])))
+    stream = Stream(call, "n1:1", wire, on_answer, on_end)  # type: ignore[arg-type]
+    stream.open(10)
+    for _ in range(2):
+        assert stream.submit(one_entry()) is None
+    call.answers.release()
+    assert telling.wait(30)
+    stream.close()
+
+    assert told == ["AllStored", "UnavailableError", "end"]
+    call.spoken.set()

@@ -14,6 +14,7 @@ from rocketstore.client import Producer, SendFuture
 from rocketstore.client.errors import MessageRefusedError, SendOutcomeUnknownError
 from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal
+from tests.support.overtaking import OvertakenLock
 from tests.support.waiting import wait_until
 
 
@@ -231,15 +232,26 @@ def test_many_threads_may_send(producer: Producer, brokers: FakeBrokers) -> None
 def test_closing_the_producer_finishes_its_senders(brokers: FakeBrokers) -> None:
     """Nothing that was accepted is forgotten."""
     producer = Producer(brokers.addresses)
-    sender = producer.sender(linger_ms=10_000)
-    future = sender.send(Message("orders", b"a"))
+    senders = [producer.sender(linger_ms=10_000) for _ in range(2)]
+    futures = [sender.send(Message("orders", b"a")) for sender in senders]
 
     producer.close()
 
-    assert future.done()
-    assert brokers.bodies("orders") == [b"a"]
-    with pytest.raises(UnavailableError):
-        sender.send(Message("orders", b"b"), queue_id=0)
+    assert all(future.done() for future in futures)
+    assert brokers.bodies("orders") == [b"a", b"a"]
+    for sender in senders:
+        with pytest.raises(UnavailableError):
+            sender.send(Message("orders", b"b"), queue_id=0)
+
+
+def test_threads_that_send_at_once_share_one_sender(producer: Producer) -> None:
+    """Also the first two: what one of them sent with a sender of its own would not be finished by ``close``."""
+    made: list[object] = []
+    producer._lock = OvertakenLock(lambda: made.append(producer._direct_sender()))  # type: ignore[assignment]
+
+    made.append(producer._direct_sender())
+
+    assert made[0] is made[1]
 
 
 def test_impossible_options_are_refused(producer: Producer) -> None:
