@@ -101,7 +101,11 @@ def inspect_data(paths: list[Path], begin: Boundary = GENESIS) -> Iterator[DataI
     follow: Follow | None = None
     end: EndItem | None = None
     for path in paths:
-        file = _Mapped(path)
+        file = _mapped(path)
+        if isinstance(file, ProblemItem):
+            yield file
+            follow = None
+            continue
         offset = 0
         if file.base <= begin.position < file.base + file.size:
             offset, follow = begin.position - file.base, after(begin)
@@ -130,6 +134,13 @@ class _Mapped:
         self.size = path.stat().st_size
         with path.open("rb") as file:
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
+
+
+def _mapped(path: Path) -> _Mapped | ProblemItem:
+    try:
+        return _Mapped(path)
+    except OSError as error:  # such as one of a terabyte, where a process may not have so much
+        return ProblemItem(path, 0, f"the file cannot be read: {error.strerror}")
 
 
 def _inspect_segment(file: _Mapped, offset: int, follow: Follow | None) -> Iterator[DataItem]:
@@ -186,7 +197,10 @@ def _unchained_problem(file: _Mapped, offset: int, header: Header) -> str:
 def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
     """Everything in index segments, each unit checked for being in its place and continuing the one before."""
     for path in paths:
-        file = _Mapped(path)
+        file = _mapped(path)
+        if isinstance(file, ProblemItem):
+            yield file
+            continue
         previous: Unit | None = None
         for offset in range(0, file.size - INDEX_UNIT_BYTES + 1, INDEX_UNIT_BYTES):
             unit = Unit(*UNIT.unpack_from(file.map, offset))

@@ -96,9 +96,9 @@ def verify_node(directory: Path, data_dirs: tuple[Path, ...] = ()) -> VerifiedNo
     data = _segments(found, found.data_dirs)
     index = _segments(found, (directory / "index",))
     if found.identity is not None:
-        _check_sizes(found, data, found.identity.segment_bytes)
-        _check_sizes(found, index, found.identity.index_segment_bytes)
         _check_gaps(found, data, found.identity.segment_bytes)
+        data = _of_size(found, data, found.identity.segment_bytes)
+        index = _of_size(found, index, found.identity.index_segment_bytes)
     _check_records(found, data, index)
     return found
 
@@ -131,11 +131,13 @@ def _segments(found: VerifiedNode, directories: tuple[Path, ...]) -> list[Path]:
     return sorted(paths, key=lambda path: path.name)
 
 
-def _check_sizes(found: VerifiedNode, paths: list[Path], size: int) -> None:
-    for path in paths:
-        actual = path.stat().st_size
+def _of_size(found: VerifiedNode, paths: list[Path], size: int) -> list[Path]:
+    """Those that can be looked through: one that is too large may take hours, and is told as it is."""
+    sizes = {path: path.stat().st_size for path in paths}
+    for path, actual in sizes.items():
         if actual != size:
             found.add(path, min(actual, size), f"the segment has {actual} bytes instead of {size}")
+    return [path for path, actual in sizes.items() if actual <= size]
 
 
 def _check_gaps(found: VerifiedNode, paths: list[Path], size: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,22 @@ def test_a_cut_off_file_is_a_problem(directory: Path) -> None:
         path.write_bytes(path.read_bytes()[:length])
         found = [item for item in inspect_data(segment_paths(directory / "data")) if isinstance(item, ProblemItem)]
         assert [item.offset for item in found] == ([148] if length else [])
+
+
+def test_a_file_that_cannot_be_mapped_is_a_problem(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of that file: the others are shown."""
+
+    def full(*_: object, **_more: object) -> mmap.mmap:
+        monkeypatch.undo()
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    paths = segment_paths(directory / "data")
+    monkeypatch.setattr("dledger.store.inspect.mmap.mmap", full)
+    data = list(inspect_data(paths))
+    assert data[0] == ProblemItem(paths[0], 0, "the file cannot be read: Cannot allocate memory")
+    assert {one.path for one in data[1:]} == set(paths[1:])
+    paths = segment_paths(directory / "index")
+    monkeypatch.setattr("dledger.store.inspect.mmap.mmap", full)
+    index = list(inspect_index(paths))
+    assert index[0] == ProblemItem(paths[0], 0, "the file cannot be read: Cannot allocate memory")
+    assert {one.path for one in index[1:]} == set(paths[1:])

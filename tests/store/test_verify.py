@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -190,3 +191,12 @@ def test_a_log_that_begins_later_is_whole(directory: Path) -> None:
     create_hard_state(UnsyncedFs(), directory, HardState())
 
     assert told(verify_node(directory)) == []
+
+
+@pytest.mark.parametrize("kind", ["data", "index"])
+def test_a_file_of_a_terabyte_is_named_and_not_looked_through(directory: Path, kind: str) -> None:
+    """It would take hours, and more memory to map than a process may have."""
+    huge = segments(directory, kind)[-1]
+    os.truncate(huge, 1 << 40)
+
+    assert any(name == huge.name and "bytes instead of" in reason for name, _, reason in told(verify_node(directory)))
