@@ -27,7 +27,7 @@ from dledger.client.shared import (
     rpc_failure,
     split,
 )
-from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, UnavailableError
+from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
 from dledger.records import record
 from dledger.rpc import client_codec as codec
 from dledger.rpc import options
@@ -270,13 +270,23 @@ class Calls:
 
     def _perform_at(self, call: _Call[_T], deadline: Deadline, address: str | None) -> tuple[_T, str]:
         """Ask whom it is for, again and again until the deadline, and say who answered."""
+        said: DLedgerError | None = None
 
         def attempt() -> tuple[_T, str]:
-            if address is not None:
-                return self._ask(call, address, deadline), address
-            if call.of_leader:
-                return self._ask_leader(call, deadline)
-            return self._ask_any(call, deadline)
+            nonlocal said
+            try:
+                if address is not None:
+                    return self._ask(call, address, deadline), address
+                if call.of_leader:
+                    return self._ask_leader(call, deadline)
+                return self._ask_any(call, deadline)
+            except RequestTimeoutError as error:
+                if said is not None and deadline.expired and not call.changes:
+                    raise said from error  # the last attempt was cut short: what was said before tells more
+                raise
+            except DLedgerError as error:
+                said = error
+                raise
 
         return self._retry(deadline, attempt, is_retried if call.changes else is_retried_read)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from cluster.local_group import free_ports
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
+from dledger.client.shared import Deadline
 from dledger.config import ServerConfig
 from dledger.errors import (
     ConfigError,
@@ -276,6 +278,26 @@ def test_linearizable_read_follows_the_leader(client: DLedgerClient, group: Fake
     assert [entry.body for entry in client.read(0, mode=ReadMode.LINEARIZABLE)] == [b"a"]
     with pytest.raises(NotLeaderError):
         client.read(0, mode=ReadMode.LINEARIZABLE, address=group.addresses[0], timeout_s=0.2)
+
+
+def test_what_a_node_said_tells_more_than_the_last_attempt_that_was_cut_short(
+    client: DLedgerClient, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline ends a call wherever it is. Not so for what may have been carried out."""
+    answers: Iterator[DLedgerError] = itertools.cycle([NotLeaderError("not here"), RequestTimeoutError("silence")])
+
+    def call(_name: str, _address: str, _request: bytes, deadline: Deadline, **_: bool) -> bytes:
+        error = next(answers)
+        if isinstance(error, RequestTimeoutError):
+            wait_until(lambda: deadline.expired, "the deadline")
+        raise error
+
+    monkeypatch.setattr(client._channels, "call", call)
+    with pytest.raises(NotLeaderError):
+        client.read(0, address=group.addresses[0], timeout_s=0.2)
+    client._directory.set_leader(group.addresses[0])
+    with pytest.raises(RequestTimeoutError):
+        client.transfer_leadership(timeout_s=0.2)
 
 
 def test_read_goes_to_a_node_that_lives(client: DLedgerClient, group: FakeGroup) -> None:
