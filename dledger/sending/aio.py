@@ -13,7 +13,7 @@ from dledger.records import record
 from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
 from dledger.sending.batch import Answer, Batch, ItemT, ResultT, partly_added
-from dledger.sending.window import NEVER, Window, Wish
+from dledger.sending.window import NEVER, Window, Wish, connect_timeout_s
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
 
@@ -280,7 +280,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         if old is not None:
             await old.close()
         try:
-            timeout_s = max(until_ms - _now_ms(), 0.0) / 1000.0
+            timeout_s = connect_timeout_s(until_ms - _now_ms())
             stream = await self._links.connect(timeout_s, self._on_answer, self._on_end)
         except DLedgerError as error:
             self._window.not_connected(error, _now_ms())

@@ -15,7 +15,7 @@ from dledger.records import record
 from dledger.sending.batch import Answer, Batch, ItemT, ResultT, partly_added
 from dledger.sending.futures import wait_for
 from dledger.sending.stream import Stream
-from dledger.sending.window import LOOK_AFTER_MS, NEVER, Window, Wish
+from dledger.sending.window import LOOK_AFTER_MS, NEVER, Window, Wish, connect_timeout_s
 
 OnAnswer: TypeAlias = Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], Callable[[], object]]
 OnEnd: TypeAlias = Callable[[Stream[ItemT, ResultT]], None]
@@ -359,7 +359,7 @@ class Sender(Generic[ItemT, ResultT]):
         stream: Stream[ItemT, ResultT] | None = None
         failure: DLedgerError = UnavailableError("connecting failed")
         try:
-            stream = self._links.connect(max(until_ms - _now_ms(), 0.0) / 1000.0, self._on_answer, self._on_end)
+            stream = self._links.connect(connect_timeout_s(until_ms - _now_ms()), self._on_answer, self._on_end)
         except DLedgerError as error:
             failure = error
         except Exception as error:  # noqa: BLE001  # as above

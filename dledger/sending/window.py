@@ -105,6 +105,11 @@ class Wish:
     """Find the leader and open a stream to it until then; then say ``connected`` or ``not_connected``."""
 
 
+def connect_timeout_s(left_ms: float) -> float:
+    """For opening a stream, of the time that is left: why that fails must be known when the time is over."""
+    return max(left_ms * 0.9, 0.0) / 1000.0
+
+
 class Window(Generic[ItemT, ResultT]):
     """See above. Not thread-safe: its driver's lock guards it. ``done`` is for the driver to take away and announce."""
 
