@@ -34,6 +34,7 @@ _COUNTERPARTS: Final = {
     **{
         f"Async{name}": name
         for name in (
+            "Appender",
             "BrokerConnection",
             "Calls",
             "Channels",

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
+from dledger.client.appender import AppenderOptions, AsyncAppender
 from dledger.client.appends import DIRECT, RULES, wire_of
 from dledger.client.channels import Service
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, parse_addresses, report_of_node
@@ -28,6 +29,7 @@ from dledger.client.shared import (
     rpc_failure,
     split,
 )
+from dledger.config import MIB
 from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
 from dledger.records import record
 from dledger.rpc import client_codec as codec
@@ -54,6 +56,8 @@ class _Call(Generic[_T]):
     of_leader: bool = False
     changes: bool = False
     """Then it is not repeated when it may have been carried out."""
+    attempt_s: float = float("inf")
+    """How long one node is waited for, so that others are asked in time."""
 
 
 class AsyncCalls:
@@ -178,6 +182,30 @@ class AsyncCalls:
         call = _Call("Producer", request, codec.decode_producer_answer, of_leader=True)
         return await self._perform(call, self._deadline(timeout_s))
 
+    def appender(
+        self,
+        *,
+        linger_ms: float = 2,
+        batch_bytes: int = MIB // 2,
+        batch_entries: int = 1024,
+        pending_bytes_max: int = 8 * MIB,
+        inflight_entries_max: int = 4096,
+        timeout_s: float | None = None,
+        retry_unknown: bool = False,
+    ) -> AsyncAppender:
+        """A pipelining appender: many cheap ``append`` calls, few requests, order kept. See ``Appender``."""
+        settings = AppenderOptions(
+            linger_s=linger_ms / 1000,
+            batch_bytes=batch_bytes,
+            batch_entries=batch_entries,
+            pending_bytes_max=pending_bytes_max,
+            inflight_entries_max=inflight_entries_max,
+            timeout_s=self._timeout_s(timeout_s),
+            retry_unknown=retry_unknown,
+            idempotent=self._idempotent,
+        )
+        return AsyncAppender(self._links, settings)
+
     # --- read -------------------------------------------------------------------------------------------------------
 
     async def read(
@@ -218,7 +246,8 @@ class AsyncCalls:
 
     async def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
         """What a node says of itself: the one at ``address``, or the leader if it is known and answers, or any."""
-        call = _Call("Metadata", codec.encode_metadata_request(self.group), codec.decode_metadata)
+        request = codec.encode_metadata_request(self.group)
+        call = _Call("Metadata", request, codec.decode_metadata, attempt_s=self.timeout_s)
         status, answering = await self._perform_at(call, self._deadline(timeout_s), address)
         self._directory.learn(answering, report_of_node(status))
         return status
@@ -314,6 +343,8 @@ class AsyncCalls:
         return await retry(deadline, attempt, goes_on)
 
     async def _ask(self, call: _Call[_T], address: str, deadline: Deadline) -> _T:
+        if call.attempt_s < deadline.remaining_s:
+            deadline = Deadline(call.attempt_s)
         return call.decode(await self._channels.call(call.name, address, call.request, deadline, changes=call.changes))
 
     async def _ask_leader(self, call: _Call[_T], deadline: Deadline) -> tuple[_T, str]:

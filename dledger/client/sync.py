@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dledger.client.appender import Appender, AppenderOptions
 from dledger.client.bulk import BulkReads, ClientContext, ReadFrom, Target
 from dledger.client.calls import Calls
 from dledger.client.security import ClientSecurity
-from dledger.config import MIB
 from dledger.rpc.bulk_codec import BlockDigests, FetchLog, Locate, Located
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
 
@@ -35,30 +33,6 @@ class DLedgerClient(Calls):
         self._bulk = BulkReads(
             ClientContext(group, self._directory, self._channels, self._seeker, self._ask_all, self._maker.diagnose)
         )
-
-    def appender(
-        self,
-        *,
-        linger_ms: float = 2,
-        batch_bytes: int = MIB // 2,
-        batch_entries: int = 1024,
-        pending_bytes_max: int = 8 * MIB,
-        inflight_entries_max: int = 4096,
-        timeout_s: float | None = None,
-        retry_unknown: bool = False,
-    ) -> Appender:
-        """A pipelining appender: many cheap ``append`` calls, few requests, order kept. See ``Appender``."""
-        settings = AppenderOptions(
-            linger_s=linger_ms / 1000,
-            batch_bytes=batch_bytes,
-            batch_entries=batch_entries,
-            pending_bytes_max=pending_bytes_max,
-            inflight_entries_max=inflight_entries_max,
-            timeout_s=self._timeout_s(timeout_s),
-            retry_unknown=retry_unknown,
-            idempotent=self._idempotent,
-        )
-        return Appender(self._links, settings)
 
     # --- large reads --------------------------------------------------------------------------------------------------
 

@@ -185,6 +185,20 @@ def test_append_without_any_node_is_not_applied() -> None:
     assert 0.4 < time.monotonic() - started < 10
 
 
+def test_a_silent_leader_does_not_take_the_time_of_those_who_would_say_more(group: FakeGroup) -> None:
+    """However long the whole question may last: each is waited for as long as the client usually waits."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with DLedgerClient([address, *group.addresses], timeout_s=0.5) as client:
+            client._directory.set_leader(address)
+            began = time.monotonic()
+
+            assert client.metadata(timeout_s=300).node_id in ("n0", "n1", "n2")
+            assert time.monotonic() - began < 60
+
+
 def test_append_to_a_silent_node_keeps_its_deadline() -> None:
     """A node that accepts and says nothing (SIGSTOP) is not waited for longer."""
     with socket.socket() as silent:

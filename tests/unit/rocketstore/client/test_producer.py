@@ -158,7 +158,7 @@ def test_a_dead_master_is_replaced(producer: Producer, brokers: FakeBrokers) -> 
     producer.send(order(b"before"))
     brokers.nodes[0].stop()
     brokers.elect(1)
-    wait_until(lambda: not any(one.name.startswith("rocketstore-send-") for one in threading.enumerate()), "its end")
+    wait_until(lambda: not any(one.name.startswith("dledger-send-") for one in threading.enumerate()), "its end")
 
     producer.send(order(b"after"))
 
