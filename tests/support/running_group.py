@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from pathlib import Path
 from typing import Any
 
 from cluster.local_group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
-from dledger.types import NodeId, Role
+from dledger.types import AppendedBatch, LogIndex, Magic, NodeId, Role
 from tests.support.waiting import wait_until
+
+_LEADERS_MAX = 5
+"""How many are followed while entries are appended."""
+
+
+def _entries_after(node: DLedgerServer, index: int) -> int:
+    """How many entries of the application follow one."""
+    last = node.log.last.index
+    entries = node.log.read_range(LogIndex(index + 1), last, 1 << 30) if last > index else []
+    return sum(entry.magic is Magic.NORMAL for entry in entries)
 
 
 class RunningGroup:
@@ -50,13 +61,30 @@ class RunningGroup:
         return self.leader()
 
     def append(self, count: int, size: int = 0) -> None:
-        """Append entries of at least ``size`` bytes and wait until a quorum has them."""
-        leader = self.nodes[self.wait_for_leader()]
-        done = threading.Semaphore(0)
-        for number in range(count):
-            leader.submit_append([(b"entry %d" % number).ljust(size, b".")], lambda _result: done.release())
-        for _ in range(count):
-            assert done.acquire(timeout=20)
+        """Append entries of at least ``size`` bytes and wait until a quorum has them, whoever leads meanwhile.
+
+        A new leader keeps its predecessor's entries from the first to some other: it is given the rest.
+        """
+        before = self.nodes[self.wait_for_leader()].log.last.index
+        for _ in range(_LEADERS_MAX):
+            leader = self.nodes[self.wait_for_leader()]
+            first = _entries_after(leader, before)
+            if self._append_to(leader, [(b"entry %d" % number).ljust(size, b".") for number in range(first, count)]):
+                return
+            wait_until(self._settled, "a leader all of whose entries are committed", 20)
+        raise AssertionError(f"{_LEADERS_MAX} leaders came and went while {count} entries were appended")
+
+    def _append_to(self, leader: DLedgerServer, bodies: list[bytes]) -> bool:
+        """Whether all were appended; false once one was not."""
+        answers: queue.SimpleQueue[AppendedBatch | DLedgerError] = queue.SimpleQueue()
+        for body in bodies:
+            leader.submit_append([body], answers.put)
+        told = [answers.get(timeout=20) for _ in bodies]
+        return not any(isinstance(one, DLedgerError) for one in told)
+
+    def _settled(self) -> bool:
+        number = self.leader()
+        return number >= 0 and self.nodes[number].log.committed_index == self.nodes[number].log.last.index
 
     def wait_converged(self) -> None:
         """Until all hold and know as committed what the leader does."""
