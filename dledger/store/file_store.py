@@ -335,7 +335,7 @@ class FileStore:
             while self._unwiped:
                 position, data = self._unwiped[-1]
                 file = self._files.data.find(position)
-                if file is not None:  # else a reset or a truncation has dropped it
+                if file is not None:  # else a truncation has dropped it
                     file.zero(position - file.base, position - file.base + len(data))
                     file.sync()
                 self._unwiped = self._unwiped[:-1]
@@ -389,6 +389,7 @@ class FileStore:
                 self._checkpoint_file.write_durably(state.checkpoint)
                 self._files.data.drop_from(0)
                 self._files.index.drop_from(0)
+                self._unwiped = []  # it went with its file
                 touched = self._write_head_blank(begin.position)
             except OSError as error:
                 raise state.poisoned("resetting the log", error) from error

@@ -9,7 +9,7 @@ import pytest
 from dledger.errors import DiskError
 from rocketstore.mapped.file import PAGE_BYTES, StoreFile, create_file, create_sparse_file
 from rocketstore.mapped.transient_pool import TransientStorePool
-from tests.store.crash_fs import IO_ERROR, FailingFs
+from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 SIZE = 4 * PAGE_BYTES
 
@@ -104,6 +104,17 @@ def test_a_write_that_fails_is_a_disk_error(tmp_path: Path) -> None:
         file.append(b"x")
 
     assert file.wrote == 0
+
+
+@pytest.mark.parametrize("why", [IO_ERROR, NO_SPACE])
+def test_a_full_disk_that_does_not_take_the_zeros_either_is_a_failed_one(tmp_path: Path, why: int) -> None:
+    """What was refused may come back: the file must not be appended to, as after any other failed write."""
+    fs = FailingFs()
+    file = new_file(tmp_path, fs)
+    fs.fails = lambda call, _path: {"write": NO_SPACE, "sync": why}.get(call)
+
+    with pytest.raises(DiskError, match="wiping a partly written record at offset 0"):
+        file.append(b"x")
 
 
 def test_only_what_is_committed_can_be_read_and_flushed(tmp_path: Path) -> None:
