@@ -293,11 +293,10 @@ class _Run:
             return min([now_ms + SLEEP_MS_MAX, *dues])
 
     def _begin(self, number: int) -> _Level:
-        """A level at its replicated progress, as far as its queue reaches. What is missing at its head is told."""
+        """A level at its replicated progress, as far as its queue reaches; ``_find`` tells what its head lacks."""
         noted = self._state.delay_offset(number)
-        minimum = max(self._store.min_offset(SCHEDULE_TOPIC, number - 1), 0)
         end = self._store.max_offset(SCHEDULE_TOPIC, number - 1)
-        offset = min(noted, max(end, minimum))
+        offset = min(noted, end)
         if offset < noted:
             _log.error("delay level %d: its progress %d is beyond its queue's end %d", number, noted, end)
         return _Level(number, offset, noted=noted)

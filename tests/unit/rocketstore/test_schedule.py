@@ -363,6 +363,7 @@ def test_replicated_progress_is_brought_within_the_queue_and_what_is_missing_is_
     missing = f"delayed message {noted} of level 1 is not delivered: messages up to 1 have expired"
     assert (missing in caplog.text) == (noted < 2)
     assert broker.schedule.skipped == (noted < 2)
+    assert ("its progress 9 is beyond its queue's end 5" in caplog.text) == (noted == 9)
     broker.advance(LEVEL_1_MS)
     broker.advance(LEVEL_1_MS)
 
