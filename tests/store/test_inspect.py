@@ -59,6 +59,7 @@ def test_every_record_blank_and_unit_is_shown(directory: Path) -> None:
         (148 * 3, bytes(48), "zeros, although 00000000000000008192 holds more"),
         (0, b"!", "magic"),
         (27 * 148 + 4, b"\x7f", "blank of"),
+        (27 * 148 + 7, bytes((101,)), "blank of 101 bytes where 100 are left"),
     ],
 )
 def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes, reason: str) -> None:
@@ -74,6 +75,18 @@ def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes
         assert reason in bad[0].reason
     assert isinstance(items[-2], RecordItem)
     assert items[-2].header.index == 59
+
+
+def test_the_least_blank_ends_a_segment(tmp_path: Path) -> None:
+    """Eight bytes are left behind the last record of each, and they are no remains of a ninth."""
+    store = open_store(small_config(tmp_path))
+    fill(store, 3, size=4096 - 48 - 8, batch=1)
+    store.close()
+
+    data = list(inspect_data(segment_paths(store.directory / "data")))
+
+    assert [(item.offset, item.length) for item in data if isinstance(item, BlankItem)] == [(4088, 8)] * 2
+    assert not list(problems(store.directory))
 
 
 def test_a_wrong_unit_is_found(directory: Path) -> None:
