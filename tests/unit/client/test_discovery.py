@@ -159,6 +159,17 @@ def test_failures_of_requests_move_the_leader(directory: Directory) -> None:
     assert directory.leader == GIVEN[1], "where it answered us, not where it says it is"
 
 
+def test_a_leader_that_fails_and_names_itself_is_left_all_the_same(directory: Directory) -> None:
+    """It says who led when it could still say so."""
+    itself = LeaderHint(NodeId("n0"), GIVEN[0])
+    directory.learn(GIVEN[0], report("n0", leads=True))
+    directory.set_leader(GIVEN[0])
+
+    directory.note_failure(GIVEN[0], UnavailableError("it stops", leader=itself))
+
+    assert (directory.leader, directory.suspect) == (None, GIVEN[0])
+
+
 def test_a_closed_client_looks_at_nobody_and_says_nothing(directory: Directory) -> None:
     def closed(_addresses: object, _deadline: Deadline) -> object:
         raise UnavailableError("the client is closed")
