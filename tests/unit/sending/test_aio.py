@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from dledger.client.appends import wire_of
-from dledger.errors import DLedgerError, NotLeaderError, RequestTimeoutError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, RequestTimeoutError, UnavailableError
 from dledger.sending import window as window_module
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
 from dledger.sending.aio_futures import wait_for_batch
@@ -72,9 +73,11 @@ def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPa
     """From the moment on at which it has it. All are told before closing returns, whatever gRPC owes."""
     monkeypatch.setattr("dledger.sending.aio_stream.LAST_WORD_S", 0.05)
     told: list[str] = []
+    reasons: list[str] = []
 
     def on_answer(_stream: object, _batch: object, answer: object) -> None:
         told.append(answer.outcome if isinstance(answer, DLedgerError) else "stored")
+        reasons.append(str(answer))
 
     async def test() -> None:
         call = SilentCall()
@@ -86,7 +89,45 @@ def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPa
         await stream.close("another node leads")
 
         assert told == ["unknown", "not_applied", "end"]
+        assert all("another node leads" in why for why in reasons)
         assert stream.submit(one_entry()) is not None
+
+    run(test())
+
+
+class OddCall(SilentCall):
+    """Gives one answer as soon as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def __anext__(self) -> bytes:
+        await self.may_answer.wait()
+        self.may_answer.clear()
+        return b""
+
+
+def test_a_server_that_answers_what_nobody_asked_is_believed_nothing() -> None:
+    """Which request its answers were meant for is not known: all are unknown, and told why."""
+    told: list[object] = []
+
+    async def test() -> None:
+        call = OddCall()
+        wire = replace(wire_of("default"), decode=lambda _data, _address: (7, AllStored([])))
+        stream = AsyncStream(call, "n1:1", wire, lambda *answer: told.append(answer[2]), lambda _: told.append("end"))  # type: ignore[arg-type]
+        await stream.open(30.0)
+        for _ in range(2):
+            assert stream.submit(one_entry()) is None
+        await anext(call.requests)
+        call.may_answer.set()
+        await until(lambda: "end" in told)
+
+        assert [(type(one), one.outcome) for one in told[:-1] if isinstance(one, DLedgerError)] == [
+            (InvalidRequestError, "unknown")
+        ] * 2
+        assert "answered request 7" in str(told[0])
+        await stream.close()
 
     run(test())
 
