@@ -80,10 +80,13 @@ def test_what_is_missing_or_of_a_wrong_length_is_named(directory: Path) -> None:
 
 
 def test_a_wrong_index_unit_is_named(directory: Path) -> None:
-    """By the index's own rules, or because the record says otherwise."""
+    """By the index's own rules, or because the record says otherwise; of a row of them the first one."""
     turn(segments(directory, "index")[1], 64 + 15)
-
     assert any("entry 12" in reason for _, _, reason in told(verify_node(directory)))
+
+    turn(segments(directory, "index")[1], 64 + 15)
+    segments(directory, "index")[2].write_bytes(bytes(320))
+    assert [reason for _, _, reason in told(verify_node(directory))] == ["the index does not agree about entry 20"]
 
 
 @pytest.mark.parametrize("name", ["identity", "hard_state", "checkpoint"])
@@ -145,6 +148,20 @@ def test_what_an_unclean_stop_leaves_behind_the_durable_mark_is_no_damage(tmp_pa
     assert told(found) == []
     assert found.torn is not None
     assert (found.torn.path, found.torn.offset) == (last, sound.end % 4096)
+
+
+def test_what_is_behind_the_end_after_a_clean_stop_is_damage(directory: Path) -> None:
+    """Nothing was under way that could have been torn."""
+    end = verify_node(directory).end
+    last = [one for one in segments(directory) if any(one.read_bytes()[:8])][-1]
+    with last.open("r+b") as file:
+        file.seek(end % 4096)
+        file.write(b"\x00\x00\x00\x01torn")
+
+    found = verify_node(directory)
+
+    assert [(name, offset) for name, offset, _ in told(found)] == [(last.name, end % 4096)]
+    assert found.torn is None
 
 
 def copy(directory: Path, target: Path) -> Path:
@@ -225,9 +242,9 @@ class _Clock:
 
 @pytest.mark.parametrize("count", [0, 3, 60])
 def test_a_log_that_begins_later_is_whole(tmp_path: Path, count: int) -> None:
-    """A directory that was emptied and begins in the middle of a segment has nothing missing before it."""
+    """A directory that was emptied and begins in the middle of segments has nothing missing before that."""
     store = open_store(small_config(tmp_path))
-    store.reset(Boundary(LogIndex(9), Term(1), Position(2 * 4096 + 100), 7))
+    store.reset(Boundary(LogIndex(12), Term(1), Position(2 * 4096 + 100), 7))
     fill(store, count)
     store.set_committed(store.last.index)
     store.close()
@@ -242,6 +259,8 @@ def test_a_log_that_begins_later_is_whole(tmp_path: Path, count: int) -> None:
 def test_a_file_of_a_terabyte_is_named_and_not_looked_through(directory: Path, kind: str) -> None:
     """It would take hours, and more memory to map than a process may have."""
     huge = segments(directory, kind)[-1]
+    huge.write_bytes(b"\x00\x00\x00\x01 no record, nor a unit")
     os.truncate(huge, 1 << 40)
 
-    assert any(name == huge.name and "bytes instead of" in reason for name, _, reason in told(verify_node(directory)))
+    (reason,) = (reason for name, _, reason in told(verify_node(directory)) if name == huge.name)
+    assert "bytes instead of" in reason
