@@ -12,7 +12,7 @@ from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.channels import Channels, Seeker, Service
 from dledger.client.discovery import Directory, Report
 from dledger.client.shared import Deadline
-from dledger.errors import DLedgerError, UnavailableError
+from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 
 SERVICE = Service("Service", lambda error, address, **_: UnavailableError(f"{address}: {error}"))
 LEADER = Report("n0", True, 1, None, {})
@@ -91,6 +91,73 @@ def test_calls_show_the_certificates_that_there_are_now(maker: FakeMaker) -> Non
     assert [one.closed for one in maker.made] == [True, True]
 
 
+class Future:
+    """A call that nobody waits for: it has failed at once, or is ``silent``."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self.cancelled = False
+
+    def add_done_callback(self, callback: Callable[[Future], None]) -> None:
+        if not self._silent:
+            callback(self)
+
+    def result(self) -> bytes:
+        raise UnavailableError("refused")
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Futures(FakeMaker):
+    """Whose channels give these, one for each request."""
+
+    def __init__(self, *, silent: bool) -> None:
+        super().__init__()
+        self.calls: list[Future] = []
+        self._silent = silent
+
+    def unary_unary(self, _method: str, **_: object) -> Futures:
+        return self
+
+    def open(self, _address: str) -> Futures:  # type: ignore[override]
+        return self
+
+    def future(self, _request: bytes, **_: object) -> Future:
+        self.calls.append(Future(silent=self._silent))
+        return self.calls[-1]
+
+    def diagnose(self, error: DLedgerError, _address: str) -> DLedgerError:
+        return error
+
+
+def test_a_server_that_challenges_again_and_again_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first challenge tells how to sign; what is refused after that stays refused."""
+    futures = Futures(silent=False)
+    monkeypatch.setattr("dledger.client.channels.is_challenge", lambda _call: len(futures.calls) < 5)
+    channels = Channels(futures, SERVICE)  # type: ignore[arg-type]
+
+    ((address, answer),) = channels.ask_all("Method", b"", lambda data, _: data, ["n0:1"], Deadline(30))
+
+    assert address == "n0:1"
+    assert isinstance(answer, UnavailableError)
+    assert len(futures.calls) == 2
+
+
+def test_servers_of_which_grpc_says_nothing_have_not_answered_in_time() -> None:
+    """Not even that the time is over: they are told of all the same, and their calls are ended."""
+    futures = Futures(silent=True)
+    channels = Channels(futures, SERVICE)  # type: ignore[arg-type]
+
+    answers = dict(channels.ask_all("Method", b"", lambda data, _: data, ["n0:1", "n1:1"], Deadline(0.01)))
+
+    assert {address: type(answer) for address, answer in answers.items()} == {
+        "n0:1": RequestTimeoutError,
+        "n1:1": RequestTimeoutError,
+    }
+    assert all(call.cancelled for call in futures.calls)
+
+
 def test_async_calls_show_the_certificates_that_there_are_now(maker: FakeMaker) -> None:
     """As those of threads."""
 
@@ -146,6 +213,18 @@ def test_whoever_waited_for_anothers_search_takes_what_it_found() -> None:
 
     assert seeker.leader(Deadline(30)) == "n1:1"
     assert asked == []
+
+
+def test_async_look_does_not_end_with_the_word_of_the_present_leader() -> None:
+    """It is what is in doubt: another one may have been elected without it."""
+    directory = Directory(("n0:1", "n1:1"))
+    directory.set_leader("n0:1")
+
+    async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, Report | DLedgerError], None]:
+        yield "n0:1", LEADER
+        yield "n1:1", Report("n1", True, 2, None, {})
+
+    assert asyncio.run(AsyncSeeker(directory, ask, lambda report: report).look()) == "n1:1"
 
 
 def test_whoever_gives_up_waiting_for_a_search_does_not_end_it_for_the_others() -> None:

@@ -88,6 +88,30 @@ def test_who_follows_in_another_term_agrees_to_nothing(directory: Directory) -> 
     assert directory.leader is None
 
 
+def test_half_of_a_group_is_no_majority() -> None:
+    """The other half may follow another one."""
+    names = ("n0", "n1", "n2", "n3")
+    directory = Directory(tuple(f"{name}:1" for name in names))
+    search = Search(directory, doubting=True)
+    search.whom_to_ask()
+    n0, n1, n2 = (
+        Report(name, name == "n0", 1, LeaderHint(NodeId("n0"), ""), dict.fromkeys(names, "")) for name in names[:3]
+    )
+    assert not heard(search, ("n0:1", n0), ("n1:1", n1))
+    assert search.take("n2:1", n2)
+
+
+def test_whom_to_ask_first_changes_and_is_the_leader_if_there_is_one(directory: Directory) -> None:
+    """Not all clients go to the first address, nor one client again and again to one that hangs."""
+    asked = [directory.candidates() for _ in range(3)]
+    assert {one[0] for one in asked} == set(GIVEN)
+    assert all(sorted(one) == sorted(GIVEN) for one in asked)
+    directory.set_leader(GIVEN[2])
+    asked = [directory.candidates() for _ in range(3)]
+    assert {one[0] for one in asked} == {GIVEN[2]}
+    assert {one[1] for one in asked} == set(GIVEN[:2])
+
+
 def test_an_old_leader_alone_is_none_and_whoever_answers_can_be_read_from(directory: Directory) -> None:
     directory.set_leader(GIVEN[0])
     directory.note_failure(GIVEN[0], UnavailableError("silent"))

@@ -149,6 +149,20 @@ def test_opening_that_is_cancelled_leaves_no_call_behind() -> None:
     run(test())
 
 
+def test_a_stream_that_is_not_accepted_in_time_leaves_no_call_behind() -> None:
+    """Its server may accept it later, and would hold it for nobody."""
+
+    async def test() -> None:
+        call = SilentCall(accepted=False)
+        stream = AsyncStream(call, "n1:1", wire_of("default"), lambda *_: None, lambda _stream: None)  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError, match=r"n1:1 did not accept a stream within 0\.01 s"):
+            await stream.open(0.01)
+
+        assert call.is_cancelled
+
+    run(test())
+
+
 # --- the sender -----------------------------------------------------------------------------------------------------
 
 
