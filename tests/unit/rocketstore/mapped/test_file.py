@@ -117,6 +117,37 @@ def test_a_full_disk_that_does_not_take_the_zeros_either_is_a_failed_one(tmp_pat
         file.append(b"x")
 
 
+def test_what_is_cut_off_cannot_come_back(tmp_path: Path) -> None:
+    """The zeros are durable at once, or a flush is due that makes them so, although nothing was appended."""
+    fs = FailingFs()
+    file = new_file(tmp_path, fs)
+    for durable in (True, False):
+        file.append(b"x" * 100)
+        file.flush()
+        fs.calls.clear()
+
+        file.cut(10, durable=durable)
+
+        assert [call for call, _ in fs.calls] == ["write", "sync"][: 1 + durable]
+        assert file.is_blank(10)
+        assert file.flush_due(0) is not durable
+    file.flush()
+    assert not file.flush_due(0)
+
+
+def test_what_is_written_again_is_durable_at_once(tmp_path: Path) -> None:
+    fs = FailingFs()
+    file = new_file(tmp_path, fs)
+    file.append(b"wrong")
+    file.flush()
+    fs.calls.clear()
+
+    file.rewrite(0, b"right")
+
+    assert [call for call, _ in fs.calls] == ["write", "sync"]
+    assert file.read(0, 5) == b"right"
+
+
 def test_only_what_is_committed_can_be_read_and_flushed(tmp_path: Path) -> None:
     """Appends go to the buffer; a full file gives it back."""
     pool = TransientStorePool(1, SIZE)
