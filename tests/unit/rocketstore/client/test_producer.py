@@ -121,6 +121,11 @@ def test_what_no_broker_takes_is_not_sent(producer: Producer, brokers: FakeBroke
         producer.send(Message("", b""))
     with pytest.raises(MessageRefusedError, match="read-only"):
         producer.send(Message("read-only", b""))
+    with (
+        Producer(brokers.addresses, body_bytes_max=10) as brief,
+        pytest.raises(MessageRefusedError, match="11 bytes, more than 10"),
+    ):
+        brief.send(order(bytes(11)), queue_id=0)
     assert not brokers.nodes[0].requests
 
 
