@@ -40,12 +40,12 @@ from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
-from dledger.rpc.aio_server import Methods
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.client_server import ClientServer
-from dledger.rpc.connections import Connections
-from dledger.rpc.peer_log import PeerLogClient
-from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc.clients.aio_server import Methods
+from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.server import ClientServer
+from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.rpc.peers.transport import GrpcTransport
 from dledger.rpc.ports import (
     CommitEvent,
     MemberStatus,

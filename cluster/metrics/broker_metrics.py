@@ -13,7 +13,7 @@ from cluster.metrics.histogram import cumulative
 from cluster.metrics.recorder import Recorder
 from rocketstore.broker.measurements import BrokerMeasurements
 from rocketstore.broker.server import BrokerServer
-from rocketstore.stats import LATENCY_BOUNDS_MS, StoreStats
+from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
 from rocketstore.types import BrokerRole
 
 _LEAST_LATENCY_S = 0.001

@@ -11,7 +11,7 @@ from dledger.client.shared import AppendResult, is_retried, results_of, rpc_fail
 from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.records import record
-from dledger.rpc import client_codec as codec
+from dledger.rpc.clients import codec
 from dledger.sending.batch import AllStored, Answer, Batch, Rules
 from dledger.sending.stream import Wire
 from dledger.sending.window import WindowOptions

@@ -37,8 +37,8 @@ from dledger.errors import (
     IndexOutOfRangeError,
     UnavailableError,
 )
-from dledger.rpc import bulk_codec as codec
 from dledger.rpc import options
+from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import NodeStatus
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role
 

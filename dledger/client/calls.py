@@ -31,9 +31,9 @@ from dledger.client.shared import (
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
 from dledger.records import record
-from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from dledger.rpc.client_codec import ReadMode
+from dledger.rpc.clients import codec
+from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.futures import SentItem, wait_for_batch
 from dledger.sending.numbering import Numbering

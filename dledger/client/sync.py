@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dledger.client.bulk import BulkReads, ClientContext, ReadFrom, Target
 from dledger.client.calls import Calls
 from dledger.client.security import ClientSecurity
-from dledger.rpc.bulk_codec import BlockDigests, FetchLog, Locate, Located
+from dledger.rpc.clients.bulk_codec import BlockDigests, FetchLog, Locate, Located
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
 
 

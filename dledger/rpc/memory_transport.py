@@ -24,7 +24,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import DLedgerError, InvalidRequestError, InvariantError, ResponseCode
-from dledger.rpc.identity import Identity
+from dledger.rpc.peers.identity import Identity
 from dledger.rpc.ports import Receiver
 from dledger.types import NodeId
 

@@ -36,7 +36,7 @@ _SAMPLES: Final = (0, 4, 8, 12, 16, 20, 24, 28, 32)
 
 
 class PeerLogs(Protocol):
-    """The other members' logs (``dledger.rpc.peer_log.PeerLogClient``)."""
+    """The other members' logs (``dledger.rpc.peers.log_exchange.PeerLogClient``)."""
 
     @property
     def peers(self) -> tuple[NodeId, ...]:

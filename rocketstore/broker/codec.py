@@ -10,7 +10,7 @@ from google.protobuf.message import Message as Wire
 
 from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError, told
-from dledger.rpc.counted import Counted, check_count, elements, may_exceed
+from dledger.rpc.clients.counted import Counted, check_count, elements, may_exceed
 from dledger.types import ProducerBatch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_TRANSACTION, SYS_FLAG_PREPARED, HostAddress, Message

@@ -12,7 +12,7 @@ import grpc
 
 from dledger.access.guard import Guard
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, told
-from dledger.rpc import access_gate
+from dledger.rpc.clients import access_gate
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.index.service import IndexDamagedError
 from rocketstore.types import PutMessageStatus, PutResult

@@ -22,7 +22,7 @@ from dledger.access.quota import Quota
 from dledger.conditions import Conditions
 from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, Outcome
-from dledger.rpc.calls import Call
+from dledger.rpc.clients.calls import Call
 from rocketstore.broker.codec import ResultEncoder, Send
 from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError

@@ -25,10 +25,10 @@ from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
-from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from dledger.rpc.connections import Connections
-from dledger.rpc.standard_services import StandardServices
+from dledger.rpc.clients.aio_server import add_methods, aio_server
+from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
@@ -40,6 +40,8 @@ from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters,
 from rocketstore.broker.other_mode import refuse_other_mode
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
+from rocketstore.broker.role_change import BrokerRoleChange
+from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.service import STREAM_KINDS, BrokerService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
@@ -48,11 +50,9 @@ from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
 from rocketstore.config import KIB, MIB
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message_store import MessageStore
-from rocketstore.role_change import BrokerRoleChange
-from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
+from rocketstore.store.message_store import MessageStore
 
 _log = logging.getLogger("rocketstore")
 

@@ -22,13 +22,13 @@ from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, PendingFullError
-from dledger.rpc import access_gate
 from dledger.rpc import options as rpc_options
-from dledger.rpc.aio_server import Methods
-from dledger.rpc.answers import AnswerRoom, Leases
 from dledger.rpc.bridge import LoopBridge, Outcome
-from dledger.rpc.calls import Call
-from dledger.rpc.connections import Connection, Connections
+from dledger.rpc.clients import access_gate
+from dledger.rpc.clients.aio_server import Methods
+from dledger.rpc.clients.answers import AnswerRoom, Leases
+from dledger.rpc.clients.calls import Call
+from dledger.rpc.clients.connections import Connection, Connections
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminHandler, AdminService, State

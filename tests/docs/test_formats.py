@@ -17,11 +17,11 @@ from dledger.store import format as entries
 from dledger.store import hard_state, slots
 from dledger.store.identity import Identity
 from dledger.types import HardState, NodeId, Standing, Term
-from rocketstore import checkpoint as store_checkpoint
 from rocketstore.consume_queue import units
 from rocketstore.index import chains
 from rocketstore.index import file as index_file
 from rocketstore.message import record
+from rocketstore.store import checkpoint as store_checkpoint
 from tests.docs.documents import ROOT, lines, table_below
 
 FORMATS: Final = ROOT / "docs" / "formats.md"

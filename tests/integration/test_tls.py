@@ -20,8 +20,9 @@ from cluster.local_brokers import LocalBrokers
 from cluster.local_group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
 from dledger.errors import ConfigError, DLedgerError, TlsError
-from dledger.rpc import codec, options, push_frames, tls
-from dledger.rpc.push_frames import TLS_PREAMBLE, Frame, FrameType
+from dledger.rpc import options, tls
+from dledger.rpc.peers import codec, push_frames
+from dledger.rpc.peers.push_frames import TLS_PREAMBLE, Frame, FrameType
 from dledger.types import NodeId
 from rocketstore.client import Admin
 from rocketstore.message.message import Message

@@ -623,7 +623,7 @@ def test_demo_and_bench_pass_their_exit_codes_on(
         seen.append((file, keep, console))
         return 5
 
-    monkeypatch.setattr("cluster.bench.main.run", run_bench)
+    monkeypatch.setattr("benchmarks.main.run", run_bench)
     monkeypatch.setattr(demo, "run", run_demo)
 
     codes = [run("bench", "-n", "a,b", "-n", "c", "-o", "x.json").exit_code, run("demo", "--keep").exit_code]

@@ -14,9 +14,9 @@ from dledger.access.guard import Guard
 from dledger.access.rules import parse_rules
 from dledger.clock import SystemClock
 from dledger.config import ServerConfig
-from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from dledger.rpc.client_server import ClientServer
+from dledger.rpc.clients import codec
+from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 RULES = """\

@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from dledger.access.quota import Limits, Quotas
-from dledger.rpc.answers import AnswerRoom
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.calls import Call
-from dledger.rpc.connections import Connection
+from dledger.rpc.clients.answers import AnswerRoom
+from dledger.rpc.clients.calls import Call
+from dledger.rpc.clients.connections import Connection
 from rocketstore.broker.codec import ResultEncoder, Send
 from rocketstore.broker.send import STREAM_REQUESTS_PENDING_MAX, SendStream
 from rocketstore.broker_config import BrokerConfig
