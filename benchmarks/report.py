@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.figures import Figure
-from benchmarks.targets import Judgement, Verdict
+from benchmarks.targets import Judgement, TargetVerdict
 
 COLUMNS = ("name", "value", "unit", "baseline", "baseline value", "ratio", "target")
 RIGHT_ALIGNED = frozenset({"value", "baseline value", "ratio"})
@@ -80,8 +80,8 @@ def plain_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _style(judged: str) -> str:
-    if Verdict.MISSED in judged or Verdict.UNPROVEN in judged:
+    if TargetVerdict.MISSED in judged or TargetVerdict.UNPROVEN in judged:
         return "bold red"
-    if Verdict.NOISY in judged:
+    if TargetVerdict.NOISY in judged:
         return "yellow"
     return "green" if judged else ""

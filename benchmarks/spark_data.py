@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dledger.clock import SystemClock
 from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIB, MIN_BLANK_BYTES, StoreConfig
-from dledger.store.checkpoint import Checkpoint, Mark, create_checkpoint
+from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.format import blank_head, segment_name
 from dledger.store.fs import RealFileSystem
@@ -271,7 +271,7 @@ def write_log(base_directory: Path, spec: LogSpec) -> WrittenLog:
     writer.write()
     last = LogIndex(writer.index - 1)
     mark = Mark(last, writer.last_end, writer.chain)
-    checkpoint = Checkpoint(mark, indexed=last, committed=last, clean_stop=True)
+    checkpoint = LogCheckpoint(mark, indexed=last, committed=last, clean_stop=True)
     create_checkpoint(RealFileSystem(), directory / "checkpoint", checkpoint)
     return WrittenLog(directory, writer.index, writer.last_end)
 

@@ -26,7 +26,7 @@ ONE_CORE: Final = "the same on one core"
 SMALL_SPLITS: Final = "the same with splits of 32 MiB"
 
 
-class Verdict(StrEnum):
+class TargetVerdict(StrEnum):
     """How a figure stands to one limit."""
 
     MET = "met"
@@ -63,12 +63,12 @@ class Judgement:
 
     name: str
     limit: Limit
-    verdict: Verdict
+    verdict: TargetVerdict
 
     @property
     def failed(self) -> bool:
         """Whether the run must end with an error for it."""
-        return self.verdict in {Verdict.MISSED, Verdict.UNPROVEN}
+        return self.verdict in {TargetVerdict.MISSED, TargetVerdict.UNPROVEN}
 
 
 def at_least(bound: float, unit: str = "", *, baseline: str = "", quiet_machine_only: bool = False) -> Limit:
@@ -151,14 +151,14 @@ def judge(
     ]
 
 
-def _verdict(limit: Limit, rows: Sequence[Figure], *, quiet: bool) -> Verdict:
+def _verdict(limit: Limit, rows: Sequence[Figure], *, quiet: bool) -> TargetVerdict:
     if limit.baseline:
         ratios = [row.ratio for row in rows if row.baseline == limit.baseline and row.ratio is not None]
         if not ratios:
-            return Verdict.UNPROVEN
+            return TargetVerdict.UNPROVEN
         held = all(limit.holds(one) for one in ratios)
     else:
         held = all(limit.holds(row.value) for row in rows)
     if held:
-        return Verdict.MET
-    return Verdict.NOISY if limit.quiet_machine_only and not quiet else Verdict.MISSED
+        return TargetVerdict.MET
+    return TargetVerdict.NOISY if limit.quiet_machine_only and not quiet else TargetVerdict.MISSED

@@ -28,7 +28,7 @@ HEADERS: Final = pa.list_(
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SchemaColumn:
     """One column. ``virtual``: computed only for those who name it in their schema."""
 
     name: str
@@ -44,49 +44,49 @@ class Column:
 
 
 COLUMNS: Final = (
-    Column("index", "bigint", pa.int64()),
-    Column("term", "bigint", pa.int64()),
-    Column("position", "bigint", pa.int64()),
-    Column("topic", "string", pa.string()),
-    Column("queueId", "int", pa.int32()),
-    Column("flag", "int", pa.int32()),
-    Column("sysFlag", "int", pa.int32()),
-    Column("reconsumeTimes", "int", pa.int32()),
-    Column("queueOffset", "bigint", pa.int64()),
-    Column("physicalOffset", "bigint", pa.int64()),
-    Column("preparedTransactionOffset", "bigint", pa.int64()),
-    Column("bornTimestamp", "timestamp", TIMESTAMP),
-    Column("storeTimestamp", "timestamp", TIMESTAMP),
-    Column("bornHost", "string", pa.string()),
-    Column("storeHost", "string", pa.string()),
-    Column("keys", "string", pa.string()),
-    Column("tags", "string", pa.string()),
-    Column("body", "binary", pa.binary()),
-    Column("properties", "map<string,string>", MAP),
-    Column("size", "int", pa.int32(), virtual=True),
-    Column("bodyLength", "int", pa.int32(), virtual=True),
-    Column("tagsCode", "bigint", pa.int64(), virtual=True),
-    Column("crcOk", "boolean", pa.bool_(), virtual=True),
-    Column("segment", "string", pa.string(), virtual=True),
-    Column("raw", "binary", pa.binary(), virtual=True),
+    SchemaColumn("index", "bigint", pa.int64()),
+    SchemaColumn("term", "bigint", pa.int64()),
+    SchemaColumn("position", "bigint", pa.int64()),
+    SchemaColumn("topic", "string", pa.string()),
+    SchemaColumn("queueId", "int", pa.int32()),
+    SchemaColumn("flag", "int", pa.int32()),
+    SchemaColumn("sysFlag", "int", pa.int32()),
+    SchemaColumn("reconsumeTimes", "int", pa.int32()),
+    SchemaColumn("queueOffset", "bigint", pa.int64()),
+    SchemaColumn("physicalOffset", "bigint", pa.int64()),
+    SchemaColumn("preparedTransactionOffset", "bigint", pa.int64()),
+    SchemaColumn("bornTimestamp", "timestamp", TIMESTAMP),
+    SchemaColumn("storeTimestamp", "timestamp", TIMESTAMP),
+    SchemaColumn("bornHost", "string", pa.string()),
+    SchemaColumn("storeHost", "string", pa.string()),
+    SchemaColumn("keys", "string", pa.string()),
+    SchemaColumn("tags", "string", pa.string()),
+    SchemaColumn("body", "binary", pa.binary()),
+    SchemaColumn("properties", "map<string,string>", MAP),
+    SchemaColumn("size", "int", pa.int32(), virtual=True),
+    SchemaColumn("bodyLength", "int", pa.int32(), virtual=True),
+    SchemaColumn("tagsCode", "bigint", pa.int64(), virtual=True),
+    SchemaColumn("crcOk", "boolean", pa.bool_(), virtual=True),
+    SchemaColumn("segment", "string", pa.string(), virtual=True),
+    SchemaColumn("raw", "binary", pa.binary(), virtual=True),
 )
 KAFKA_COLUMNS: Final = (
-    Column("key", "binary", pa.binary(), source="keys"),
-    Column("value", "binary", pa.binary(), source="body"),
-    Column("topic", "string", pa.string(), source="topic"),
-    Column("partition", "int", pa.int32(), source="queueId"),
-    Column("offset", "bigint", pa.int64(), source="queueOffset"),
-    Column("timestamp", "timestamp", TIMESTAMP, source="storeTimestamp"),
-    Column("timestampType", "int", pa.int32()),
-    Column("headers", "array<struct<key:string,value:binary>>", HEADERS, virtual=True, source="properties"),
+    SchemaColumn("key", "binary", pa.binary(), source="keys"),
+    SchemaColumn("value", "binary", pa.binary(), source="body"),
+    SchemaColumn("topic", "string", pa.string(), source="topic"),
+    SchemaColumn("partition", "int", pa.int32(), source="queueId"),
+    SchemaColumn("offset", "bigint", pa.int64(), source="queueOffset"),
+    SchemaColumn("timestamp", "timestamp", TIMESTAMP, source="storeTimestamp"),
+    SchemaColumn("timestampType", "int", pa.int32()),
+    SchemaColumn("headers", "array<struct<key:string,value:binary>>", HEADERS, virtual=True, source="properties"),
 )
-RAW_PROPERTIES: Final = Column("properties", "string", pa.string())
+RAW_PROPERTIES: Final = SchemaColumn("properties", "string", pa.string())
 COLUMN_NAMES: Final = tuple(one.name for one in COLUMNS)
 BIG_COLUMNS: Final = frozenset({"body", "raw", "value"})
 """What makes a row about as large as its record."""
 
 
-def columns_of(style: SchemaStyle, properties: PropertiesFormat = "map") -> tuple[Column, ...]:
+def columns_of(style: SchemaStyle, properties: PropertiesFormat = "map") -> tuple[SchemaColumn, ...]:
     """Every column that there is in this style."""
     if style == "kafka":
         return KAFKA_COLUMNS + tuple(one for one in COLUMNS if one.name != "topic")
@@ -97,7 +97,7 @@ def columns_of(style: SchemaStyle, properties: PropertiesFormat = "map") -> tupl
 
 def default_columns(
     style: SchemaStyle, properties: PropertiesFormat = "map", *, headers: bool = False, crc_column: bool = False
-) -> tuple[Column, ...]:
+) -> tuple[SchemaColumn, ...]:
     """The columns of a reader whose user gave no schema."""
     if style == "kafka":
         chosen = tuple(one for one in KAFKA_COLUMNS if not one.virtual or (headers and one.name == "headers"))
@@ -108,12 +108,12 @@ def default_columns(
     return chosen
 
 
-def ddl_of(columns: Sequence[Column]) -> str:
+def ddl_of(columns: Sequence[SchemaColumn]) -> str:
     """The columns as Spark's DDL."""
     return ", ".join(f"`{one.name}` {one.ddl}" for one in columns)
 
 
-def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+def arrow_schema(columns: Sequence[SchemaColumn]) -> pa.Schema:
     """The columns as Arrow's schema, exactly what Spark maps its own to."""
     return pa.schema([pa.field(one.name, one.arrow) for one in columns])
 
@@ -122,7 +122,7 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 class Projection:
     """What is asked of a reader: columns of ours, under the names that Spark expects, and the Arrow schema of it."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[SchemaColumn, ...]
     schema: pa.Schema
 
     @property
@@ -137,7 +137,7 @@ def projection_of(schema: StructType, style: SchemaStyle, properties: Properties
     Raises ``SchemaError`` for a column or type that there is not; ``properties string`` means the stored string.
     """
     known = {one.name.lower(): one for one in columns_of(style, properties)}
-    columns: list[Column] = []
+    columns: list[SchemaColumn] = []
     fields: list[pa.Field] = []
     problems: list[str] = []
     for wanted in schema.fields:
@@ -157,7 +157,7 @@ def projection_of(schema: StructType, style: SchemaStyle, properties: Properties
     return Projection(tuple(columns), pa.schema(fields))
 
 
-def _unknown(name: str, known: dict[str, Column]) -> str:
+def _unknown(name: str, known: dict[str, SchemaColumn]) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
     if near:
         return f"there is no column {name}: did you mean {' or '.join(known[one].name for one in near)}?"

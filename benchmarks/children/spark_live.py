@@ -22,7 +22,7 @@ SCHEMA: Final = "topic string, storeTimestamp timestamp, body binary"
 BATCH_ROWS_MAX: Final = 500_000
 
 
-class Seen:
+class SeenBatches:
     """What a stream has read, batch by batch."""
 
     def __init__(self) -> None:
@@ -43,7 +43,13 @@ class Seen:
             self.oldest_seconds.append(self.ended - oldest_ms / 1000)
 
 
-def stream(spark: SparkSession, command: dict[str, Any], seen: Seen, scratch: Path, **trigger: Any) -> StreamingQuery:  # noqa: ANN401  # Spark's
+def stream(
+    spark: SparkSession,
+    command: dict[str, Any],
+    seen: SeenBatches,
+    scratch: Path,
+    **trigger: Any,  # noqa: ANN401  # Spark's
+) -> StreamingQuery:
     """Begin to read."""
     options = {**command["options"], "maxOffsetsPerTrigger": str(BATCH_ROWS_MAX), "minPartitions": "2"}
     frame = spark.readStream.format("dledger").schema(SCHEMA).options(**options).load()
@@ -83,17 +89,17 @@ def main() -> None:
     scratch = Path(sys.argv[1])
     spark = start(scratch)
     query: StreamingQuery | None = None
-    seen = Seen()
+    seen = SeenBatches()
     for line in sys.stdin:
         command = json.loads(line)
         answer: dict[str, object] = {}
         match command["do"]:
             case "drain":
-                seen = Seen()
+                seen = SeenBatches()
                 stream(spark, command, seen, scratch, availableNow=True).awaitTermination()
                 answer = {"rows": seen.rows, "seconds": seen.ended - seen.began}
             case "follow":
-                seen = Seen()
+                seen = SeenBatches()
                 query = stream(spark, command, seen, scratch, processingTime="500 milliseconds")
             case "seen":
                 answer = {"rows": seen.rows, "began": seen.began, "ended": seen.ended, "oldest": seen.oldest_seconds}

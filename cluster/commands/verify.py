@@ -13,7 +13,7 @@ from cluster import terminal
 from dledger.errors import ConfigError
 from dledger.store.format import parse_segment_name
 from dledger.store.inspect import ProblemItem, segment_paths
-from dledger.store.verify import Divergence, VerifiedNode, compare_nodes, is_node_directory, verify_node
+from dledger.store.verify import LogDivergence, VerifiedNode, compare_nodes, is_node_directory, verify_node
 
 if TYPE_CHECKING:  # loaded when a broker's directory is named
     from rocketstore.verification.verify import LogPart, VerifiedBroker
@@ -25,7 +25,7 @@ class _Found:
 
     nodes: list[VerifiedNode] = field(default_factory=list)
     brokers: list[VerifiedBroker] = field(default_factory=list)
-    differences: list[Divergence] = field(default_factory=list)
+    differences: list[LogDivergence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -86,7 +86,7 @@ def verify(
     for directory in directories:
         _verify(directory, data_dirs, conf_file, found, log_only=log_only)
     for difference in compare_nodes(found.nodes):
-        if isinstance(difference, Divergence):
+        if isinstance(difference, LogDivergence):
             found.differences.append(difference)
         else:
             found.notes.append(difference)

@@ -39,7 +39,7 @@ from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
 from dledger.sending.aio_futures import AsyncSentItem, wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window
 from dledger.types import Entry, LogIndex, NodeId
 
@@ -134,7 +134,7 @@ class AsyncCalls:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
         deadline = self._deadline(timeout_s)
-        sender = self._sender(Numbering(producer))
+        sender = self._sender(ProducerNumbering(producer))
         try:
             return await self._append_parts(sender, bodies, deadline, sequence)
         finally:  # whoever is cancelled does not wait until the deadline of what is under way
@@ -166,10 +166,10 @@ class AsyncCalls:
                     raise UnavailableError("the client is closed")
                 sender = self._direct
                 if sender is None:
-                    sender = self._direct = self._sender(Numbering() if self._idempotent else None)
+                    sender = self._direct = self._sender(ProducerNumbering() if self._idempotent else None)
         return sender
 
-    def _sender(self, numbering: Numbering | None) -> AsyncSender[None, AppendResult]:
+    def _sender(self, numbering: ProducerNumbering | None) -> AsyncSender[None, AppendResult]:
         options = replace(DIRECT, timeout_ms=self.timeout_s * 1000.0)
         return AsyncSender(self._links, Window(options, RULES, numbering), "dledger-appends")
 

@@ -46,7 +46,7 @@ class Stretch(NamedTuple):
     stop: int
 
 
-class BlockDigest(NamedTuple):
+class ReplicaDigest(NamedTuple):
     """The CRC32C of what a replica has of one block. ``size`` is less than the block's where the file ends before it.
 
     ``error`` says why it could not be read; empty if it could.
@@ -110,7 +110,7 @@ def split(start: int, stop: int, block_bytes: int, split_bytes: int) -> Iterator
         yield max(start, low * block_bytes), min(stop, high * block_bytes)
 
 
-class Located(Protocol):
+class ReplicaExtent(Protocol):
     """What planning needs of a replica."""
 
     @property
@@ -126,7 +126,7 @@ def split_bytes_for(covered: Coverage, slots: int) -> int:
     return min(max(SPLIT_BYTES, covered.held_bytes // (slots * TASKS_PER_SLOT)), SPLIT_BYTES_MAX)
 
 
-def plan(covered: Coverage, replicas: Sequence[Located], block_bytes: int, split_bytes: int) -> list[Stretch]:
+def plan(covered: Coverage, replicas: Sequence[ReplicaExtent], block_bytes: int, split_bytes: int) -> list[Stretch]:
     """What is to be digested, as tasks of up to ``split_bytes``."""
     by_name = {one.name: one for one in replicas}
     return [
@@ -138,13 +138,13 @@ def plan(covered: Coverage, replicas: Sequence[Located], block_bytes: int, split
     ]
 
 
-def digest(stretch: Stretch, block_bytes: int) -> Iterator[BlockDigest]:
+def digest(stretch: Stretch, block_bytes: int) -> Iterator[ReplicaDigest]:
     """The digest of each block. Never raises for what is wrong with the file: that is in the answers."""
     try:
         fd = os.open(stretch.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         for position, _ in block_bounds(stretch.start, stretch.stop, block_bytes):
-            yield BlockDigest(stretch.replica, position, 0, 0, _reason(error, stretch.path))
+            yield ReplicaDigest(stretch.replica, position, 0, 0, _reason(error, stretch.path))
         return
     buffer = bytearray(_BUFFER_BYTES)
     try:
@@ -154,7 +154,7 @@ def digest(stretch: Stretch, block_bytes: int) -> Iterator[BlockDigest]:
         os.close(fd)
 
 
-def _digest(fd: int, buffer: bytearray, stretch: Stretch, position: int, end: int) -> BlockDigest:
+def _digest(fd: int, buffer: bytearray, stretch: Stretch, position: int, end: int) -> ReplicaDigest:
     crc, at, stop = 0, position - stretch.base, end - stretch.base
     with memoryview(buffer) as view:
         try:
@@ -165,8 +165,8 @@ def _digest(fd: int, buffer: bytearray, stretch: Stretch, position: int, end: in
                 crc = crc32c(view[:count], crc)
                 at += count
         except OSError as error:
-            return BlockDigest(stretch.replica, position, 0, 0, _reason(error, stretch.path))
-    return BlockDigest(stretch.replica, position, at + stretch.base - position, crc, "")
+            return ReplicaDigest(stretch.replica, position, 0, 0, _reason(error, stretch.path))
+    return ReplicaDigest(stretch.replica, position, at + stretch.base - position, crc, "")
 
 
 def _reason(error: OSError, path: str) -> str:
@@ -175,6 +175,6 @@ def _reason(error: OSError, path: str) -> str:
     return f"{path} cannot be read: {error.strerror or error}"
 
 
-def differ(digests: Sequence[BlockDigest]) -> bool:
+def differ(digests: Sequence[ReplicaDigest]) -> bool:
     """Whether one block's digests are not all alike, or one of them could not be made."""
     return len({one[2:] for one in digests}) > 1 or any(one.error for one in digests)

@@ -20,8 +20,8 @@ from dledger.store.format import (
     BLANK,
     BLANK_MAGIC,
     HEADER,
+    EntryHeader,
     Follow,
-    Header,
     ScanWindow,
     StopKind,
     header_problem,
@@ -37,7 +37,7 @@ _HEADER_FIELDS: Final = (
 _UNSIGNED: Final = frozenset({"chainCrc", "bodyCrc"})
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What is wrong with a replica."""
 
     ENTRY = "entry differs"
@@ -62,7 +62,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class BlockDivergence:
     """The first difference of a block.
 
     ``position`` is that of the first differing byte, ``entry_position`` of the entry or blank it lies in. ``index`` and
@@ -70,7 +70,7 @@ class Divergence:
     field. ``damaged`` is empty if nobody can tell who is; ``evidence`` says how that is known.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     position: int
     entry_position: int
     index: int
@@ -112,7 +112,7 @@ def walk(data: bytes, offset: int, follow: Follow | None) -> Walked:
         if magic != BLANK_MAGIC:
             if size < ENTRY_HEADER_BYTES:
                 break
-            header = Header(*HEADER.unpack_from(data, at))
+            header = EntryHeader(*HEADER.unpack_from(data, at))
             follow = Follow(header.index, header.term, header.chain_crc)
         at += size
     return Walked(at, follow)
@@ -148,7 +148,7 @@ def _problem(data: bytes, position: int, follow: Follow | None) -> str:
         return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no entry starts here"
     if len(data) < ENTRY_HEADER_BYTES:
         return "less than an entry header is left"
-    header = Header(*HEADER.unpack_from(data))
+    header = EntryHeader(*HEADER.unpack_from(data))
     problem = header_problem(header, position, Follow(header.index - 1, 0, 0))
     if not problem and header.size > len(data):
         problem = f"an entry of {header.size} bytes does not fit the {len(data)} that are left"
@@ -158,7 +158,9 @@ def _problem(data: bytes, position: int, follow: Follow | None) -> str:
     return problem
 
 
-def diverge(tails: Mapping[str, bytes], position: int, segment_bytes: int, follow: Follow | None) -> Divergence | None:
+def diverge(
+    tails: Mapping[str, bytes], position: int, segment_bytes: int, follow: Follow | None
+) -> BlockDivergence | None:
     """The difference of replicas whose bytes from ``position`` on are ``tails``: an entry or a blank begins there.
 
     None if there is none. Each tail goes up to the segment's end, or as far as the replica has it or was asked for.
@@ -178,8 +180,10 @@ def diverge(tails: Mapping[str, bytes], position: int, segment_bytes: int, follo
     index, term = _identity(model, start.follow)
     blank = len(model.data) >= MIN_BLANK_BYTES and BLANK.unpack_from(model.data)[0] == BLANK_MAGIC
     nothing = bool(damaged) and all(copies[name].empty for name in damaged)
-    kind = Kind.TAIL if nothing else Kind.BLANK if blank else Kind.ENTRY
-    return Divergence(kind, position + offset, position + start.offset, index, term, field, values, damaged, evidence)
+    kind = DifferenceKind.TAIL if nothing else DifferenceKind.BLANK if blank else DifferenceKind.ENTRY
+    return BlockDivergence(
+        kind, position + offset, position + start.offset, index, term, field, values, damaged, evidence
+    )
 
 
 def _blame(copies: Mapping[str, Copy]) -> tuple[tuple[str, ...], str]:
@@ -204,7 +208,7 @@ def _blame(copies: Mapping[str, Copy]) -> tuple[tuple[str, ...], str]:
 def _identity(model: Copy, follow: Follow | None) -> tuple[int, int]:
     """Index and term of the place, by a sound copy, else by what precedes it (-1: not known)."""
     if len(model.data) >= ENTRY_HEADER_BYTES:
-        header = Header(*HEADER.unpack_from(model.data))
+        header = EntryHeader(*HEADER.unpack_from(model.data))
         if header.magic in _MAGICS:
             return header.index, header.term
     return (follow.index, follow.term) if follow is not None else (-1, -1)

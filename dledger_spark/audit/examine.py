@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dledger.store.format import Follow, Header, segment_name
-from dledger_spark.audit.blocks import BlockDigest
-from dledger_spark.audit.difference import Divergence, Kind, diverge
+from dledger.store.format import EntryHeader, Follow, segment_name
+from dledger_spark.audit.blocks import ReplicaDigest
+from dledger_spark.audit.difference import BlockDivergence, DifferenceKind, diverge
 from dledger_spark.audit.replica import Replica, seek
 
 EXAMINED_MAX: Final = 32
@@ -29,10 +29,10 @@ class Finding:
     """One thing that is wrong, and where. ``replicas`` are the damaged ones; empty if nobody can tell.
 
     ``block`` is where the block begins, ``position`` the first differing byte; -1 where it has no place. ``index``,
-    ``term``, ``field`` and ``values`` are a ``Divergence``'s. ``detail`` is for people.
+    ``term``, ``field`` and ``values`` are a ``BlockDivergence``'s. ``detail`` is for people.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     replicas: tuple[str, ...]
     segment: str
     block: int
@@ -46,15 +46,15 @@ class Finding:
     def sentence(self) -> str:
         """All of it in a sentence."""
         who = ", ".join(self.replicas) if self.replicas else "one of the replicas"
-        if self.kind in (Kind.SEGMENT, Kind.UNREADABLE, Kind.CHECKPOINT):
+        if self.kind in (DifferenceKind.SEGMENT, DifferenceKind.UNREADABLE, DifferenceKind.CHECKPOINT):
             return f"{who}: {self.detail}"
-        if self.kind is Kind.GONE:
+        if self.kind is DifferenceKind.GONE:
             return f"{who} differed in the block at {self.block} when it was digested; {self.detail}"
         shown = ", ".join(f"{name} has {value}" for name, value in self.values.items())
         place = f"entry {self.index} of term {self.term}" if self.index >= 0 else "an entry that cannot be named"
-        if self.kind is Kind.BLANK:
+        if self.kind is DifferenceKind.BLANK:
             place = f"the blank after entry {self.index} of term {self.term}"
-        what = "has nothing from there on" if self.kind is Kind.TAIL else f"in field {self.field}: {shown}"
+        what = "has nothing from there on" if self.kind is DifferenceKind.TAIL else f"in field {self.field}: {shown}"
         return (
             f"{who} is damaged at position {self.position} (segment {self.segment}, block at {self.block}), {place}, "
             f"{what}; {self.detail}"
@@ -64,7 +64,7 @@ class Finding:
 class BlockReader(Protocol):
     """Gives all copies of the log from an entry's begin on; of directories or of running nodes."""
 
-    def divergence(self, block: int, end: int, names: Sequence[str]) -> Divergence | None:
+    def divergence(self, block: int, end: int, names: Sequence[str]) -> BlockDivergence | None:
         """The first difference within the block; None if it is gone. ``names``: the replicas to compare."""
 
     def segment_of(self, position: int) -> str:
@@ -84,7 +84,7 @@ class Directories:
         segment_bytes = next(iter(self.replicas.values())).segment_bytes
         return segment_name(position - position % segment_bytes)
 
-    def divergence(self, block: int, end: int, names: Sequence[str]) -> Divergence | None:
+    def divergence(self, block: int, end: int, names: Sequence[str]) -> BlockDivergence | None:
         """See ``BlockReader``."""
         copies = [self.replicas[name] for name in names]
         segment_bytes = copies[0].segment_bytes
@@ -139,16 +139,23 @@ class Directories:
         size = int.from_bytes(head[4:8], "big", signed=True) if len(head) == 8 else 0
         return size if 0 < size <= replica.segment_bytes - position % replica.segment_bytes else 0
 
-    def _tail_or_hole(self, found: Divergence) -> Divergence:
+    def _tail_or_hole(self, found: BlockDivergence) -> BlockDivergence:
         """Zeros up to the segment's end are a missing tail; with something behind them they are a damaged entry."""
-        if found.kind is not Kind.TAIL:
+        if found.kind is not DifferenceKind.TAIL:
             return found
         if all(self._is_blank(self.replicas[name], found.entry_position) for name in found.damaged):
             return found
-        return Divergence(
-            Kind.ENTRY, found.position, found.entry_position, found.index, found.term, found.field, found.values,
-            found.damaged, found.evidence,
-        )  # fmt: skip
+        return BlockDivergence(
+            DifferenceKind.ENTRY,
+            found.position,
+            found.entry_position,
+            found.index,
+            found.term,
+            found.field,
+            found.values,
+            found.damaged,
+            found.evidence,
+        )
 
     def _is_blank(self, replica: Replica, position: int) -> bool:
         segment_end = position - position % replica.segment_bytes + replica.segment_bytes
@@ -167,10 +174,10 @@ def _readable(replica: Replica, position: int, size: int) -> bytes:
         return b""
 
 
-def _by_index(replica: Replica, position: int) -> Header | None:
+def _by_index(replica: Replica, position: int) -> EntryHeader | None:
     """The last entry that begins at or before ``position``, by the replica's index; None if that is no help."""
     low, high = replica.begin.index + 1, (replica.committed if replica.committed is not None else -1)
-    found: Header | None = None
+    found: EntryHeader | None = None
     while low <= high:
         middle = (low + high) // 2
         header = replica.entry(middle)
@@ -183,7 +190,7 @@ def _by_index(replica: Replica, position: int) -> Header | None:
     return found
 
 
-def examine(blocks: Iterable[tuple[int, int, Sequence[BlockDigest]]], reader: BlockReader) -> list[Finding]:
+def examine(blocks: Iterable[tuple[int, int, Sequence[ReplicaDigest]]], reader: BlockReader) -> list[Finding]:
     """Findings for blocks that differ (position, end, digests), which come in order of position.
 
     What cannot be read is told once per replica and segment, a difference once per damaged replica, and so is one that
@@ -209,31 +216,31 @@ def examine(blocks: Iterable[tuple[int, int, Sequence[BlockDigest]]], reader: Bl
             changed = outvoted(readable)
             if changed not in mended:
                 mended.add(changed)
-                findings.append(Finding(Kind.GONE, changed, segment, position, -1, -1, -1, "", {}, _GONE))
+                findings.append(Finding(DifferenceKind.GONE, changed, segment, position, -1, -1, -1, "", {}, _GONE))
             continue
         suspects.update(divergence.damaged or (one.replica for one in readable))
         findings.append(_found(divergence, reader.segment_of(divergence.position), position))
     return findings
 
 
-def _explained(digests: Sequence[BlockDigest], suspects: set[str]) -> bool:
+def _explained(digests: Sequence[ReplicaDigest], suspects: set[str]) -> bool:
     """Whether replicas that are known to be damaged are enough to explain that a block differs."""
     rest = {one[2:] for one in digests if one.replica not in suspects}
     return bool(suspects) and len(rest) <= 1
 
 
-def _unreadable(digest: BlockDigest, segment: str) -> Finding:
-    kind = Kind.SEGMENT if "is missing" in digest.error else Kind.UNREADABLE
+def _unreadable(digest: ReplicaDigest, segment: str) -> Finding:
+    kind = DifferenceKind.SEGMENT if "is missing" in digest.error else DifferenceKind.UNREADABLE
     return Finding(kind, (digest.replica,), segment, digest.position, -1, -1, -1, "", {}, digest.error)
 
 
-def _found(one: Divergence, segment: str, block: int) -> Finding:
+def _found(one: BlockDivergence, segment: str, block: int) -> Finding:
     return Finding(
         one.kind, one.damaged, segment, block, one.position, one.index, one.term, one.field, one.values, one.evidence
     )
 
 
-def outvoted(digests: Sequence[BlockDigest]) -> tuple[str, ...]:
+def outvoted(digests: Sequence[ReplicaDigest]) -> tuple[str, ...]:
     """The replicas of a block that could not read it or are not of the largest group of like digests; all in a tie."""
     votes = Counter(one[2:] for one in digests if not one.error)
     ranked = votes.most_common(2)

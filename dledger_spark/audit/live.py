@@ -15,10 +15,10 @@ from dledger.client.sync import DLedgerClient
 from dledger.conditions import ConditionKind
 from dledger.config import MIB
 from dledger.errors import CorruptLogError, DLedgerError
-from dledger.store.format import HEADER, Header, parse_segment_name, segment_name
+from dledger.store.format import HEADER, EntryHeader, parse_segment_name, segment_name
 from dledger.types import NodeId
-from dledger_spark.audit.blocks import BlockDigest, Coverage, Stretch, block_bounds, coverage, split
-from dledger_spark.audit.difference import Divergence, Kind, diverge
+from dledger_spark.audit.blocks import Coverage, ReplicaDigest, Stretch, block_bounds, coverage, split
+from dledger_spark.audit.difference import BlockDivergence, DifferenceKind, diverge
 from dledger_spark.errors import PipelineError
 from dledger_spark.options import ReadOptions
 
@@ -38,7 +38,7 @@ _ENTRIES_BEFORE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LiveMember:
     """A member that answered: where it is, and what it has."""
 
     name: str
@@ -55,7 +55,7 @@ class Node:
 class Group:
     """The nodes of a group that answered, by name, and sentences about those that did not."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LiveMember, ...]
     silent: tuple[str, ...]
 
 
@@ -74,7 +74,7 @@ def look(client: DLedgerClient) -> Group:
 
     Raises ``UnavailableError`` if nobody answers, ``PipelineError`` if only one does.
     """
-    nodes: list[Node] = []
+    nodes: list[LiveMember] = []
     silent: list[str] = []
     statuses = client.members_status()
     addresses = _addresses([one for one in statuses.values() if not isinstance(one, DLedgerError)])
@@ -83,7 +83,7 @@ def look(client: DLedgerClient) -> Group:
             silent.append(f"{name} does not answer, it was not audited: {status}")
             continue
         nodes.append(
-            Node(
+            LiveMember(
                 str(name),
                 addresses[str(name)],
                 int(status.begin_index),
@@ -124,7 +124,7 @@ def _addresses(statuses: Sequence[NodeStatus]) -> dict[str, str]:
     }
 
 
-def live_coverage(nodes: Sequence[Node], end_position: int, block_bytes: int) -> Coverage:
+def live_coverage(nodes: Sequence[LiveMember], end_position: int, block_bytes: int) -> Coverage:
     """What can be compared, block by block."""
     begins = [one.begin_position for one in nodes]
     return coverage(
@@ -139,7 +139,7 @@ def _first_block(begin: int, begins: Sequence[int], block_bytes: int) -> int:
     return begin if begin == base or alone else base + block_bytes
 
 
-def live_plan(covered: Coverage, nodes: Sequence[Node], block_bytes: int) -> list[Stretch]:
+def live_plan(covered: Coverage, nodes: Sequence[LiveMember], block_bytes: int) -> list[Stretch]:
     """What to ask whom for. ``path`` is an address."""
     addresses = {one.name: one.address for one in nodes}
     return [
@@ -150,32 +150,32 @@ def live_plan(covered: Coverage, nodes: Sequence[Node], block_bytes: int) -> lis
     ]
 
 
-def live_digest(client: DLedgerClient, stretch: Stretch, block_bytes: int) -> Iterator[BlockDigest]:
+def live_digest(client: DLedgerClient, stretch: Stretch, block_bytes: int) -> Iterator[ReplicaDigest]:
     """The digests that a node makes; an error in the place of those that it does not."""
     position = stretch.start
     try:
         for one in client.block_digests(stretch.start, stretch.stop, block_bytes=block_bytes, address=stretch.path):
-            yield BlockDigest(stretch.replica, one.position, one.size, one.crc32c, "")
+            yield ReplicaDigest(stretch.replica, one.position, one.size, one.crc32c, "")
             position = one.position + one.size
     except DLedgerError as error:
         for missing, _ in block_bounds(position, stretch.stop, block_bytes):
-            yield BlockDigest(stretch.replica, missing, 0, 0, f"{stretch.replica} cannot digest its log: {error}")
+            yield ReplicaDigest(stretch.replica, missing, 0, 0, f"{stretch.replica} cannot digest its log: {error}")
 
 
-def live_chain_crc(client: DLedgerClient, nodes: Sequence[Node], index: int) -> int | None:
+def live_chain_crc(client: DLedgerClient, nodes: Sequence[LiveMember], index: int) -> int | None:
     """The chain CRC of an entry that all nodes have; None if they do not agree, of which the digests tell more."""
     found: set[int] = set()
     for node in nodes:
         with suppress(DLedgerError):  # it cannot read its log, or is gone: the digests have that, too
             for chunk in client.fetch_log(index, index + 1, address=node.address):
-                found.add(Header(*HEADER.unpack_from(chunk.data)).chain_crc)
+                found.add(EntryHeader(*HEADER.unpack_from(chunk.data)).chain_crc)
     return found.pop() if len(found) == 1 else None
 
 
 class RunningNodes:
     """Reads entries of nodes that run, and mend themselves meanwhile; implements ``BlockReader``."""
 
-    def __init__(self, client: DLedgerClient, nodes: Sequence[Node], block_bytes: int) -> None:
+    def __init__(self, client: DLedgerClient, nodes: Sequence[LiveMember], block_bytes: int) -> None:
         self._client = client
         self._nodes = {one.name: one for one in nodes}
         self._block_bytes = block_bytes
@@ -185,7 +185,7 @@ class RunningNodes:
         """The name of the segment, of positions at which a difference was found; nodes do not tell others."""
         return self._segments.get(position, "")
 
-    def divergence(self, block: int, end: int, names: Sequence[str]) -> Divergence | None:
+    def divergence(self, block: int, end: int, names: Sequence[str]) -> BlockDivergence | None:
         """See ``BlockReader``. Where all entries are alike but the block still is not, a blank differs."""
         chunks: dict[str, list[LogChunk]] = {}
         broken: dict[str, CorruptLogError] = {}
@@ -201,7 +201,7 @@ class RunningNodes:
         if found_one is not None or not self._still_differs(block, end, names):
             return found_one
         detail = "the entries of the block are alike, so a blank differs: audit the directories to learn whose"
-        return Divergence(Kind.BLANK, block, block, following - 1, -1, "blank", {}, (), detail)
+        return BlockDivergence(DifferenceKind.BLANK, block, block, following - 1, -1, "blank", {}, (), detail)
 
     def _still_differs(self, block: int, end: int, names: Sequence[str]) -> bool:
         """Whether the nodes digest the block differently once more: one may have mended it before it was read."""
@@ -215,7 +215,7 @@ class RunningNodes:
         }
         return len(digests) > 1
 
-    def _broken(self, broken: Mapping[str, CorruptLogError], sound: Sequence[str]) -> Divergence:
+    def _broken(self, broken: Mapping[str, CorruptLogError], sound: Sequence[str]) -> BlockDivergence:
         """Nodes send nothing that is damaged, but name its place: the first one, which a sound node names the entry of.
 
         The others are told with it.
@@ -227,7 +227,9 @@ class RunningNodes:
         index, term = self._entry_at(position, sound)
         evidence = "; ".join(f"{name}: {error}" for name, error in broken.items())
         values = dict.fromkeys(broken, "damaged")
-        return Divergence(Kind.ENTRY, position, position, index, term, "", values, tuple(broken), evidence)
+        return BlockDivergence(
+            DifferenceKind.ENTRY, position, position, index, term, "", values, tuple(broken), evidence
+        )
 
     def _entry_at(self, position: int, names: Sequence[str]) -> tuple[int, int]:
         """Index and term of the entry that begins there, by the first node that can tell; -1 if none can."""
@@ -236,7 +238,7 @@ class RunningNodes:
             with suppress(DLedgerError):
                 (place,) = self._client.locate(positions=(position,), address=address).places
                 for chunk in self._client.fetch_log(place.index, place.index + 1, address=address):
-                    header = Header(*HEADER.unpack_from(chunk.data))
+                    header = EntryHeader(*HEADER.unpack_from(chunk.data))
                     if header.position == position:
                         return header.index, header.term
         return -1, -1
@@ -254,7 +256,7 @@ class RunningNodes:
             return max(begin, places[0].index - _ENTRIES_BEFORE), places[1].index
         raise failure or PipelineError(f"nobody can tell which entries lie between {block} and {end}")
 
-    def _compare(self, chunks: Mapping[str, Sequence[LogChunk]]) -> Divergence | None:
+    def _compare(self, chunks: Mapping[str, Sequence[LogChunk]]) -> BlockDivergence | None:
         """The first difference of the same entries of all nodes, segment by segment."""
         bases = sorted({one.segment_base for some in chunks.values() for one in some})
         for base in bases:

@@ -18,8 +18,8 @@ from typing import Final
 from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.errors import ConfigError, CorruptLogError
 from dledger.store.checkpoint import read_checkpoint
-from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, UNIT, Header, Unit, segment_name
-from dledger.store.identity import Identity, read_identity
+from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, UNIT, EntryHeader, IndexUnit, segment_name
+from dledger.store.identity import StoreIdentity, read_identity
 from dledger.store.mmap_file_list import list_segments
 from dledger.types import GENESIS, Boundary, LogIndex, Magic, Position, Term
 
@@ -58,7 +58,7 @@ class Replica:
         finally:
             os.close(fd)
 
-    def header_at(self, position: int) -> Header | None:
+    def header_at(self, position: int) -> EntryHeader | None:
         """The entry header at ``position`` if it looks like one that belongs there."""
         try:
             stored = self.read(position, ENTRY_HEADER_BYTES)
@@ -66,11 +66,11 @@ class Replica:
             return None
         if len(stored) < ENTRY_HEADER_BYTES:
             return None
-        header = Header(*HEADER.unpack(stored))
+        header = EntryHeader(*HEADER.unpack(stored))
         fits = header.size == header.body_length + ENTRY_HEADER_BYTES and header.body_length >= 0
         return header if fits and header.magic in _MAGICS and header.position == position else None
 
-    def entry(self, index: int) -> Header | None:
+    def entry(self, index: int) -> EntryHeader | None:
         """The header of an entry, found through the index files; None unless index and data agree about it."""
         at = index * INDEX_UNIT_BYTES
         base = at - at % self.index_segment_bytes
@@ -81,7 +81,7 @@ class Replica:
             return None
         if len(stored) < INDEX_UNIT_BYTES:
             return None
-        unit = Unit(*UNIT.unpack(stored))
+        unit = IndexUnit(*UNIT.unpack(stored))
         header = self.header_at(unit.position) if unit.index == index and unit.position >= 0 else None
         return header if header is not None and header.index == index and header.size == unit.size else None
 
@@ -122,14 +122,14 @@ def node_directory(path: Path) -> Path:
     raise ConfigError([f"{path} is no node's directory: it has no data directory, nor has a dledger-… in it"])
 
 
-def _identity_of(node: Path) -> Identity:
+def _identity_of(node: Path) -> StoreIdentity:
     identity = read_identity(node)
     if identity is None:
         raise ConfigError([f"{node} has no identity file: no node has ever opened it"])
     return identity
 
 
-def _strangers(nodes: Sequence[Path], identities: Sequence[Identity]) -> list[str]:
+def _strangers(nodes: Sequence[Path], identities: Sequence[StoreIdentity]) -> list[str]:
     """Sentences about directories that are not of the first one's group."""
     first = identities[0] if identities else None
     return [
@@ -141,7 +141,7 @@ def _strangers(nodes: Sequence[Path], identities: Sequence[Identity]) -> list[st
     ]
 
 
-def _open(node: Path, identity: Identity, name: str) -> Replica:
+def _open(node: Path, identity: StoreIdentity, name: str) -> Replica:
     found = list_segments([node / "data"], identity.segment_bytes)
     segments = {one.base: one.path for one in found.segments}
     begin, committed, problem = GENESIS, None, ""
@@ -196,12 +196,12 @@ def common_end(replicas: Sequence[Replica]) -> CommonEnd | None:
     return None
 
 
-def walk_to(replica: Replica, index: int) -> Header | None:
+def walk_to(replica: Replica, index: int) -> EntryHeader | None:
     """The header of an entry, found by going from header to header; None if damage is in the way."""
     position = int(replica.begin.position)
     while position >= 0:
         found = _walk(replica, position, lambda header: header.index == index)
-        if isinstance(found, Header):
+        if isinstance(found, EntryHeader):
             return found
         position = found
     return None
@@ -213,10 +213,10 @@ def seek(replica: Replica, start: int, position: int) -> int:
     ``start`` itself where damage is in the way.
     """
     found = _walk(replica, start, lambda header: header.position + header.size > position)
-    return found.position if isinstance(found, Header) else start
+    return found.position if isinstance(found, EntryHeader) else start
 
 
-def _walk(replica: Replica, position: int, wanted: Callable[[Header], bool]) -> Header | int:
+def _walk(replica: Replica, position: int, wanted: Callable[[EntryHeader], bool]) -> EntryHeader | int:
     """The first wanted entry of a segment from ``position`` on, else where the next one begins, else -1."""
     path = replica.segments.get(position - position % replica.segment_bytes)
     if path is None:
@@ -229,11 +229,11 @@ def _walk(replica: Replica, position: int, wanted: Callable[[Header], bool]) -> 
 
 
 def _walk_mapped(
-    mapped: mmap.mmap, position: int, segment_bytes: int, wanted: Callable[[Header], bool]
-) -> Header | int:
+    mapped: mmap.mmap, position: int, segment_bytes: int, wanted: Callable[[EntryHeader], bool]
+) -> EntryHeader | int:
     at = position % segment_bytes
     while at + ENTRY_HEADER_BYTES <= len(mapped):
-        header = Header(*HEADER.unpack_from(mapped, at))
+        header = EntryHeader(*HEADER.unpack_from(mapped, at))
         if header.magic not in _MAGICS:
             break
         if header.position != position or header.size < ENTRY_HEADER_BYTES:

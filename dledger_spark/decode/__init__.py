@@ -3,14 +3,14 @@
 from dledger_spark.decode.batches import batch_bytes_for, batches, decode_stretch
 from dledger_spark.decode.context import Content, DecodeContext, Framing, RowFilter
 from dledger_spark.decode.decoder import decode, decode_columns, named_columns
-from dledger_spark.decode.walk import Walk, WalkEnd, positions_of, walk
+from dledger_spark.decode.walk import RecordWalk, WalkEnd, positions_of, walk
 
 __all__ = [
     "Content",
     "DecodeContext",
     "Framing",
+    "RecordWalk",
     "RowFilter",
-    "Walk",
     "WalkEnd",
     "batch_bytes_for",
     "batches",

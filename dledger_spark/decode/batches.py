@@ -16,7 +16,7 @@ from dledger_spark.decode.decoder import decode_columns, looks_at_checksums
 from dledger_spark.decode.layout import Bytes, Ints
 from dledger_spark.decode.walk import WalkEnd, walk
 from dledger_spark.errors import BrokenRecordError
-from dledger_spark.schema import BIG_COLUMNS, Column
+from dledger_spark.schema import BIG_COLUMNS, SchemaColumn
 
 BATCH_BYTES: Final = 8 * MIB
 """How much log a batch with bodies covers: smaller ones cost more per byte, larger ones leave the caches."""
@@ -25,7 +25,7 @@ SLIM_BATCH_BYTES: Final = 32 * MIB
 _PROBLEMS: Final = {WalkEnd.CUT: "a record ends beyond the bytes", WalkEnd.ZERO: "there are zeros in a record's place"}
 
 
-def batch_bytes_for(columns: Sequence[Column]) -> int:
+def batch_bytes_for(columns: Sequence[SchemaColumn]) -> int:
     """How much log one batch of these columns should cover."""
     return BATCH_BYTES if any(one.name in BIG_COLUMNS for one in columns) else SLIM_BATCH_BYTES
 
@@ -33,7 +33,7 @@ def batch_bytes_for(columns: Sequence[Column]) -> int:
 def batches(
     window: Bytes,
     starts: Ints,
-    columns: Sequence[Column],
+    columns: Sequence[SchemaColumn],
     context: DecodeContext,
     batch_bytes: int = 0,
     told: Ints | None = None,
@@ -59,7 +59,7 @@ def batches(
 
 
 def decode_stretch(
-    data: bytes | memoryview, columns: Sequence[Column], context: DecodeContext, first_index: int = -1
+    data: bytes | memoryview, columns: Sequence[SchemaColumn], context: DecodeContext, first_index: int = -1
 ) -> Generator[pa.RecordBatch, None, DecodeContext]:
     """All records of ``data``, which begins and ends between records; a blank may follow them.
 

@@ -14,7 +14,7 @@ from dledger_spark.decode.layout import Ints
 from dledger_spark.decode.properties import KEYS, TAGS, Properties, parse_properties, tags_codes
 from dledger_spark.decode.records import Records
 from dledger_spark.decode.slices import as_text, slices
-from dledger_spark.schema import HEADERS, TIMESTAMP, Column
+from dledger_spark.schema import HEADERS, TIMESTAMP, SchemaColumn
 
 _US_PER_MS: Final = 1000
 _LOG_APPEND_TIME: Final = 1
@@ -154,7 +154,7 @@ TAIL: Final = frozenset(("topic", "keys", "tags", "tagsCode", "properties", "pro
 """Columns that are behind the body: for these the record is checked to its end."""
 
 
-def computed_by(column: Column) -> str:
+def computed_by(column: SchemaColumn) -> str:
     """The name under which a column's function stands here."""
     if column.name in ("key", "headers"):  # of other types than what they are made of
         return column.name
@@ -162,7 +162,7 @@ def computed_by(column: Column) -> str:
     return "properties string" if name == "properties" and pa.types.is_string(column.arrow) else name
 
 
-def array_of(column: Column, shared: Shared) -> pa.Array:
+def array_of(column: SchemaColumn, shared: Shared) -> pa.Array:
     """The column of these records; nulls if they have no such thing."""
     name, context = computed_by(column), shared.records.context
     compute = ALWAYS.get(name)

@@ -19,13 +19,13 @@ from dledger_spark.decode.layout import ENTRY, Bytes, Ints, Mask, gather
 from dledger_spark.decode.records import Records, rows_of
 from dledger_spark.decode.slices import with_nulls
 from dledger_spark.errors import BrokenRecordError, SchemaError
-from dledger_spark.schema import Column, arrow_schema, columns_of
+from dledger_spark.schema import SchemaColumn, arrow_schema, columns_of
 
 _ADVICE: Final = "verifyCrc=skip leaves such records out, verifyCrc=column marks them in crcOk"
 _NOT_IN_BROKEN: Final = frozenset(("position", "segment", "crcOk"))
 
 
-def named_columns(names: Sequence[str], context: DecodeContext) -> tuple[Column, ...]:
+def named_columns(names: Sequence[str], context: DecodeContext) -> tuple[SchemaColumn, ...]:
     """The columns with these names. Raises ``SchemaError``."""
     known = {one.name: one for one in columns_of(context.schema_style, context.properties_format)}
     if missing := [name for name in names if name not in known]:
@@ -44,7 +44,7 @@ def decode(
     return decode_columns(data, starts, named_columns(columns, context), context)
 
 
-def looks_at_checksums(columns: Sequence[Column], context: DecodeContext) -> bool:
+def looks_at_checksums(columns: Sequence[SchemaColumn], context: DecodeContext) -> bool:
     """Whether the checksums of records matter for these columns."""
     filtered = (name for some in context.filters for name in some.columns)
     return context.verify_crc != "false" or "crcOk" in filtered or any(computed_by(one) == "crcOk" for one in columns)
@@ -53,7 +53,7 @@ def looks_at_checksums(columns: Sequence[Column], context: DecodeContext) -> boo
 def decode_columns(
     data: bytes | memoryview | Bytes,
     starts: Ints,
-    columns: Sequence[Column],
+    columns: Sequence[SchemaColumn],
     context: DecodeContext,
     told: Ints | None = None,
 ) -> pa.RecordBatch:
@@ -99,11 +99,11 @@ def _plain_names(context: DecodeContext) -> DecodeContext:
 
 
 @lru_cache(maxsize=16)
-def _schema(columns: tuple[Column, ...]) -> pa.Schema:
+def _schema(columns: tuple[SchemaColumn, ...]) -> pa.Schema:
     return arrow_schema(columns)
 
 
-def _batch(records: Records, columns: Sequence[Column], crc_ok: Mask | None, broken: Mask) -> pa.RecordBatch:
+def _batch(records: Records, columns: Sequence[SchemaColumn], crc_ok: Mask | None, broken: Mask) -> pa.RecordBatch:
     schema = _schema(tuple(columns))
     if not broken.any():
         shared = Shared(records, None if crc_ok is None else pa.array(crc_ok))

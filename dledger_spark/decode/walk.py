@@ -43,7 +43,7 @@ class WalkEnd(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class RecordWalk:
     """The records found: where in the data they begin, where the last one ends, and why the walk ended there."""
 
     starts: Ints
@@ -53,7 +53,7 @@ class Walk:
     reason: str = ""
 
 
-def walk(data: Readable, framing: Framing, start: int = 0, stop: int | None = None) -> Walk:
+def walk(data: Readable, framing: Framing, start: int = 0, stop: int | None = None) -> RecordWalk:
     """Walk the records of ``data[start:stop]``; the first one begins at ``start``."""
     end = len(data) if stop is None else stop
     if framing == "entry":
@@ -61,7 +61,7 @@ def walk(data: Readable, framing: Framing, start: int = 0, stop: int | None = No
     return _walk_messages(data, start, end)
 
 
-def _walk_entries(data: Readable, start: int, end: int) -> Walk:
+def _walk_entries(data: Readable, start: int, end: int) -> RecordWalk:
     unpack, magics = _PAIR.unpack_from, _ENTRY_MAGICS
     starts: list[int] = []
     add = starts.append
@@ -77,7 +77,7 @@ def _walk_entries(data: Readable, start: int, end: int) -> Walk:
     return _ended(data, starts, at, end, "entry")
 
 
-def _walk_messages(data: Readable, start: int, end: int) -> Walk:
+def _walk_messages(data: Readable, start: int, end: int) -> RecordWalk:
     unpack, magics = _PAIR.unpack_from, _MESSAGE_MAGICS
     starts: list[int] = []
     add = starts.append
@@ -93,24 +93,26 @@ def _walk_messages(data: Readable, start: int, end: int) -> Walk:
     return _ended(data, starts, at, end, "plain")
 
 
-def _ended(data: Readable, starts: list[int], at: int, end: int, framing: Framing) -> Walk:
+def _ended(data: Readable, starts: list[int], at: int, end: int, framing: Framing) -> RecordWalk:
     """Say why there is no whole record at ``at``."""
     found = np.array(starts, np.int64)
     if at == end:
-        return Walk(found, at, WalkEnd.LIMIT)
+        return RecordWalk(found, at, WalkEnd.LIMIT)
     if end - at < MIN_BLANK_BYTES:
-        return Walk(found, at, WalkEnd.CUT)
+        return RecordWalk(found, at, WalkEnd.CUT)
     first, second = _PAIR.unpack_from(data, at)
     magic, size = (first, second) if framing == "entry" else (second, first)
     if magic == (ENTRY_BLANK_MAGIC if framing == "entry" else BLANK_MAGIC) and size >= MIN_BLANK_BYTES:
-        return Walk(found, at, WalkEnd.BLANK, size)
+        return RecordWalk(found, at, WalkEnd.BLANK, size)
     smallest = ENTRY_HEADER_BYTES if framing == "entry" else OVERHEAD
     if magic in (_ENTRY_MAGICS if framing == "entry" else _MESSAGE_MAGICS) and size >= smallest:
-        return Walk(found, at, WalkEnd.CUT, size)
+        return RecordWalk(found, at, WalkEnd.CUT, size)
     if first == second == _NOTHING and not any(data[at : min(end, at + smallest)]):
-        return Walk(found, at, WalkEnd.ZERO)
+        return RecordWalk(found, at, WalkEnd.ZERO)
     kind = "entry" if framing == "entry" else "message"
-    return Walk(found, at, WalkEnd.BAD, reason=f"no {kind} begins here (magic {magic & 0xFFFFFFFF:#x}, size {size})")
+    return RecordWalk(
+        found, at, WalkEnd.BAD, reason=f"no {kind} begins here (magic {magic & 0xFFFFFFFF:#x}, size {size})"
+    )
 
 
 def positions_of(units: NDArray[np.void], first_index: int, position: int) -> Ints | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.store.format import BLANK_MAGIC as ENTRY_BLANK_MAGIC
-from dledger.store.format import HEADER, Header, is_magic, parse_segment_name
+from dledger.store.format import HEADER, EntryHeader, is_magic, parse_segment_name
 from dledger_spark.decode import Framing
 from dledger_spark.decode.layout import UNIT
 from dledger_spark.errors import LogDirectoryError
@@ -32,7 +32,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LogSegment:
     """One file of the log that holds something. ``base`` is the position of its first byte."""
 
     path: Path
@@ -56,25 +56,25 @@ class Segment:
             file.seek(position - self.base)
             return file.read(max(0, min(length, self.end - position)))
 
-    def header(self, position: int) -> Header | None:
+    def header(self, position: int) -> EntryHeader | None:
         """The header of the entry that begins there; None if none does."""
         head = self.read(position, ENTRY_HEADER_BYTES)
         if len(head) < ENTRY_HEADER_BYTES:
             return None
-        header = Header(*HEADER.unpack(head))
+        header = EntryHeader(*HEADER.unpack(head))
         return header if is_magic(header.magic) and header.position == position else None
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class LogPlaces:
     """Where a log's files are: a plain log, a node's directory, or both after an upgrade."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[LogSegment, ...]
     node: Path | None
     """The directory with ``index`` and ``checkpoint``; None if there is no replicated log, or its data stands alone."""
 
 
-def find(path: Path) -> Places:
+def find(path: Path) -> LogPlaces:
     """The segments below a path. Raises ``LogDirectoryError`` if it is no log directory."""
     if not path.is_dir():
         raise LogDirectoryError(
@@ -84,9 +84,9 @@ def find(path: Path) -> Places:
     own = _segments(path)
     if own:
         node = path.parent if path.name == DATA and (path.parent / CHECKPOINT).is_file() else None
-        return Places(_checked(path, own), node)
+        return LogPlaces(_checked(path, own), node)
     if (path / DATA).is_dir():
-        return Places(_checked(path, _segments(path / DATA)), path)
+        return LogPlaces(_checked(path, _segments(path / DATA)), path)
     plain = _segments(path / PLAIN_LOG) if (path / PLAIN_LOG).is_dir() else []
     nodes = sorted(one for one in path.glob(f"{NODE_PREFIX}*") if (one / DATA).is_dir())
     if len(nodes) > 1:
@@ -98,12 +98,12 @@ def find(path: Path) -> Places:
             f"{path} holds no log: neither segments (files named by 20 digits), nor {DATA}/, {PLAIN_LOG}/ or "
             f"{NODE_PREFIX}<node>/"
         )
-    return Places(_checked(path, plain + (_segments(node / DATA) if node else [])), node)
+    return LogPlaces(_checked(path, plain + (_segments(node / DATA) if node else [])), node)
 
 
-def _segments(directory: Path) -> list[Segment]:
+def _segments(directory: Path) -> list[LogSegment]:
     """The segments that hold something, oldest first."""
-    found: list[Segment] = []
+    found: list[LogSegment] = []
     for entry in os.scandir(directory):
         base = parse_segment_name(entry.name)
         if base is None or not entry.is_file():
@@ -111,7 +111,7 @@ def _segments(directory: Path) -> list[Segment]:
         path = Path(entry.path)
         framing = _framing(path)
         if framing is not None:
-            found.append(Segment(path, base, entry.stat().st_size, framing))
+            found.append(LogSegment(path, base, entry.stat().st_size, framing))
     return sorted(found, key=lambda one: one.base)
 
 
@@ -129,7 +129,7 @@ def _framing(path: Path) -> Framing | None:
     raise LogDirectoryError(f"{path} begins neither with an entry nor with a message: it is no segment, or damaged")
 
 
-def _checked(path: Path, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+def _checked(path: Path, segments: Sequence[LogSegment]) -> tuple[LogSegment, ...]:
     """The segments, which must follow one another. Raises ``LogDirectoryError``."""
     for before, after in pairwise(segments):
         if after.base < before.end:

@@ -17,14 +17,14 @@ from dledger.config import ENTRY_HEADER_BYTES
 from dledger_spark.decode import WalkEnd, walk
 from dledger_spark.decode.checksums import chain_after
 from dledger_spark.decode.context import Chain
-from dledger_spark.directory.files import IndexFiles, Segment
+from dledger_spark.directory.files import IndexFiles, LogSegment
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
     """A stretch of entries that ends where a split begins, but for a blank. Positions are the log's."""
 
-    segment: Segment
+    segment: LogSegment
     begin: int
     end: int
 

@@ -18,12 +18,12 @@ from typing import Final
 
 from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import CorruptLogError
-from dledger.store.checkpoint import Checkpoint, Mark, read_checkpoint
+from dledger.store.checkpoint import LogCheckpoint, Mark, read_checkpoint
 from dledger.store.format import BLANK, BLANK_MAGIC
 from dledger.store.java_files import java_committed
 from dledger.types import NO_INDEX, NOOP_CHANNEL, Magic
 from dledger_spark.decode import Content, WalkEnd, walk
-from dledger_spark.directory.files import CHECKPOINT, INDEX, PLAIN_LOG, IndexFiles, Segment, find
+from dledger_spark.directory.files import CHECKPOINT, INDEX, PLAIN_LOG, IndexFiles, LogSegment, find
 from dledger_spark.directory.tail import records_end
 from dledger_spark.errors import BrokenRecordError, LogDirectoryError
 from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2
@@ -38,7 +38,7 @@ class LogDirectory:
     """A log on a disk, as it was when looked at."""
 
     path: Path
-    segments: tuple[Segment, ...]
+    segments: tuple[LogSegment, ...]
     index: IndexFiles | None
     begin: int
     """The position of the first record kept."""
@@ -52,7 +52,7 @@ class LogDirectory:
     None if it does not say: an imported log's is not known, and is 0 there.
     """
 
-    def segment_at(self, position: int) -> Segment | None:
+    def segment_at(self, position: int) -> LogSegment | None:
         """The segment that holds a position."""
         number = bisect_right(self.segments, position, key=lambda one: one.base) - 1
         found = self.segments[number] if number >= 0 else None
@@ -83,14 +83,14 @@ def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogD
     index = IndexFiles(places.node / INDEX) if places.node is not None else None
     begin = segments[0].base
     checkpoint = _checkpoint(places.node)
-    flushed = checkpoint.flushed if isinstance(checkpoint, Checkpoint) else None
+    flushed = checkpoint.flushed if isinstance(checkpoint, LogCheckpoint) else None
     if flushed is not None and flushed.position > segments[-1].end:
         segments = find(path).segments  # one may have been begun meanwhile
-    if isinstance(checkpoint, Checkpoint):
+    if isinstance(checkpoint, LogCheckpoint):
         begin = max(begin, checkpoint.begin.position) if segments[0] is replicated else begin
     elif segments[0] is replicated:
         begin += _leading_blank(replicated)
-    committed = checkpoint.committed if isinstance(checkpoint, Checkpoint) else checkpoint
+    committed = checkpoint.committed if isinstance(checkpoint, LogCheckpoint) else checkpoint
     log = LogDirectory(path, segments, index, begin, segments[-1].end, NO_INDEX)
     if allow_uncommitted:
         committed, end = _written(log, flushed)
@@ -106,18 +106,18 @@ def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogD
     else:
         end = _end_of(log, committed)
     kept = tuple(one for one in segments if one.base < end and one.end > begin)
-    mark = checkpoint.begin if isinstance(checkpoint, Checkpoint) else None
+    mark = checkpoint.begin if isinstance(checkpoint, LogCheckpoint) else None
     boundary = (mark.position, mark.chain_crc) if mark is not None and mark.chain_crc else None
     return LogDirectory(path, kept, index, begin, max(begin, end), committed, boundary)
 
 
-def _leading_blank(segment: Segment) -> int:
+def _leading_blank(segment: LogSegment) -> int:
     """How much of the first segment is blank: Java's DLedger 0.4 blanks out what a reset drops."""
     magic, size = BLANK.unpack(segment.read(segment.base, BLANK.size).ljust(BLANK.size, b"\0"))
     return int(size) if magic == BLANK_MAGIC and 0 < size < segment.size else 0
 
 
-def _checkpoint(node: Path | None) -> Checkpoint | int | None:
+def _checkpoint(node: Path | None) -> LogCheckpoint | int | None:
     """Our checkpoint, or the commit index in Java's; None if there is none. Raises ``LogDirectoryError``."""
     if node is None or not (node / CHECKPOINT).is_file():
         return None
@@ -144,7 +144,7 @@ def locate(log: LogDirectory, index: int) -> tuple[int, int] | None:
     return _walk_to(log, segments[number], index) if number >= 0 else None
 
 
-def first_index_of(log: LogDirectory, segment: Segment) -> int:
+def first_index_of(log: LogDirectory, segment: LogSegment) -> int:
     """The index of the first entry of a segment. Raises ``BrokenRecordError`` if it does not begin with one."""
     start = max(segment.base, log.begin)
     header = segment.header(start)
@@ -153,7 +153,7 @@ def first_index_of(log: LogDirectory, segment: Segment) -> int:
     return header.index
 
 
-def _walk_to(log: LogDirectory, segment: Segment, index: int) -> tuple[int, int] | None:
+def _walk_to(log: LogDirectory, segment: LogSegment, index: int) -> tuple[int, int] | None:
     start = max(segment.base, log.begin)
     first = first_index_of(log, segment)
     with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
@@ -187,7 +187,7 @@ def _written(log: LogDirectory, flushed: Mark | None) -> tuple[int, int]:
     return index, end
 
 
-def _plain_log(path: Path, segments: tuple[Segment, ...], durable: int | None, *, incomplete: bool) -> LogDirectory:
+def _plain_log(path: Path, segments: tuple[LogSegment, ...], durable: int | None, *, incomplete: bool) -> LogDirectory:
     """A broker's alone. ``incomplete``: what is missing at its end may be. Raises ``LogDirectoryError``."""
     last = segments[-1]
     if durable is not None and durable > last.end and not incomplete:
@@ -209,7 +209,7 @@ def _plain_durable(path: Path) -> int | None:
     return None if known == UNKNOWN else known
 
 
-def _content(segment: Segment, start: int, end: int) -> Content | None:
+def _content(segment: LogSegment, start: int, end: int) -> Content | None:
     """What the first entry with a content holds; None if there are only NOOPs in the first entries."""
     position = start
     for _ in range(_LOOKED_AT):

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from dledger.config import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode import walk
-from dledger_spark.directory.files import Segment
+from dledger_spark.directory.files import LogSegment
 from dledger_spark.directory.log import LogDirectory, first_index_of, locate
 from dledger_spark.errors import DataLossError, OptionError
 from dledger_spark.options import EARLIEST, LATEST, ReadOptions
@@ -71,7 +71,7 @@ def _position_at(log: LogDirectory, time_ms: int) -> int:
     return max(log.segments[number].base, log.begin) if number < len(log.segments) else log.end
 
 
-def _in_segment(log: LogDirectory, segment: Segment, time_ms: int) -> int | None:
+def _in_segment(log: LogDirectory, segment: LogSegment, time_ms: int) -> int | None:
     """Where in a segment, whose first message is older, the first one is that is not; None if none is."""
     start, stop = max(segment.base, log.begin), min(segment.end, log.end)
     with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
@@ -81,7 +81,7 @@ def _in_segment(log: LogDirectory, segment: Segment, time_ms: int) -> int | None
     return int(starts[number]) if number < len(starts) else None
 
 
-def _time_at(log: LogDirectory, segment: Segment, position: int) -> int | None:
+def _time_at(log: LogDirectory, segment: LogSegment, position: int) -> int | None:
     """The store time (ms) of the first message at or behind a position; None if a segment's end comes first.
 
     Raises ``OptionError`` for entries that hold no messages.

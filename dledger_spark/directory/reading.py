@@ -32,7 +32,7 @@ from dledger_spark.directory.log import walk_end_problem
 from dledger_spark.directory.splits import Split
 from dledger_spark.errors import BrokenRecordError, DataLossError
 from dledger_spark.options import SPLIT_BYTES_DEFAULT
-from dledger_spark.schema import Column
+from dledger_spark.schema import SchemaColumn
 
 _UNITS_AT_ONCE: Final = 16 * 1024
 """512 KiB of index: what is made of it stays in the processor's cache."""
@@ -42,7 +42,7 @@ _MADV_POPULATE_READ: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordRun:
     """Records found in a mapped window: the window, its position in the log, where they begin in it, where they end."""
 
     window: Bytes
@@ -55,7 +55,7 @@ class Run:
 
 
 def read_split(
-    split: Split, columns: Sequence[Column], context: DecodeContext, window_bytes: int = SPLIT_BYTES_DEFAULT
+    split: Split, columns: Sequence[SchemaColumn], context: DecodeContext, window_bytes: int = SPLIT_BYTES_DEFAULT
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a split. ``context`` says how to decode; framing and places are the split's.
 
@@ -76,7 +76,7 @@ def read_split(
         context = yield from batches(run.window, run.starts, columns, context, step, run.told)
 
 
-def runs(split: Split, window_bytes: int = SPLIT_BYTES_DEFAULT, run_bytes: int = _RUN_BYTES) -> Iterator[Run]:
+def runs(split: Split, window_bytes: int = SPLIT_BYTES_DEFAULT, run_bytes: int = _RUN_BYTES) -> Iterator[RecordRun]:
     """All records of a split, those of about ``run_bytes`` at a time. Raises as ``read_split``."""
     try:
         file = open(split.path, "rb")  # noqa: SIM115 - closed below; opening has errors of its own
@@ -102,7 +102,7 @@ class _SplitReader:
         self._window: Bytes = np.empty(0, np.uint8)
         self._base = split.begin
 
-    def by_index(self) -> Iterator[Run]:
+    def by_index(self) -> Iterator[RecordRun]:
         """Where the index tells; stops where it does not agree with itself, which walking then makes good."""
         split = self._split
         index = IndexFiles(Path(split.index_directory))
@@ -126,7 +126,7 @@ class _SplitReader:
             yield self._run(known[:count] - self._base, int(known[count]), told[:count])
             known, told = known[count:], told[count:]
 
-    def by_walking(self) -> Iterator[Run]:
+    def by_walking(self) -> Iterator[RecordRun]:
         """From header to header."""
         split, needed = self._split, 0
         while self._at < split.end:
@@ -148,9 +148,9 @@ class _SplitReader:
             else:
                 raise self._broken(found.kind, found.reason)
 
-    def _run(self, starts: Ints, end: int, told: Ints | None = None) -> Run:
+    def _run(self, starts: Ints, end: int, told: Ints | None = None) -> RecordRun:
         self._at = end
-        return Run(self._window, self._base, starts, end, told)
+        return RecordRun(self._window, self._base, starts, end, told)
 
     def _map(self, position: int, needed: int) -> None:
         """See to it that ``needed`` bytes from ``position`` on are in the window, which ends with the split."""

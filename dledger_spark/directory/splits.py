@@ -17,7 +17,7 @@ from typing import Final
 from dledger.store.format import BLANK, BLANK_MAGIC
 from dledger_spark.decode import Framing, walk
 from dledger_spark.decode.context import CHAIN_BEGIN, Chain
-from dledger_spark.directory.files import Segment
+from dledger_spark.directory.files import LogSegment
 from dledger_spark.directory.lead import Lead
 from dledger_spark.directory.log import LogDirectory, first_index_of
 
@@ -91,7 +91,7 @@ def _led(log: LogDirectory, split: Split) -> Split:
 
 
 def _whole(
-    log: LogDirectory, segment: Segment, number: int, parts: Sequence[Segment], bounds: tuple[int, int]
+    log: LogDirectory, segment: LogSegment, number: int, parts: Sequence[LogSegment], bounds: tuple[int, int]
 ) -> Split:
     """All of a segment that is asked for, as one split; ``is_rest`` if the index does not vouch for it."""
     start, stop = max(segment.base, bounds[0], log.begin), min(segment.end, bounds[1], log.end)
@@ -119,7 +119,7 @@ def _whole(
     )
 
 
-def _last_index(log: LogDirectory, parts: Sequence[Segment], number: int, end: int) -> int | None:
+def _last_index(log: LogDirectory, parts: Sequence[LogSegment], number: int, end: int) -> int | None:
     """The last entry of a segment that is asked for; None if nothing tells."""
     if number + 1 < len(parts):
         return first_index_of(log, parts[number + 1]) - 1
@@ -130,7 +130,7 @@ def _last_index(log: LogDirectory, parts: Sequence[Segment], number: int, end: i
     return header.index - 1 if header is not None else None
 
 
-def _is_blank(segment: Segment, position: int) -> bool:
+def _is_blank(segment: LogSegment, position: int) -> bool:
     magic, length = BLANK.unpack(segment.read(position, BLANK.size).ljust(BLANK.size, b"\0"))
     return bool(magic == BLANK_MAGIC and position + length == segment.end)
 
@@ -181,7 +181,7 @@ def _cut_by_walk(whole: Split, sizes: SplitSizes) -> Iterator[Split]:
     for number, low in enumerate(lows):
         begin, lead = int(starts[low]), None
         if low and whole.framing == "entry":
-            segment = Segment(Path(whole.path), base, whole.end - base, whole.framing)
+            segment = LogSegment(Path(whole.path), base, whole.end - base, whole.framing)
             lead = Lead(segment, int(starts[max(0, low - 2)]), begin)
         if number + 1 < len(lows):
             yield replace(whole, begin=begin, end=int(starts[lows[number + 1]]), is_rest=False, lead=lead)

@@ -20,11 +20,11 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.config import ENTRY_HEADER_BYTES, MIB
-from dledger.store.format import HEADER, Header, is_magic
+from dledger.store.format import HEADER, EntryHeader, is_magic
 from dledger.types import Magic
-from dledger_spark.decode import Walk, WalkEnd, walk
+from dledger_spark.decode import RecordWalk, WalkEnd, walk
 from dledger_spark.decode.layout import Ints
-from dledger_spark.directory.files import Segment
+from dledger_spark.directory.files import LogSegment
 from rocketstore.message.record import (
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
@@ -45,7 +45,7 @@ _ENTRY_MAGICS: Final = tuple(int(one).to_bytes(4, "big") for one in Magic)
 _MESSAGE_MAGICS: Final = tuple(one.to_bytes(4, "big", signed=True) for one in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2))
 
 
-def records_end(segment: Segment, start: int, durable: int | None) -> tuple[Ints, int]:
+def records_end(segment: LogSegment, start: int, durable: int | None) -> tuple[Ints, int]:
     """Where the records of a segment begin that a walk from ``start`` on finds, and where the log ends.
 
     ``durable``: up to there everything is known to have been durable once; None if nothing is known.
@@ -62,13 +62,13 @@ def records_end(segment: Segment, start: int, durable: int | None) -> tuple[Ints
     return starts, good
 
 
-def _unexpected(segment: Segment, found: Walk) -> bool:
+def _unexpected(segment: LogSegment, found: RecordWalk) -> bool:
     """Whether the walk ended elsewhere than where a segment that is full ends."""
     is_full = found.kind is WalkEnd.BLANK and segment.base + found.end + found.needed == segment.end
     return found.kind is not WalkEnd.LIMIT and not is_full
 
 
-def _end_by_what_follows(segment: Segment, starts: Ints, good: int, end: int, *, broken: bool) -> int:
+def _end_by_what_follows(segment: LogSegment, starts: Ints, good: int, end: int, *, broken: bool) -> int:
     """Where the log ends if nothing is known of what was durable; ``broken``: the walk did not end as it should."""
     last = int(starts[-1]) if len(starts) else None
     if broken and _whole_record_behind(segment, end, last) is not None and not _is_whole(segment, end):
@@ -83,7 +83,7 @@ def _end_by_what_follows(segment: Segment, starts: Ints, good: int, end: int, *,
     return end if int(starts[number]) != good else following  # within the record, whose length is wrong then
 
 
-def _good_end(segment: Segment, starts: Ints, end: int, durable: int | None) -> int:
+def _good_end(segment: LogSegment, starts: Ints, end: int, durable: int | None) -> int:
     """Where the first record begins that is not whole by its checksums; only the end of the log is looked at."""
     if not len(starts):
         return end
@@ -105,7 +105,7 @@ def _whole_entry(data: memoryview, position: int) -> bool:
     """Whether an entry begins there that its own bytes vouch for."""
     if len(data) < ENTRY_HEADER_BYTES:
         return False
-    header = Header(*HEADER.unpack_from(data))
+    header = EntryHeader(*HEADER.unpack_from(data))
     if not is_magic(header.magic) or (header.position, header.size) != (position, header.body_length + HEADER.size):
         return False
     body = data[ENTRY_HEADER_BYTES : header.size]
@@ -113,7 +113,7 @@ def _whole_entry(data: memoryview, position: int) -> bool:
     return len(body) == header.body_length and (unchecked or crc32c(body) == header.body_crc)
 
 
-def _whole_record_behind(segment: Segment, position: int, last: int | None) -> int | None:
+def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -> int | None:
     """Where the first whole record begins behind a position, wherever that is, that was written after the ``last``."""
     plain = segment.framing == "plain"
     magics, magic_at, own_at = (_MESSAGE_MAGICS, 4, PHYSICAL_OFFSET_AT) if plain else (_ENTRY_MAGICS, 0, _POSITION_AT)
@@ -130,7 +130,7 @@ def _whole_record_behind(segment: Segment, position: int, last: int | None) -> i
     return None
 
 
-def _is_later(segment: Segment, position: int, last: int) -> bool:
+def _is_later(segment: LogSegment, position: int, last: int) -> bool:
     """Whether a record was written after another, whose place is before its own."""
     if segment.framing == "plain":
         old, new = (segment.read(one + STORE_TIMESTAMP_AT, 8) for one in (last, position))
@@ -139,7 +139,7 @@ def _is_later(segment: Segment, position: int, last: int) -> bool:
     return before is not None and after is not None and before.index < after.index and before.term <= after.term
 
 
-def _is_whole(segment: Segment, position: int) -> bool:
+def _is_whole(segment: LogSegment, position: int) -> bool:
     if segment.framing == "plain":
         head = segment.read(position, OVERHEAD)
         size, own = int.from_bytes(head[:4], "big", signed=True), head[PHYSICAL_OFFSET_AT : PHYSICAL_OFFSET_AT + 8]
@@ -157,7 +157,7 @@ def _places(data: bytes, magic: bytes) -> Iterator[int]:
         at = data.find(magic, at + 1)
 
 
-def _stretches(segment: Segment, position: int) -> Iterator[tuple[int, bytes]]:
+def _stretches(segment: LogSegment, position: int) -> Iterator[tuple[int, bytes]]:
     """The rest of a segment and where its parts begin, without holes; each overlaps the next by less than a magic."""
     with segment.path.open("rb") as file:
         at, end = position - segment.base, segment.size

@@ -20,22 +20,22 @@ from dledger.errors import ConfigError
 from dledger_spark.audit.blocks import (
     BLOCK_BYTES,
     SPLIT_BYTES,
-    BlockDigest,
     Coverage,
+    ReplicaDigest,
     Stretch,
     block_bounds,
     coverage,
     plan,
     split_bytes_for,
 )
-from dledger_spark.audit.difference import Kind
+from dledger_spark.audit.difference import DifferenceKind
 from dledger_spark.audit.examine import Directories, Finding, examine, outvoted
 from dledger_spark.audit.replica import CommonEnd, Replica, common_end, open_replicas
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
-from dledger_spark.jobs.report import Column, Fact, Report, Table
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import assigned, security_of_environment
-from dledger_spark.jobs.units import Unit
+from dledger_spark.jobs.units import CountUnit
 from dledger_spark.session import is_remote
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class AuditOptions:
 class Differences:
     """What the digests say: blocks that differ, in order of position."""
 
-    blocks: tuple[tuple[int, tuple[BlockDigest, ...]], ...]
+    blocks: tuple[tuple[int, tuple[ReplicaDigest, ...]], ...]
 
     @property
     def count(self) -> int:
@@ -83,7 +83,7 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class AuditedMember:
     """One replica, for the report."""
 
     name: str
@@ -92,7 +92,7 @@ class Member:
     committed: int | None
 
 
-def run(spark: SparkSession, options: AuditOptions) -> Report:
+def run(spark: SparkSession, options: AuditOptions) -> JobReport:
     """Compare. The report has a problem for everything that is wrong.
 
     Raises ``ConfigError``: these are no replicas of one log; ``JobError``: nothing can be compared; what clients raise.
@@ -100,7 +100,7 @@ def run(spark: SparkSession, options: AuditOptions) -> Report:
     return _audit_group(spark, options) if options.connection else _audit_directories(spark, options)
 
 
-def _audit_directories(spark: SparkSession, options: AuditOptions) -> Report:
+def _audit_directories(spark: SparkSession, options: AuditOptions) -> JobReport:
     replicas = open_replicas(options.directories)
     end = common_end(replicas)
     if end is None:
@@ -118,11 +118,11 @@ def _audit_directories(spark: SparkSession, options: AuditOptions) -> Report:
     took_s = time.monotonic() - began_s
     reader = Directories({one.name: one for one in replicas}, end.position)
     findings = _of_checkpoints(replicas) + examine(_with_ends(found, covered, options.block_bytes), reader)
-    members = [Member(one.name, str(one.directory), one.begin.index + 1, one.committed) for one in replicas]
+    members = [AuditedMember(one.name, str(one.directory), one.begin.index + 1, one.committed) for one in replicas]
     return _report(members, end, covered, found, findings, took_s)
 
 
-def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
+def _audit_group(spark: SparkSession, options: AuditOptions) -> JobReport:
     """Of running nodes: they digest, Spark compares, and only blocks that differ are fetched."""
     from dledger_spark.audit.live import RunningNodes, connected, live_chain_crc, live_coverage, live_plan, look, said
     from dledger_spark.options import ReadOptions
@@ -142,7 +142,7 @@ def _audit_group(spark: SparkSession, options: AuditOptions) -> Report:
         chain_crc = live_chain_crc(client, group.nodes, lowest.committed_index)
         told = said(client, group)
     end = CommonEnd(lowest.committed_index, lowest.committed_position, chain_crc, lowest.name)
-    members = [Member(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
+    members = [AuditedMember(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
     return _report(members, end, covered, found, findings, took_s, (*group.silent, *told))
 
 
@@ -172,7 +172,7 @@ def _pieces(covered: Coverage, options: AuditOptions) -> int:
 
 def _with_ends(
     found: Differences, covered: Coverage, block_bytes: int
-) -> list[tuple[int, int, tuple[BlockDigest, ...]]]:
+) -> list[tuple[int, int, tuple[ReplicaDigest, ...]]]:
     """Blocks that differ, with where they end."""
     return [(position, _end_of(position, covered, block_bytes), digests) for position, digests in found.blocks]
 
@@ -199,7 +199,7 @@ def differences(rows: DataFrame, pieces: int = 1) -> Differences:
             row["position"],
             tuple(
                 sorted(
-                    BlockDigest(one["replica"], row["position"], one["bytes"], one["crc32c"], one["error"] or "")
+                    ReplicaDigest(one["replica"], row["position"], one["bytes"], one["crc32c"], one["error"] or "")
                     for one in row["digests"]
                 )
             ),
@@ -216,36 +216,36 @@ def _end_of(position: int, covered: Coverage, block_bytes: int) -> int:
 
 def _of_checkpoints(replicas: Sequence[Replica]) -> list[Finding]:
     return [
-        Finding(Kind.CHECKPOINT, (one.name,), "", -1, -1, -1, -1, "", {}, one.problem)
+        Finding(DifferenceKind.CHECKPOINT, (one.name,), "", -1, -1, -1, -1, "", {}, one.problem)
         for one in replicas
         if one.problem
     ]
 
 
 def _report(  # what was found, from every side
-    members: Sequence[Member],
+    members: Sequence[AuditedMember],
     end: CommonEnd,
     covered: Coverage,
     found: Differences,
     findings: Sequence[Finding],
     took_s: float,
     said: Sequence[str] = (),
-) -> Report:
+) -> JobReport:
     equal = not findings and not found.count
     problems = (*said, *(one.sentence() for one in findings))
     facts = (
         Fact("verdict", "equal" if equal else "different"),
-        Fact("replicas", len(members), Unit.COUNT),
-        Fact("compared", covered.compared_bytes, Unit.BYTES),
-        Fact("up to entry", end.index, Unit.COUNT),
-        Fact("up to position", end.position, Unit.COUNT),
+        Fact("replicas", len(members), CountUnit.COUNT),
+        Fact("compared", covered.compared_bytes, CountUnit.BYTES),
+        Fact("up to entry", end.index, CountUnit.COUNT),
+        Fact("up to position", end.position, CountUnit.COUNT),
         Fact("chain crc", None if end.chain_crc is None else f"{end.chain_crc:#010x}"),
         Fact("bounded by", end.bounded_by),
-        Fact("blocks that differ", found.count, Unit.COUNT),
-        Fact("held by one only", covered.alone_bytes, Unit.BYTES),
-        Fact("digested", covered.held_bytes, Unit.BYTES),
-        Fact("time", took_s, Unit.SECONDS),
-        Fact("rate", covered.held_bytes / took_s if took_s else None, Unit.BYTES_PER_SECOND),
+        Fact("blocks that differ", found.count, CountUnit.COUNT),
+        Fact("held by one only", covered.alone_bytes, CountUnit.BYTES),
+        Fact("digested", covered.held_bytes, CountUnit.BYTES),
+        Fact("time", took_s, CountUnit.SECONDS),
+        Fact("rate", covered.held_bytes / took_s if took_s else None, CountUnit.BYTES_PER_SECOND),
     )
     notes = [
         f"{one.name} knows entries up to {one.committed} to be committed; what lies behind entry {end.index} was not "
@@ -256,7 +256,7 @@ def _report(  # what was found, from every side
     if found.count > DIFFERING_MAX:
         notes.append(f"more than {DIFFERING_MAX:,} blocks differ: only the first were looked at")
     title = "all replicas are equal" if equal else "the replicas differ"
-    return Report(
+    return JobReport(
         "audit",
         f"Audit of {', '.join(one.name for one in members)}: {title}",
         facts,
@@ -266,7 +266,7 @@ def _report(  # what was found, from every side
     )
 
 
-def _member_table(members: Sequence[Member], found: Differences) -> Table:
+def _member_table(members: Sequence[AuditedMember], found: Differences) -> Table:
     counts = {one.name: 0 for one in members}
     for _, digests in found.blocks:
         for name in outvoted(digests):
@@ -274,11 +274,11 @@ def _member_table(members: Sequence[Member], found: Differences) -> Table:
     return Table(
         "replicas",
         (
-            Column("replica"),
-            Column("place"),
-            Column("begins at entry", Unit.COUNT),
-            Column("committed up to", Unit.COUNT),
-            Column("blocks in question", Unit.COUNT),
+            ReportColumn("replica"),
+            ReportColumn("place"),
+            ReportColumn("begins at entry", CountUnit.COUNT),
+            ReportColumn("committed up to", CountUnit.COUNT),
+            ReportColumn("blocks in question", CountUnit.COUNT),
         ),
         tuple((one.name, one.place, one.begin_index, one.committed, counts[one.name]) for one in members),
     )
@@ -289,16 +289,16 @@ def _finding_tables(findings: Sequence[Finding]) -> Iterator[Table]:
         yield Table(
             "findings",
             (
-                Column("kind"),
-                Column("damaged"),
-                Column("segment"),
-                Column("block", Unit.COUNT),
-                Column("position", Unit.COUNT),
-                Column("index", Unit.COUNT),
-                Column("term", Unit.COUNT),
-                Column("field"),
-                Column("values"),
-                Column("evidence"),
+                ReportColumn("kind"),
+                ReportColumn("damaged"),
+                ReportColumn("segment"),
+                ReportColumn("block", CountUnit.COUNT),
+                ReportColumn("position", CountUnit.COUNT),
+                ReportColumn("index", CountUnit.COUNT),
+                ReportColumn("term", CountUnit.COUNT),
+                ReportColumn("field"),
+                ReportColumn("values"),
+                ReportColumn("evidence"),
             ),
             tuple(
                 (

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dledger.errors import ConfigError
-from dledger_spark.jobs.errors import BusyError, JobError
+from dledger_spark.jobs.errors import JobBusyError, JobError
 
 MANIFEST: Final = "_manifest.json"
 STATE: Final = "_state"
@@ -79,7 +79,7 @@ class BatchDirectory:
     def publish(self, number: int, staging: Path, manifest: Mapping[str, Any]) -> Path:
         """Make what was staged the batch ``number``, durably and at once.
 
-        Raises ``BusyError`` if there is such a batch already: somebody else wrote it meanwhile.
+        Raises ``JobBusyError`` if there is such a batch already: somebody else wrote it meanwhile.
         """
         staging.mkdir(exist_ok=True)  # a batch without a row has no files
         (staging / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -89,7 +89,9 @@ class BatchDirectory:
             staging.rename(place)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise BusyError(f"{place} is there already: another run writes to {self.path}; let it end") from error
+                raise JobBusyError(
+                    f"{place} is there already: another run writes to {self.path}; let it end"
+                ) from error
             raise
         _sync(self.path)
         return place
@@ -99,8 +101,8 @@ class BatchDirectory:
 def open_batches(path: Path, about: Mapping[str, Any]) -> Iterator[BatchDirectory]:
     """Open a directory of batches for writing, or make one.
 
-    ``about`` says what goes in here. Raises ``BusyError`` while another run writes, ``ConfigError`` if the directory is
-    about something else or is no directory of batches.
+    ``about`` says what goes in here. Raises ``JobBusyError`` while another run writes, ``ConfigError`` if the directory
+    is about something else or is no directory of batches.
     """
     _refuse_uri(path)
     path = path.absolute()
@@ -134,7 +136,7 @@ def _locked(file: Path, path: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             who = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise BusyError(f"another run (process {who}) writes to {path}: let it end, or stop it") from None
+            raise JobBusyError(f"another run (process {who}) writes to {path}: let it end, or stop it") from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield

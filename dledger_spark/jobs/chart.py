@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from dledger_spark.jobs.units import Unit, shown
+from dledger_spark.jobs.units import CountUnit, shown
 
 WIDTH: Final = 1000
 PLOT_HEIGHT: Final = 220
@@ -46,7 +46,7 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class _Drawn:
     title: str
-    unit: Unit
+    unit: CountUnit
     labels: tuple[str, ...]
     series: tuple[Series, ...]
     """Stacked, at most ``SERIES_MAX``."""
@@ -65,7 +65,7 @@ class _Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(_Drawn):
+class ColumnChart(_Drawn):
     """Standing columns side by side, mostly over time."""
 
 
@@ -74,12 +74,12 @@ class Bars(_Drawn):
     """Lying bars below each other, for names."""
 
 
-Chart = Columns | Bars
+Chart = ColumnChart | Bars
 
 
 def svg(chart: Chart, number: int) -> str:
     """The SVG element; ``number`` makes its ids unique on the page."""
-    body, height = _columns(chart, number) if isinstance(chart, Columns) else _bars(chart, number)
+    body, height = _columns(chart, number) if isinstance(chart, ColumnChart) else _bars(chart, number)
     name, text = f"chart-title-{number}", f"chart-text-{number}"
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name} {text}">'
@@ -131,7 +131,7 @@ def _mark(at: int, number: int, box: tuple[float, float, float, float], words: s
     return f'<g><title>{escape(words)}</title><rect class="s{at}" {place}/>{hatch}</g>'
 
 
-def _columns(chart: Columns, number: int) -> tuple[str, int]:
+def _columns(chart: ColumnChart, number: int) -> tuple[str, int]:
     top = _ceiling(max(chart.totals(), default=0.0))
     bottom = _TOP + PLOT_HEIGHT
     parts = [_grid(top, chart.unit, bottom)]
@@ -189,7 +189,7 @@ def _short(label: str) -> str:
     return f"{label[:half]}…{label[-half:]}"
 
 
-def _grid(top: float, unit: Unit, bottom: int) -> str:
+def _grid(top: float, unit: CountUnit, bottom: int) -> str:
     y: Callable[[float], float] = lambda value: bottom - value / top * PLOT_HEIGHT  # noqa: E731  # one line of maths
     ticks: Sequence[float] = [top * step / _TICKS for step in range(_TICKS + 1)]
     return "".join(

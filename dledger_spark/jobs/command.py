@@ -30,7 +30,7 @@ from dledger.errors import ConfigError, DLedgerError
 from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.page import write_page
 from dledger_spark.jobs.printing import print_json, print_report
-from dledger_spark.jobs.report import EXIT_FAILED, Report
+from dledger_spark.jobs.report import EXIT_FAILED, JobReport
 from dledger_spark.jobs.source import assigned
 from dledger_spark.session import START_DEFAULTS, is_remote, open_session
 
@@ -62,7 +62,7 @@ class Frame:
 
 
 def job_command(
-    run: Callable[[SparkSession, Options], Report], *, name: str, short_help: str, epilog: str
+    run: Callable[[SparkSession, Options], JobReport], *, name: str, short_help: str, epilog: str
 ) -> Callable[[Callable[P, Options]], click.Command]:
     """Make a command of a function that turns what was typed into the job's options."""
 
@@ -113,7 +113,7 @@ _FRAME_OPTIONS = (
 )
 
 
-def run_job(run: Callable[[SparkSession, Options], Report], options: Options, frame: Frame) -> Report:
+def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options, frame: Frame) -> JobReport:
     """Run the job in a session and give its report out; the report for the exit code."""
     with job_session(frame) as spark, spark_errors_in_a_sentence():
         report = run(spark, options)

@@ -17,5 +17,5 @@ class SparkFailedError(JobError):
     """Raised when Spark gave a job up: the reason without the two stack traces, Java's and Python's."""
 
 
-class BusyError(JobError):
+class JobBusyError(JobError):
     """Raised when another run writes to the same place."""

@@ -19,9 +19,9 @@ from dledger.errors import ConfigError
 from dledger_spark.jobs.batches import BatchDirectory, open_batches
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
-from dledger_spark.jobs.exported import VERSION, Batch, FileFact, batches_of, report
+from dledger_spark.jobs.exported import VERSION, ExportedBatch, FileFact, batches_of, report
 from dledger_spark.jobs.extent import Extent, extent_of
-from dledger_spark.jobs.report import Report
+from dledger_spark.jobs.report import JobReport
 from dledger_spark.jobs.sizes import SIZE
 from dledger_spark.jobs.source import LogSource, source_options
 
@@ -49,7 +49,7 @@ class ExportOptions:
     skip_lost: bool = False
 
 
-def run(spark: SparkSession, options: ExportOptions) -> Report:
+def run(spark: SparkSession, options: ExportOptions) -> JobReport:
     """Export what is committed and was not exported yet."""
     began = time.monotonic()
     extent = extent_of(options.source)
@@ -92,7 +92,7 @@ def about(options: ExportOptions, extent: Extent) -> dict[str, Any]:  # Any: a J
     } | ({"options": chosen} if chosen else {})
 
 
-def planned(options: ExportOptions, extent: Extent, before: Sequence[Batch]) -> Iterator[Batch]:
+def planned(options: ExportOptions, extent: Extent, before: Sequence[ExportedBatch]) -> Iterator[ExportedBatch]:
     """The batches that are due, none if there is nothing new.
 
     Raises ``JobError`` if entries that are due are no longer kept, unless the options say to go on without them.
@@ -109,7 +109,7 @@ def planned(options: ExportOptions, extent: Extent, before: Sequence[Batch]) -> 
         )
     while first + lost < end:
         stop = extent.end_within(first + lost, end, options.batch_bytes)
-        yield Batch(number, first, stop, lost)
+        yield ExportedBatch(number, first, stop, lost)
         number, first, lost = number + 1, stop, 0
 
 
@@ -122,7 +122,9 @@ def _first(source: LogSource, extent: Extent) -> int:
 # -- how it is written ------------------------------------------------------------------------------------------------
 
 
-def _export(spark: SparkSession, options: ExportOptions, extent: Extent, out: BatchDirectory, batch: Batch) -> Batch:
+def _export(
+    spark: SparkSession, options: ExportOptions, extent: Extent, out: BatchDirectory, batch: ExportedBatch
+) -> ExportedBatch:
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
@@ -146,7 +148,7 @@ def _export(spark: SparkSession, options: ExportOptions, extent: Extent, out: Ba
     return written
 
 
-def _rows(spark: SparkSession, options: ExportOptions, extent: Extent, batch: Batch) -> DataFrame:
+def _rows(spark: SparkSession, options: ExportOptions, extent: Extent, batch: ExportedBatch) -> DataFrame:
     from pyspark.sql import functions as f
 
     from dledger_spark.schema import COLUMNS

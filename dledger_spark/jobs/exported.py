@@ -11,10 +11,10 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from dledger_spark.jobs.batches import MANIFEST, BatchDirectory
-from dledger_spark.jobs.chart import Bars, Chart, Columns, Series
+from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series
 from dledger_spark.jobs.errors import JobError
-from dledger_spark.jobs.report import Column, Fact, Report, Table
-from dledger_spark.jobs.units import Unit
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
+from dledger_spark.jobs.units import CountUnit
 
 VERSION: Final = 1
 _NUMBERS: Final = ("batch", "first", "end", "lost")
@@ -41,7 +41,7 @@ class FileFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ExportedBatch:
     """What a batch says of itself: the log from ``first`` up to ``end`` (exclusive), by index or position, of
     which ``lost`` at the beginning was no longer there.
     """
@@ -77,7 +77,7 @@ class Batch:
         }
 
     @classmethod
-    def of_manifest(cls, document: dict[str, Any], path: Path) -> Batch:  # Any: a JSON document
+    def of_manifest(cls, document: dict[str, Any], path: Path) -> ExportedBatch:  # Any: a JSON document
         """Raises ``JobError`` if it is none of ours."""
         try:
             if document["version"] != VERSION:
@@ -89,9 +89,9 @@ class Batch:
             raise JobError(f"{path} is no manifest of an export ({error!r}): move its batch away") from error
 
 
-def batches_of(out: BatchDirectory) -> list[Batch]:
+def batches_of(out: BatchDirectory) -> list[ExportedBatch]:
     """The batches that are there. Raises ``JobError`` unless each begins where the one before it ended."""
-    found = [Batch.of_manifest(out.manifest(number), out.place(number) / MANIFEST) for number in out.numbers()]
+    found = [ExportedBatch.of_manifest(out.manifest(number), out.place(number) / MANIFEST) for number in out.numbers()]
     for at, one in enumerate(found):
         if one.number != found[0].number + at or (at and one.first != found[at - 1].end):
             raise JobError(
@@ -104,7 +104,9 @@ def batches_of(out: BatchDirectory) -> list[Batch]:
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def report(log: str, out: Path, before: Sequence[Batch], made: Sequence[Batch], seconds: float) -> Report:
+def report(
+    log: str, out: Path, before: Sequence[ExportedBatch], made: Sequence[ExportedBatch], seconds: float
+) -> JobReport:
     """What a run added to what was there ``before``."""
     every = [*before, *made]
     rows = sum(one.rows for one in made)
@@ -112,36 +114,36 @@ def report(log: str, out: Path, before: Sequence[Batch], made: Sequence[Batch], 
     summary = (
         Fact("log", log),
         Fact("directory", str(out)),
-        Fact("new batches", len(made), Unit.COUNT),
-        Fact("new rows", rows, Unit.COUNT),
-        Fact("new bytes", sum(one.size_bytes for one in made), Unit.BYTES),
-        Fact("read", sum(one.end - one.first - one.lost for one in made), Unit.COUNT),
-        Fact("lost", lost, Unit.COUNT),
-        Fact("seconds", seconds, Unit.SECONDS),
-        Fact("rows per second", rows / seconds if made else None, Unit.PER_SECOND),
-        Fact("all batches", len(every), Unit.COUNT),
-        Fact("all rows", sum(one.rows for one in every), Unit.COUNT),
-        Fact("next", every[-1].end if every else None, Unit.COUNT),
+        Fact("new batches", len(made), CountUnit.COUNT),
+        Fact("new rows", rows, CountUnit.COUNT),
+        Fact("new bytes", sum(one.size_bytes for one in made), CountUnit.BYTES),
+        Fact("read", sum(one.end - one.first - one.lost for one in made), CountUnit.COUNT),
+        Fact("lost", lost, CountUnit.COUNT),
+        Fact("seconds", seconds, CountUnit.SECONDS),
+        Fact("rows per second", rows / seconds if made else None, CountUnit.PER_SECOND),
+        Fact("all batches", len(every), CountUnit.COUNT),
+        Fact("all rows", sum(one.rows for one in every), CountUnit.COUNT),
+        Fact("next", every[-1].end if every else None, CountUnit.COUNT),
     )
     notes = () if made else ("nothing new is committed: every entry that was asked for is exported",)
     title = f"Export of {log} to {out}"
-    return Report("export", title, summary, (_batch_table(made), _topic_table(made)), _charts(made), notes=notes)
+    return JobReport("export", title, summary, (_batch_table(made), _topic_table(made)), _charts(made), notes=notes)
 
 
-def _batch_table(made: Sequence[Batch]) -> Table:
+def _batch_table(made: Sequence[ExportedBatch]) -> Table:
     columns = (
-        Column("batch"),
-        Column("first", Unit.COUNT),
-        Column("end", Unit.COUNT),
-        Column("rows", Unit.COUNT),
-        Column("files", Unit.COUNT),
-        Column("bytes", Unit.BYTES),
+        ReportColumn("batch"),
+        ReportColumn("first", CountUnit.COUNT),
+        ReportColumn("end", CountUnit.COUNT),
+        ReportColumn("rows", CountUnit.COUNT),
+        ReportColumn("files", CountUnit.COUNT),
+        ReportColumn("bytes", CountUnit.BYTES),
     )
     rows = tuple((one.number, one.first, one.end, one.rows, len(one.files), one.size_bytes) for one in made)
     return Table("New batches", columns, rows)
 
 
-def _sums(made: Sequence[Batch], name: str) -> list[tuple[str, int, int, int]]:
+def _sums(made: Sequence[ExportedBatch], name: str) -> list[tuple[str, int, int, int]]:
     """Rows, files and bytes per value of a partition, in its order."""
     sums: dict[str, list[FileFact]] = defaultdict(list)
     for one in (file for batch in made for file in batch.files):
@@ -152,23 +154,28 @@ def _sums(made: Sequence[Batch], name: str) -> list[tuple[str, int, int, int]]:
     ]
 
 
-def _by_topic(made: Sequence[Batch]) -> list[tuple[str, int, int, int]]:
+def _by_topic(made: Sequence[ExportedBatch]) -> list[tuple[str, int, int, int]]:
     return sorted(_sums(made, "topic"), key=lambda sums: -sums[1])
 
 
-def _topic_table(made: Sequence[Batch]) -> Table:
-    columns = (Column("topic"), Column("rows", Unit.COUNT), Column("files", Unit.COUNT), Column("bytes", Unit.BYTES))
+def _topic_table(made: Sequence[ExportedBatch]) -> Table:
+    columns = (
+        ReportColumn("topic"),
+        ReportColumn("rows", CountUnit.COUNT),
+        ReportColumn("files", CountUnit.COUNT),
+        ReportColumn("bytes", CountUnit.BYTES),
+    )
     return Table("New rows by topic", columns, tuple(_by_topic(made)))
 
 
-def _charts(made: Sequence[Batch]) -> tuple[Chart, ...]:
+def _charts(made: Sequence[ExportedBatch]) -> tuple[Chart, ...]:
     topics = _by_topic(made)[:_BARS_MAX]
     dates = _sums(made, "date")[-_DATES_MAX:]
     charts: list[Chart] = []
     if len(dates) > 1:
         rows = Series("rows", tuple(float(row[1]) for row in dates))
-        charts.append(Columns("New rows by date", Unit.COUNT, tuple(row[0] for row in dates), (rows,)))
+        charts.append(ColumnChart("New rows by date", CountUnit.COUNT, tuple(row[0] for row in dates), (rows,)))
     if topics:
         rows = Series("rows", tuple(float(row[1]) for row in topics))
-        charts.append(Bars("New rows by topic", Unit.COUNT, tuple(row[0] for row in topics), (rows,)))
+        charts.append(Bars("New rows by topic", CountUnit.COUNT, tuple(row[0] for row in topics), (rows,)))
     return tuple(charts)

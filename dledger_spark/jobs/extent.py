@@ -16,7 +16,7 @@ from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.source import LogSource
 
 if TYPE_CHECKING:
-    from dledger_spark.directory import LogDirectory, Segment
+    from dledger_spark.directory import LogDirectory, LogSegment
     from dledger_spark.options import ReadOptions
     from dledger_spark.source.client_log import ClientLog
 
@@ -149,7 +149,7 @@ class _DirectoryPlaces:
         high = min(end, first_index_of(self.log, after[0])) if after else end  # all from there on ends behind it
         return max(first + 1, low + self._ending_before(limit, segment, low, high))
 
-    def _ending_before(self, limit: int, segment: Segment, low: int, high: int) -> int:
+    def _ending_before(self, limit: int, segment: LogSegment, low: int, high: int) -> int:
         """How many entries of a segment, from ``low`` up to ``high`` (exclusive), end at or before a position."""
         from dledger_spark.decode import walk
 

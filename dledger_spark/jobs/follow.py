@@ -25,13 +25,13 @@ import click
 
 from dledger.errors import ConfigError
 from dledger_spark.jobs.batches import STATE, BatchDirectory, open_batches
-from dledger_spark.jobs.chart import Bars, Columns, Series
+from dledger_spark.jobs.chart import Bars, ColumnChart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.printing import printable
-from dledger_spark.jobs.report import Column, Fact, Report, Table
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import FORMAT, LogSource, source_options
-from dledger_spark.jobs.units import Unit
+from dledger_spark.jobs.units import CountUnit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -62,7 +62,7 @@ class FollowOptions:
     as_json: bool = False
 
 
-def run(spark: SparkSession, options: FollowOptions) -> Report:
+def run(spark: SparkSession, options: FollowOptions) -> JobReport:
     """Count until Ctrl-C, or with ``once`` until all is counted that is committed now."""
     check(options)
     began = time.monotonic()
@@ -269,39 +269,46 @@ def _behind(query: StreamingQuery) -> int | None:
 
 def _report(
     spark: SparkSession, options: FollowOptions, counter: _Counter, behind: int | None, seconds: float
-) -> Report:
+) -> JobReport:
     summary = (
         Fact("log", options.source.name),
         Fact("directory", None if options.out is None else str(options.out)),
-        Fact("batches", counter.batches, Unit.COUNT),
-        Fact("messages", counter.messages, Unit.COUNT),
-        Fact("bytes", counter.size_bytes, Unit.BYTES),
-        Fact("seconds", seconds, Unit.SECONDS),
-        Fact("messages per second", counter.messages / seconds, Unit.PER_SECOND),
-        Fact("behind", behind, Unit.COUNT),
+        Fact("batches", counter.batches, CountUnit.COUNT),
+        Fact("messages", counter.messages, CountUnit.COUNT),
+        Fact("bytes", counter.size_bytes, CountUnit.BYTES),
+        Fact("seconds", seconds, CountUnit.SECONDS),
+        Fact("messages per second", counter.messages / seconds, CountUnit.PER_SECOND),
+        Fact("behind", behind, CountUnit.COUNT),
     )
     title = f"Followed {options.source.name}"
     if options.out is None or not any(options.out.glob("batch=*/*.parquet")):
-        return Report("follow", title, summary)
+        return JobReport("follow", title, summary)
     written = spark.read.parquet(f"file://{options.out.absolute()}")
     tags, windows = _by_tag(written), _by_window(written)
-    columns = (Column("topic"), Column("tag"), Column("messages", Unit.COUNT), Column("bytes", Unit.BYTES))
+    columns = (
+        ReportColumn("topic"),
+        ReportColumn("tag"),
+        ReportColumn("messages", CountUnit.COUNT),
+        ReportColumn("bytes", CountUnit.BYTES),
+    )
     labels = tuple(f"{row[0]:%m-%d %H:%M:%S}" for row in windows)
     names = tuple(f"{row['topic'] or '-'} / {row['tag'] or '-'}" for row in tags)
-    return Report(
+    return JobReport(
         "follow",
         title,
         summary,
         (Table("All counts so far, by tag", columns, tuple(tuple(row) for row in tags)),),
         (
-            Columns(
+            ColumnChart(
                 f"Messages per window of {options.window_s} s",
-                Unit.COUNT,
+                CountUnit.COUNT,
                 labels,
                 (Series("messages", tuple(float(row[1]) for row in windows)),),
                 f"The last {len(windows)} windows",
             ),
-            Bars("Messages by tag", Unit.COUNT, names, (Series("messages", tuple(float(row[2]) for row in tags)),)),
+            Bars(
+                "Messages by tag", CountUnit.COUNT, names, (Series("messages", tuple(float(row[2]) for row in tags)),)
+            ),
         ),
     )
 

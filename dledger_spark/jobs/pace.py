@@ -15,7 +15,7 @@ BURST_S: Final = 0.1
 
 
 @dataclass(slots=True)
-class Pace:
+class RowPace:
     """Waits so that rows go at ``rows_per_s`` from the first one on; what was late is not made up for."""
 
     rows_per_s: float
@@ -51,9 +51,9 @@ def paced(body: Column, rows_per_s: float, unpaced: tuple[int, ...]) -> Column:
         attempt = context.taskAttemptId()
         if attempt not in paces:
             paces.clear()  # one task after the other
-            paces[attempt] = [Pace(rows_per_s), unpaced[context.partitionId()]]
+            paces[attempt] = [RowPace(rows_per_s), unpaced[context.partitionId()]]
         pace, free = paces[attempt]
-        assert isinstance(pace, Pace)
+        assert isinstance(pace, RowPace)
         assert isinstance(free, int)
         going_free = min(free, len(bodies))
         paces[attempt][1] = free - going_free

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger_spark.jobs.chart import legend, svg
-from dledger_spark.jobs.report import Fact, Report, Table
+from dledger_spark.jobs.report import Fact, JobReport, Table
 from dledger_spark.jobs.units import shown
 
 ROWS_MAX: Final = 2000
@@ -64,7 +64,7 @@ svg g:hover rect { opacity: .75; }
 """
 
 
-def page(report: Report) -> str:
+def page(report: JobReport) -> str:
     """The whole document."""
     state = "problems found" if report.problems else "done"
     body = [
@@ -88,14 +88,14 @@ def page(report: Report) -> str:
     )
 
 
-def write_page(report: Report, path: Path) -> None:
+def write_page(report: JobReport, path: Path) -> None:
     """Write it, whole or not at all."""
     half = path.with_name(f".{path.name}.tmp")
     half.write_text(page(report), encoding="utf-8")
     half.replace(path)
 
 
-def _banner(report: Report) -> str:
+def _banner(report: JobReport) -> str:
     if not report.problems:
         return ""
     items = "".join(f"<li>{escape(one)}</li>" for one in report.problems)

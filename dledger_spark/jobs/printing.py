@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from dledger_spark.jobs.report import Column, Report, Table
-from dledger_spark.jobs.units import Unit, Value, shown
+from dledger_spark.jobs.report import JobReport, ReportColumn, Table
+from dledger_spark.jobs.units import CountUnit, Value, shown
 
 
-def print_report(report: Report, out: TextIO | None = None) -> None:
+def print_report(report: JobReport, out: TextIO | None = None) -> None:
     """The title, the summary, the tables, and at the end what needs attention."""
     out = sys.stdout if out is None else out
     rich = out.isatty()
@@ -35,7 +35,7 @@ def print_report(report: Report, out: TextIO | None = None) -> None:
     out.flush()
 
 
-def print_json(report: Report, out: TextIO | None = None) -> None:
+def print_json(report: JobReport, out: TextIO | None = None) -> None:
     """One JSON document on one line."""
     out = sys.stdout if out is None else out
     out.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
@@ -66,7 +66,7 @@ def _plain(table: Table) -> Iterator[str]:
         yield "  " + "  ".join(map(_aligned, row, widths, table.columns)).rstrip()
 
 
-def _aligned(cell: str, width: int, column: Column) -> str:
+def _aligned(cell: str, width: int, column: ReportColumn) -> str:
     return cell.rjust(width) if column.unit.is_number else cell.ljust(width)
 
 
@@ -78,7 +78,7 @@ def _print_rich(table: Table, out: TextIO) -> None:
     grid = Grid(header_style="bold underline", box=None, pad_edge=False)
     for column in table.columns:
         grid.add_column(
-            column.name, justify="right" if column.unit.is_number else "left", no_wrap=column.unit != Unit.TEXT
+            column.name, justify="right" if column.unit.is_number else "left", no_wrap=column.unit != CountUnit.TEXT
         )
     for row in _cells(table):
         grid.add_row(*map(Text, row))

@@ -23,12 +23,12 @@ import click
 from dledger.errors import ConfigError
 from dledger.store.fs import RealFileSystem
 from dledger_spark.jobs.command import job_command, run_standalone
-from dledger_spark.jobs.report import Column, Fact, Report, Table
-from dledger_spark.jobs.units import Unit
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
+from dledger_spark.jobs.units import CountUnit
 from dledger_spark.rebuild.parts import INDEX, INDEX_DIR, PARTS, QUEUES, QUEUES_DIR
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.file import IndexShape
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
 from rocketstore.store.deleted import DELETED_FILE
 from rocketstore.store.directory import ABORT_FILE, StoreDirectory
 from rocketstore.verification.verify import settings_for
@@ -82,7 +82,7 @@ class RebuildOptions:
         return IndexShape(self.store.max_hash_slot_num, self.store.max_index_num)
 
 
-def run(spark: SparkSession, options: RebuildOptions) -> Report:
+def run(spark: SparkSession, options: RebuildOptions) -> JobReport:
     """Rebuild, or verify; a report with a problem for everything that differs.
 
     Raises ``DirectoryLockedError`` if a broker has open what is to be written to, ``PipelineError``, ``DiskError``.
@@ -92,7 +92,7 @@ def run(spark: SparkSession, options: RebuildOptions) -> Report:
     return report(spark, options, began_s)
 
 
-def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Report:
+def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> JobReport:
     from dledger_spark.directory import open_directory
     from dledger_spark.rebuild.install import exchange, keep_expired_queues, remove_left_overs
 
@@ -113,13 +113,13 @@ def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Re
     notes = [f"{len(kept)} queues have no message in the log any more and were kept as they were"] if kept else []
     facts = (
         *_facts(options, written, took_s),
-        Fact("queue files", files[QUEUES_DIR] if QUEUES in options.parts else None, Unit.COUNT),
-        Fact("index files", files[INDEX_DIR] if INDEX in options.parts else None, Unit.COUNT),
+        Fact("queue files", files[QUEUES_DIR] if QUEUES in options.parts else None, CountUnit.COUNT),
+        Fact("index files", files[INDEX_DIR] if INDEX in options.parts else None, CountUnit.COUNT),
     )
-    return Report("rebuild", f"Rebuilt {' and '.join(options.parts)} in {options.target}", facts, notes=tuple(notes))
+    return JobReport("rebuild", f"Rebuilt {' and '.join(options.parts)} in {options.target}", facts, notes=tuple(notes))
 
 
-def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Report:
+def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> JobReport:
     from dledger_spark.rebuild.rows import KEYS_FILE
     from rocketstore.verification.compare import compare_index, compare_queues, read_keys
 
@@ -142,14 +142,18 @@ def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Rep
     columns = ("equal", "expired", "newer", "pending", "deleted")
     table = Table(
         "compared",
-        (Column("part"), *(Column(name, Unit.COUNT) for name in columns), Column("different", Unit.COUNT)),
+        (
+            ReportColumn("part"),
+            *(ReportColumn(name, CountUnit.COUNT) for name in columns),
+            ReportColumn("different", CountUnit.COUNT),
+        ),
         tuple(
             (part, *(getattr(tally, name) for name in columns), len(tally.differences))
             for part, tally in tallies.items()
         ),
     )
     verdict = "are what the log makes them" if not differences else "are not what the log makes them"
-    return Report(
+    return JobReport(
         "rebuild",
         f"Verified {options.root}: {' and '.join(options.parts)} {verdict}",
         (Fact("verdict", "different" if differences else "equal"), *_facts(options, written, took_s)),
@@ -163,10 +167,10 @@ def _facts(options: RebuildOptions, written: Written, took_s: float) -> tuple[Fa
     keys = written.keys if INDEX in options.parts else None
     done = keys or 0 if messages is None else messages
     return (
-        Fact("messages", messages, Unit.COUNT),
-        Fact("keys", keys, Unit.COUNT),
-        Fact("time", took_s, Unit.SECONDS),
-        Fact("rate", done / took_s if took_s else None, Unit.PER_SECOND),
+        Fact("messages", messages, CountUnit.COUNT),
+        Fact("keys", keys, CountUnit.COUNT),
+        Fact("time", took_s, CountUnit.SECONDS),
+        Fact("rate", done / took_s if took_s else None, CountUnit.PER_SECOND),
     )
 
 
@@ -229,7 +233,7 @@ def _bounds(options: RebuildOptions) -> Bounds:
     from rocketstore.verification.compare import Bounds, read_deleted
 
     running = (options.root / ABORT_FILE).exists()
-    replay_from = CheckpointFile(RealFileSystem(), options.root / CHECKPOINT_FILE).read().replay_from
+    replay_from = StoreCheckpointFile(RealFileSystem(), options.root / CHECKPOINT_FILE).read().replay_from
     dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
     return Bounds(0, 0, dispatched, read_deleted(options.store.config_dir / DELETED_FILE))
 

@@ -27,7 +27,7 @@ from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.pace import paced, rows_at_once
-from dledger_spark.jobs.report import Column, Fact, Report, Table
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import (
     FORMAT,
     LogSource,
@@ -37,7 +37,7 @@ from dledger_spark.jobs.source import (
     source_or_parquet_options,
     words,
 )
-from dledger_spark.jobs.units import Unit
+from dledger_spark.jobs.units import CountUnit
 from dledger_spark.session import tasks_at_once
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ _ASK_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplayTarget:
     """Where rows go: a topic, or, without one, the entries of a group that is no broker's."""
 
     bootstrap: str
@@ -87,7 +87,7 @@ class ReplayOptions:
     """``rate``: rows per second, None: as fast as it goes."""
 
     source: LogSource | ParquetSource
-    target: Target
+    target: ReplayTarget
     tags: tuple[str, ...] = ()
     where: str = ""
     rate: float | None = None
@@ -108,7 +108,7 @@ class Rows:
     end: int | None = None
 
 
-def run(spark: SparkSession, options: ReplayOptions) -> Report:
+def run(spark: SparkSession, options: ReplayOptions) -> JobReport:
     """Replay."""
     began = time.monotonic()
     source = options.source
@@ -186,7 +186,7 @@ def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
     return max(first, extent.begin) if skip_lost else first
 
 
-def check_loop(source: LogSource, target: Target, extent: Extent) -> None:
+def check_loop(source: LogSource, target: ReplayTarget, extent: Extent) -> None:
     """Refuse to feed a log with itself: a second run would replay what the first one wrote."""
     if extent.holds_messages and source.topics and target.topic not in source.topics:
         return
@@ -203,7 +203,7 @@ def check_loop(source: LogSource, target: Target, extent: Extent) -> None:
     )
 
 
-def _is_of_target(source: LogSource, target: Target, extent: Extent) -> bool:
+def _is_of_target(source: LogSource, target: ReplayTarget, extent: Extent) -> bool:
     """Whether a log is the target's, by the name that the target itself gives: its nodes have many addresses.
 
     A plain broker's log has no name, and is nobody's.
@@ -321,7 +321,7 @@ def _write(spark: SparkSession, options: ReplayOptions, rows: Rows, writer: str,
     writing.options(**options.target.options(), writerId=writer).save()
 
 
-def stored(target: Target, writer: str, writers: int) -> tuple[int, ...]:
+def stored(target: ReplayTarget, writer: str, writers: int) -> tuple[int, ...]:
     """How many rows of each writer the target has."""
     from dledger_spark.source.sink_rows import row_format
     from dledger_spark.source.sink_targets import open_target
@@ -335,7 +335,7 @@ def stored(target: Target, writer: str, writers: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def write_options(target: Target) -> WriteOptions:
+def write_options(target: ReplayTarget) -> WriteOptions:
     """The options of the sink, checked before Spark is asked. Raises ``ConfigError``."""
     from dledger_spark.errors import OptionError
     from dledger_spark.options import WriteOptions
@@ -351,26 +351,30 @@ def write_options(target: Target) -> WriteOptions:
 
 def _report(
     options: ReplayOptions, rows: Rows, writer: str, before: Sequence[int], after: Sequence[int], seconds: float
-) -> Report:
+) -> JobReport:
     sent, known = sum(after) - sum(before), sum(before)
     target = options.target
     summary = (
         Fact("from", options.source.name),
         Fact("to", f"topic {target.topic}" if target.topic else f"entries of group {target.group}"),
-        Fact("first", rows.first, Unit.COUNT),
-        Fact("end", rows.end, Unit.COUNT),
-        Fact("rows", sent + known, Unit.COUNT),
-        Fact("stored now", sent, Unit.COUNT),
-        Fact("stored before", known, Unit.COUNT),
-        Fact("seconds", seconds, Unit.SECONDS),
-        Fact("rows per second", sent / seconds, Unit.PER_SECOND),
+        Fact("first", rows.first, CountUnit.COUNT),
+        Fact("end", rows.end, CountUnit.COUNT),
+        Fact("rows", sent + known, CountUnit.COUNT),
+        Fact("stored now", sent, CountUnit.COUNT),
+        Fact("stored before", known, CountUnit.COUNT),
+        Fact("seconds", seconds, CountUnit.SECONDS),
+        Fact("rows per second", sent / seconds, CountUnit.PER_SECOND),
         Fact("writer", writer),
     )
-    columns = (Column("writer"), Column("stored now", Unit.COUNT), Column("stored before", Unit.COUNT))
+    columns = (
+        ReportColumn("writer"),
+        ReportColumn("stored now", CountUnit.COUNT),
+        ReportColumn("stored before", CountUnit.COUNT),
+    )
     each = [(f"{writer}/{at}", late - early, early) for at, (early, late) in enumerate(zip(before, after, strict=True))]
     chart = Bars(
         "Rows by writer",
-        Unit.COUNT,
+        CountUnit.COUNT,
         tuple(name for name, _, _ in each),
         (
             Series("stored before", tuple(float(early) for *_, early in each)),
@@ -379,7 +383,7 @@ def _report(
     )
     notes = ("run again, it adds nothing twice, for as long as the log remembers its writers (producer_expiry_ms)",)
     title = f"Replay of {options.source.name}"
-    return Report("replay", title, summary, (Table("Writers", columns, tuple(each)),), (chart,), notes=notes)
+    return JobReport("replay", title, summary, (Table("Writers", columns, tuple(each)),), (chart,), notes=notes)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -442,7 +446,7 @@ def command(  # noqa: PLR0913  # one per option
     security = security_of_environment() | assigned(to_option, "--to-option")
     return ReplayOptions(
         source,
-        Target(bootstrap, group, to_topic, security),
+        ReplayTarget(bootstrap, group, to_topic, security),
         words(tags),
         where,
         rate,

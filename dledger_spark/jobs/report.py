@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dledger_spark.jobs.chart import Chart
-from dledger_spark.jobs.units import Unit, Value
+from dledger_spark.jobs.units import CountUnit, Value
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -19,15 +19,15 @@ class Fact:
 
     name: str
     value: Value
-    unit: Unit = Unit.TEXT
+    unit: CountUnit = CountUnit.TEXT
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ReportColumn:
     """A column of a table."""
 
     name: str
-    unit: Unit = Unit.TEXT
+    unit: CountUnit = CountUnit.TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Table:
     """Details. ``rows`` are all there are to say; ``shown_max`` bounds what is printed, JSON has all of them."""
 
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[ReportColumn, ...]
     rows: tuple[tuple[Value, ...], ...]
     shown_max: int | None = 40
 
@@ -51,7 +51,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class JobReport:
     """What a job found. ``problems``: what is wrong with the log or with what was made, one sentence each; with any of
     them the job ends with exit code 1. ``notes``: what people should know besides.
     """

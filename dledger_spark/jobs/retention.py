@@ -12,11 +12,11 @@ import click
 
 from dledger_spark.jobs.chart import Bars, Chart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
-from dledger_spark.jobs.report import Column, Fact, Report, Table
-from dledger_spark.jobs.retention_plan import Outcome, Segment, Setting, outcome
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
+from dledger_spark.jobs.retention_plan import RetentionOutcome, RetentionSegment, Setting, outcome
 from dledger_spark.jobs.sizes import SIZE
 from dledger_spark.jobs.source import LogSource, source_options
-from dledger_spark.jobs.units import Unit
+from dledger_spark.jobs.units import CountUnit
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -51,7 +51,7 @@ class _Part:
     newest_ms: int | None
 
 
-def run(spark: SparkSession, options: RetentionOptions) -> Report:
+def run(spark: SparkSession, options: RetentionOptions) -> JobReport:
     """Look at every header once."""
     from pyspark.sql import functions as f
 
@@ -87,7 +87,7 @@ def _files(source: LogSource) -> Mapping[str, tuple[int, int]]:
     return {one.name: (one.size, one.path.stat().st_mtime_ns // 1_000_000) for one in log.segments}
 
 
-def segments_of(parts: Sequence[_Part], files: Mapping[str, tuple[int, int]]) -> list[Segment]:
+def segments_of(parts: Sequence[_Part], files: Mapping[str, tuple[int, int]]) -> list[RetentionSegment]:
     """The segments, the oldest first. Their names are their places in the log."""
     by_segment: dict[str, list[_Part]] = defaultdict(list)
     for one in parts:
@@ -100,7 +100,9 @@ def segments_of(parts: Sequence[_Part], files: Mapping[str, tuple[int, int]]) ->
         oldest = [one.oldest_ms for one in inside if one.oldest_ms is not None]
         newest = [one.newest_ms for one in inside if one.newest_ms is not None]
         messages = sum(one.messages for one in inside)
-        found.append(Segment(name, messages, live, size, min(oldest, default=None), max(newest, default=changed_ms)))
+        found.append(
+            RetentionSegment(name, messages, live, size, min(oldest, default=None), max(newest, default=changed_ms))
+        )
     return found
 
 
@@ -109,7 +111,7 @@ def segments_of(parts: Sequence[_Part], files: Mapping[str, tuple[int, int]]) ->
 
 def report(
     options: RetentionOptions, parts: Sequence[_Part], files: Mapping[str, tuple[int, int]], now_ms: int
-) -> Report:
+) -> JobReport:
     """The report of what was counted."""
     segments = segments_of(parts, files)
     found = outcome(segments, options.setting, now_ms)
@@ -119,18 +121,18 @@ def report(
     gone = {one.name for one in segments[: found.segments]}
     summary = (
         Fact("log", options.source.name),
-        Fact("segments", len(segments), Unit.COUNT),
-        Fact("messages", sum(one.messages for one in segments), Unit.COUNT),
-        Fact("live bytes", live, Unit.BYTES),
-        Fact("bytes on disk", disk, Unit.BYTES),
-        Fact("oldest message", oldest, Unit.TIME_MS),
-        Fact("age of the oldest", _age(oldest, now_ms), Unit.SECONDS),
+        Fact("segments", len(segments), CountUnit.COUNT),
+        Fact("messages", sum(one.messages for one in segments), CountUnit.COUNT),
+        Fact("live bytes", live, CountUnit.BYTES),
+        Fact("bytes on disk", disk, CountUnit.BYTES),
+        Fact("oldest message", oldest, CountUnit.TIME_MS),
+        Fact("age of the oldest", _age(oldest, now_ms), CountUnit.SECONDS),
         Fact("setting", options.setting.words),
-        Fact("deleted segments", found.segments, Unit.COUNT),
-        Fact("deleted messages", found.messages, Unit.COUNT),
-        Fact("deleted bytes on disk", found.disk_bytes, Unit.BYTES),
-        Fact("kept bytes on disk", found.kept_disk_bytes, Unit.BYTES),
-        Fact("kept from", found.kept_from_ms, Unit.TIME_MS),
+        Fact("deleted segments", found.segments, CountUnit.COUNT),
+        Fact("deleted messages", found.messages, CountUnit.COUNT),
+        Fact("deleted bytes on disk", found.disk_bytes, CountUnit.BYTES),
+        Fact("kept bytes on disk", found.kept_disk_bytes, CountUnit.BYTES),
+        Fact("kept from", found.kept_from_ms, CountUnit.TIME_MS),
     )
     notes: tuple[str, ...] = (
         "segments go whole, the oldest first, at delete_hours or when the disk is full; the newest one stays",
@@ -143,28 +145,28 @@ def report(
         _segment_table(segments, gone, now_ms),
     )
     title = f"Retention of {options.source.name}"
-    return Report("retention", title, summary, tables, _charts(segments, parts, gone, now_ms), notes=notes)
+    return JobReport("retention", title, summary, tables, _charts(segments, parts, gone, now_ms), notes=notes)
 
 
 def _age(at_ms: int | None, now_ms: int) -> float | None:
     return None if at_ms is None else max(0.0, (now_ms - at_ms) / 1000)
 
 
-def _settings_table(segments: Sequence[Segment], asked: Setting, now_ms: int) -> Table:
+def _settings_table(segments: Sequence[RetentionSegment], asked: Setting, now_ms: int) -> Table:
     settings = [asked, *(Setting(hours=hours) for hours in HOURS if asked != Setting(hours=hours))]
     columns = (
-        Column("setting"),
-        Column("segments deleted", Unit.COUNT),
-        Column("messages deleted", Unit.COUNT),
-        Column("disk freed", Unit.BYTES),
-        Column("disk kept", Unit.BYTES),
-        Column("kept from", Unit.TIME_MS),
+        ReportColumn("setting"),
+        ReportColumn("segments deleted", CountUnit.COUNT),
+        ReportColumn("messages deleted", CountUnit.COUNT),
+        ReportColumn("disk freed", CountUnit.BYTES),
+        ReportColumn("disk kept", CountUnit.BYTES),
+        ReportColumn("kept from", CountUnit.TIME_MS),
     )
     rows = tuple(_settings_row(one, outcome(segments, one, now_ms)) for one in settings)
     return Table("What a setting would delete", columns, rows)
 
 
-def _settings_row(setting: Setting, found: Outcome) -> tuple[str | int | None, ...]:
+def _settings_row(setting: Setting, found: RetentionOutcome) -> tuple[str | int | None, ...]:
     return (
         setting.words,
         found.segments,
@@ -196,13 +198,13 @@ def _by_topic(parts: Sequence[_Part], gone: set[str]) -> list[tuple[str, int, in
 
 def _topic_table(parts: Sequence[_Part], gone: set[str], now_ms: int) -> Table:
     columns = (
-        Column("topic"),
-        Column("messages", Unit.COUNT),
-        Column("live bytes", Unit.BYTES),
-        Column("would go", Unit.BYTES),
-        Column("oldest", Unit.TIME_MS),
-        Column("age", Unit.SECONDS),
-        Column("newest", Unit.TIME_MS),
+        ReportColumn("topic"),
+        ReportColumn("messages", CountUnit.COUNT),
+        ReportColumn("live bytes", CountUnit.BYTES),
+        ReportColumn("would go", CountUnit.BYTES),
+        ReportColumn("oldest", CountUnit.TIME_MS),
+        ReportColumn("age", CountUnit.SECONDS),
+        ReportColumn("newest", CountUnit.TIME_MS),
     )
     rows = tuple(
         (topic, messages, live, going, oldest, _age(oldest, now_ms), newest)
@@ -211,16 +213,16 @@ def _topic_table(parts: Sequence[_Part], gone: set[str], now_ms: int) -> Table:
     return Table("By topic", columns, rows)
 
 
-def _segment_table(segments: Sequence[Segment], gone: set[str], now_ms: int) -> Table:
+def _segment_table(segments: Sequence[RetentionSegment], gone: set[str], now_ms: int) -> Table:
     columns = (
-        Column("segment"),
-        Column("messages", Unit.COUNT),
-        Column("live bytes", Unit.BYTES),
-        Column("on disk", Unit.BYTES),
-        Column("oldest", Unit.TIME_MS),
-        Column("newest", Unit.TIME_MS),
-        Column("age", Unit.SECONDS),
-        Column("would go"),
+        ReportColumn("segment"),
+        ReportColumn("messages", CountUnit.COUNT),
+        ReportColumn("live bytes", CountUnit.BYTES),
+        ReportColumn("on disk", CountUnit.BYTES),
+        ReportColumn("oldest", CountUnit.TIME_MS),
+        ReportColumn("newest", CountUnit.TIME_MS),
+        ReportColumn("age", CountUnit.SECONDS),
+        ReportColumn("would go"),
     )
     rows = tuple(
         (
@@ -238,7 +240,9 @@ def _segment_table(segments: Sequence[Segment], gone: set[str], now_ms: int) -> 
     return Table("By segment", columns, rows)
 
 
-def _charts(segments: Sequence[Segment], parts: Sequence[_Part], gone: set[str], now_ms: int) -> tuple[Chart, ...]:
+def _charts(
+    segments: Sequence[RetentionSegment], parts: Sequence[_Part], gone: set[str], now_ms: int
+) -> tuple[Chart, ...]:
     shown = segments[-_BARS_MAX:]
     labels = tuple(f"{one.name.lstrip('0') or '0'}, {_age_words(one, now_ms)}" for one in shown)
     kept, going = (
@@ -248,14 +252,14 @@ def _charts(segments: Sequence[Segment], parts: Sequence[_Part], gone: set[str],
     return (
         Bars(
             "Live bytes by segment",
-            Unit.BYTES,
+            CountUnit.BYTES,
             labels,
             (Series("kept", kept), Series("would be deleted", going)),
             f"The newest {len(shown)} of {len(segments)}, by position and age" if len(shown) < len(segments) else "",
         ),
         Bars(
             "Live bytes by topic",
-            Unit.BYTES,
+            CountUnit.BYTES,
             tuple(row[0] for row in topics),
             (
                 Series("kept", tuple(float(row[2] - row[3]) for row in topics)),
@@ -265,7 +269,7 @@ def _charts(segments: Sequence[Segment], parts: Sequence[_Part], gone: set[str],
     )
 
 
-def _age_words(segment: Segment, now_ms: int) -> str:
+def _age_words(segment: RetentionSegment, now_ms: int) -> str:
     age = _age(segment.newest_ms, now_ms)
     return "no time" if age is None else f"{age / 3600:,.1f} h old"
 

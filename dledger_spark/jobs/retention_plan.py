@@ -13,7 +13,7 @@ _MS_PER_HOUR = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RetentionSegment:
     """One file of the log. ``disk_bytes``: its size, reserved space included; ``live_bytes``: what its records take."""
 
     name: str
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RetentionOutcome:
     """What a setting would do: the first ``segments`` would go."""
 
     segments: int
@@ -52,11 +52,11 @@ class Outcome:
     """The oldest time that would still be there."""
 
 
-def outcome(segments: Sequence[Segment], setting: Setting, now_ms: int) -> Outcome:
+def outcome(segments: Sequence[RetentionSegment], setting: Setting, now_ms: int) -> RetentionOutcome:
     """What ``setting`` would delete of ``segments`` (the oldest first) at ``now_ms``."""
     count = _deleted(segments, setting, now_ms)
     gone, kept = segments[:count], segments[count:]
-    return Outcome(
+    return RetentionOutcome(
         count,
         sum(one.messages for one in gone),
         sum(one.live_bytes for one in gone),
@@ -66,7 +66,7 @@ def outcome(segments: Sequence[Segment], setting: Setting, now_ms: int) -> Outco
     )
 
 
-def _deleted(segments: Sequence[Segment], setting: Setting, now_ms: int) -> int:
+def _deleted(segments: Sequence[RetentionSegment], setting: Setting, now_ms: int) -> int:
     left = sum(one.disk_bytes for one in segments)
     for count, one in enumerate(segments[:-1]):
         old = (

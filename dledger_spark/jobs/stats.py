@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from dledger_spark.jobs.chart import Bars, Chart, Columns, Series
+from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.hours import HOUR_MS, Span, silent_hours, spans
-from dledger_spark.jobs.report import Column, Fact, Report, Table
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import LogSource, source_options
-from dledger_spark.jobs.units import Unit, Value, time_text
+from dledger_spark.jobs.units import CountUnit, Value, time_text
 from rocketstore.types import HIDDEN_TOPICS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class StatsOptions:
     internal: bool = False
 
 
-def run(spark: SparkSession, options: StatsOptions) -> Report:
+def run(spark: SparkSession, options: StatsOptions) -> JobReport:
     """Count."""
     extra = {"tag": ", tags string", "key": ", keys string"}
     log = options.source.read(spark, _SCHEMA + "".join(words for by, words in extra.items() if by in options.by))
@@ -65,7 +65,7 @@ def run(spark: SparkSession, options: StatsOptions) -> Report:
     tables += [_queue_table(queues)] if "queue" in options.by else []
     tables += [_word_table(by, rows, total) for by, rows in words]
     tables += [_hour_table(hours, total)] if "hour" in options.by else []
-    return Report(
+    return JobReport(
         "stats",
         f"What is in {options.source.name}",
         _summary(options.source, total, hours, topics, max(0, own - total["bytes"])),
@@ -200,34 +200,34 @@ def _summary(
     timed = total["first_ms"] is not None
     return (
         Fact("log", source.name),
-        Fact("messages", total["messages"], Unit.COUNT),
-        Fact("bytes", total["bytes"], Unit.BYTES),
-        Fact("bytes of the broker's own topics, not counted", internal_bytes, Unit.BYTES),
-        Fact("average size", total["bytes"] / total["messages"] if total["messages"] else None, Unit.BYTES),
-        Fact("first index", total["first_index"], Unit.COUNT),
-        Fact("last index", total["last_index"], Unit.COUNT),
-        Fact("first message", total["first_ms"], Unit.TIME_MS),
-        Fact("last message", total["last_ms"], Unit.TIME_MS),
-        Fact("messages per second", total["messages"] / _seconds(total) if timed else None, Unit.PER_SECOND),
-        Fact("bytes per second", total["bytes"] / _seconds(total) if timed else None, Unit.BYTES_PER_SECOND),
-        Fact("topics", sum(row["topic"] is not None for row in topics), Unit.COUNT),
-        Fact("missing queue offsets", sum(row["missing"] or 0 for row in topics), Unit.COUNT),
-        Fact("hours without a message", silent_hours(hours), Unit.COUNT),
+        Fact("messages", total["messages"], CountUnit.COUNT),
+        Fact("bytes", total["bytes"], CountUnit.BYTES),
+        Fact("bytes of the broker's own topics, not counted", internal_bytes, CountUnit.BYTES),
+        Fact("average size", total["bytes"] / total["messages"] if total["messages"] else None, CountUnit.BYTES),
+        Fact("first index", total["first_index"], CountUnit.COUNT),
+        Fact("last index", total["last_index"], CountUnit.COUNT),
+        Fact("first message", total["first_ms"], CountUnit.TIME_MS),
+        Fact("last message", total["last_ms"], CountUnit.TIME_MS),
+        Fact("messages per second", total["messages"] / _seconds(total) if timed else None, CountUnit.PER_SECOND),
+        Fact("bytes per second", total["bytes"] / _seconds(total) if timed else None, CountUnit.BYTES_PER_SECOND),
+        Fact("topics", sum(row["topic"] is not None for row in topics), CountUnit.COUNT),
+        Fact("missing queue offsets", sum(row["missing"] or 0 for row in topics), CountUnit.COUNT),
+        Fact("hours without a message", silent_hours(hours), CountUnit.COUNT),
     )
 
 
 def _topic_table(topics: Sequence[Row], total: Row) -> Table:
     columns = (
-        Column("topic"),
-        Column("messages", Unit.COUNT),
-        Column("bytes", Unit.BYTES),
-        Column("share", Unit.SHARE),
-        Column("rate", Unit.PER_SECOND),
-        Column("queues", Unit.COUNT),
-        Column("skew", Unit.RATIO),
-        Column("missing", Unit.COUNT),
-        Column("first", Unit.TIME_MS),
-        Column("last", Unit.TIME_MS),
+        ReportColumn("topic"),
+        ReportColumn("messages", CountUnit.COUNT),
+        ReportColumn("bytes", CountUnit.BYTES),
+        ReportColumn("share", CountUnit.SHARE),
+        ReportColumn("rate", CountUnit.PER_SECOND),
+        ReportColumn("queues", CountUnit.COUNT),
+        ReportColumn("skew", CountUnit.RATIO),
+        ReportColumn("missing", CountUnit.COUNT),
+        ReportColumn("first", CountUnit.TIME_MS),
+        ReportColumn("last", CountUnit.TIME_MS),
     )
     return Table("By topic", columns, tuple(_topic_row(row, total) for row in topics))
 
@@ -254,14 +254,14 @@ def _topic(row: Row) -> str:
 
 def _queue_table(queues: Sequence[Row]) -> Table:
     columns = (
-        Column("topic"),
-        Column("queue"),
-        Column("messages", Unit.COUNT),
-        Column("bytes", Unit.BYTES),
-        Column("rate", Unit.PER_SECOND),
-        Column("first offset", Unit.COUNT),
-        Column("last offset", Unit.COUNT),
-        Column("missing", Unit.COUNT),
+        ReportColumn("topic"),
+        ReportColumn("queue"),
+        ReportColumn("messages", CountUnit.COUNT),
+        ReportColumn("bytes", CountUnit.BYTES),
+        ReportColumn("rate", CountUnit.PER_SECOND),
+        ReportColumn("first offset", CountUnit.COUNT),
+        ReportColumn("last offset", CountUnit.COUNT),
+        ReportColumn("missing", CountUnit.COUNT),
     )
     rows = tuple(
         (
@@ -281,13 +281,13 @@ def _queue_table(queues: Sequence[Row]) -> Table:
 
 def _word_table(by: str, rows: Sequence[Row], total: Row) -> Table:
     columns = (
-        Column(by),
-        Column("topic"),
-        Column("messages", Unit.COUNT),
-        Column("share", Unit.SHARE),
-        Column("bytes", Unit.BYTES),
-        Column("first", Unit.TIME_MS),
-        Column("last", Unit.TIME_MS),
+        ReportColumn(by),
+        ReportColumn("topic"),
+        ReportColumn("messages", CountUnit.COUNT),
+        ReportColumn("share", CountUnit.SHARE),
+        ReportColumn("bytes", CountUnit.BYTES),
+        ReportColumn("first", CountUnit.TIME_MS),
+        ReportColumn("last", CountUnit.TIME_MS),
     )
     cells = tuple(
         (
@@ -306,11 +306,11 @@ def _word_table(by: str, rows: Sequence[Row], total: Row) -> Table:
 
 def _hour_table(hours: dict[int, tuple[int, int]], total: Row) -> Table:
     columns = (
-        Column("hour", Unit.TIME_MS),
-        Column("messages", Unit.COUNT),
-        Column("bytes", Unit.BYTES),
-        Column("rate", Unit.PER_SECOND),
-        Column("throughput", Unit.BYTES_PER_SECOND),
+        ReportColumn("hour", CountUnit.TIME_MS),
+        ReportColumn("messages", CountUnit.COUNT),
+        ReportColumn("bytes", CountUnit.BYTES),
+        ReportColumn("rate", CountUnit.PER_SECOND),
+        ReportColumn("throughput", CountUnit.BYTES_PER_SECOND),
     )
     every_hour = spans(hours, total["first_ms"] or 0, total["last_ms"] or 0, columns=max(1, _count(hours)))
     rows = tuple(
@@ -334,32 +334,32 @@ def _charts(
         each = "hour" if columns[0].hours == 1 else f"{columns[0].hours} hours"
         caption = f"One column for each {each}, from {time_text(columns[0].begin_ms)} UTC on"
         charts += [
-            Columns(
+            ColumnChart(
                 "Messages per second",
-                Unit.PER_SECOND,
+                CountUnit.PER_SECOND,
                 labels,
                 (Series("messages", tuple(one.messages_per_s for one in columns)),),
                 caption,
             ),
-            Columns(
+            ColumnChart(
                 "Bytes per second",
-                Unit.BYTES_PER_SECOND,
+                CountUnit.BYTES_PER_SECOND,
                 labels,
                 (Series("bytes", tuple(one.bytes_per_s for one in columns)),),
                 caption,
             ),
         ]
-    charts.append(_bars("Bytes by topic", Unit.BYTES, "bytes", [(_topic(row), row["bytes"]) for row in topics]))
+    charts.append(_bars("Bytes by topic", CountUnit.BYTES, "bytes", [(_topic(row), row["bytes"]) for row in topics]))
     if queues:
         named = [(f"{_topic(row)} / {row['queueId']}", row["bytes"]) for row in queues]
-        charts.append(_bars("Bytes of the largest queues", Unit.BYTES, "bytes", named))
+        charts.append(_bars("Bytes of the largest queues", CountUnit.BYTES, "bytes", named))
     for by, rows in words:
         named = [(f"{row['word']} ({_topic(row)})", row["messages"]) for row in rows]
-        charts.append(_bars(f"Messages of the most frequent {by}s", Unit.COUNT, "messages", named))
+        charts.append(_bars(f"Messages of the most frequent {by}s", CountUnit.COUNT, "messages", named))
     return tuple(charts)
 
 
-def _bars(title: str, unit: Unit, name: str, values: Sequence[tuple[str, int]]) -> Bars:
+def _bars(title: str, unit: CountUnit, name: str, values: Sequence[tuple[str, int]]) -> Bars:
     shown = values[:_BARS_MAX]
     more = f"The largest {len(shown)} of {len(values)}" if len(values) > len(shown) else ""
     series = Series(name, tuple(float(value) for _, value in shown))

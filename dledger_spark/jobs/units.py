@@ -12,7 +12,7 @@ Value = str | int | float | bool | None
 _BYTES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-class Unit(Enum):
+class CountUnit(Enum):
     """What a number counts."""
 
     TEXT = "text"
@@ -31,10 +31,10 @@ class Unit(Enum):
     @property
     def is_number(self) -> bool:
         """Whether it stands right in its column."""
-        return self not in (Unit.TEXT, Unit.TIME_MS)
+        return self not in (CountUnit.TEXT, CountUnit.TIME_MS)
 
 
-def shown(value: Value, unit: Unit) -> str:
+def shown(value: Value, unit: CountUnit) -> str:
     """``value`` as people read it; what there is not is a dash."""
     if value is None:
         return "-"
@@ -70,14 +70,14 @@ def _duration(seconds: float) -> str:
     return f"{days:.1f} d" if days >= 2 else f"{hours:.1f} h" if hours >= 2 else f"{minutes:.1f} min"
 
 
-_SHOWN: Final[dict[Unit, Callable[[float], str]]] = {
-    Unit.TEXT: str,
-    Unit.COUNT: lambda value: f"{value:,.0f}",
-    Unit.BYTES: _bytes,
-    Unit.SECONDS: _duration,
-    Unit.PER_SECOND: lambda value: f"{_figures(value)}/s",
-    Unit.BYTES_PER_SECOND: lambda value: f"{_bytes(value)}/s",
-    Unit.SHARE: lambda value: f"{value:.1%}",
-    Unit.RATIO: lambda value: f"{value:.2f}x",
-    Unit.TIME_MS: lambda value: time_text(int(value)),
+_SHOWN: Final[dict[CountUnit, Callable[[float], str]]] = {
+    CountUnit.TEXT: str,
+    CountUnit.COUNT: lambda value: f"{value:,.0f}",
+    CountUnit.BYTES: _bytes,
+    CountUnit.SECONDS: _duration,
+    CountUnit.PER_SECOND: lambda value: f"{_figures(value)}/s",
+    CountUnit.BYTES_PER_SECOND: lambda value: f"{_bytes(value)}/s",
+    CountUnit.SHARE: lambda value: f"{value:.1%}",
+    CountUnit.RATIO: lambda value: f"{value:.2f}x",
+    CountUnit.TIME_MS: lambda value: time_text(int(value)),
 }

@@ -40,7 +40,7 @@ _QUEUE_ID_BITS: Final = 32
 _TAGS: Final = PROPERTY_TAGS.encode() + b"\x01"
 
 
-class Run(NamedTuple):
+class UnitRun(NamedTuple):
     """Units of one queue in log order: their numbers in the queue (little-endian int64) and the units themselves.
 
     ``position`` is the physical offset of the first one's record.
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class QueueColumns:
     """What consume queues need of records, one number per record that has a place in a queue; in log order."""
 
     topics: tuple[bytes, ...]
@@ -69,10 +69,10 @@ class Columns:
     queue_offset: Ints
     units: NDArray[np.void]
 
-    def select(self, wanted: Mask) -> Columns:
+    def select(self, wanted: Mask) -> QueueColumns:
         """Only the records that are wanted."""
         numbers = self.topic[wanted], self.queue_id[wanted], self.queue_offset[wanted]
-        return Columns(self.topics, *numbers, self.units[wanted])
+        return QueueColumns(self.topics, *numbers, self.units[wanted])
 
 
 def records_of(split: Split) -> Iterator[Records]:
@@ -136,14 +136,14 @@ def _properties(records: Records) -> PropertyTexts:
     return PropertyTexts(text, bounds[1:])
 
 
-def unit_columns(details: Details, levels: DelayLevels) -> Columns:
+def unit_columns(details: Details, levels: DelayLevels) -> QueueColumns:
     """The units of the records. Those without a place in a queue are left out."""
     records = details.records
     units = np.empty(len(records), UNIT)
     units["offset"] = records.field("physicalOffset")
     units["size"] = records.field("messageSize")
     units["tags"] = _codes(details, levels)
-    columns = Columns(details.topics, details.topic, records.field("queueId"), records.field("queueOffset"), units)
+    columns = QueueColumns(details.topics, details.topic, records.field("queueId"), records.field("queueOffset"), units)
     placed = records.field("sysFlag") & _NO_PLACE_IN_QUEUE == 0
     return columns if placed.all() else columns.select(placed)
 
@@ -163,7 +163,7 @@ def _codes(details: Details, levels: DelayLevels) -> Ints:
     return codes
 
 
-def runs(columns: Columns) -> Iterator[Run]:
+def runs(columns: QueueColumns) -> Iterator[UnitRun]:
     """The units by queue. Queues that cannot exist (a topic that is no name, a negative number) are left out."""
     queue = (columns.topic << _QUEUE_ID_BITS) | columns.queue_id
     order = np.argsort(queue, kind="stable")
@@ -176,7 +176,7 @@ def runs(columns: Columns) -> Iterator[Run]:
         if queue_id < 0 or check_topic(topic):
             continue
         units = columns.units[rows]
-        yield Run(
+        yield UnitRun(
             topic,
             queue_id,
             int(units["offset"][0]),

@@ -44,7 +44,7 @@ _ARROW: Final = pa.schema(
 COLUMNS: Final = tuple(_ARROW.names)
 
 
-class Row(NamedTuple):
+class RebuildRow(NamedTuple):
     """One row; ``position`` is the physical offset of the first record in it."""
 
     part: str
@@ -79,11 +79,11 @@ def rows_of(found: Iterable[Records], parts: Collection[str], levels: DelayLevel
     topics = TopicHashes()
     for records in found:
         details = Details(records)
-        rows: list[Row] = []
+        rows: list[RebuildRow] = []
         if INDEX in parts and len(keys := keys_of(details, topics)):
-            rows.append(Row(INDEX, "", 0, int(keys["offset"][0]), b"", keys.tobytes()))
+            rows.append(RebuildRow(INDEX, "", 0, int(keys["offset"][0]), b"", keys.tobytes()))
         if QUEUES in parts:
-            rows += (Row(QUEUES, *run) for run in runs(unit_columns(details, levels)))
+            rows += (RebuildRow(QUEUES, *run) for run in runs(unit_columns(details, levels)))
         if rows:
             columns = zip(zip(*rows, strict=True), _ARROW, strict=True)
             yield pa.RecordBatch.from_arrays([pa.array(one, field.type) for one, field in columns], schema=_ARROW)
@@ -92,11 +92,11 @@ def rows_of(found: Iterable[Records], parts: Collection[str], levels: DelayLevel
 def write_rows(directory: Path, shapes: FileShapes, batches: Iterable[pa.RecordBatch]) -> Written:
     """The files of these rows below ``directory``, durable. Raises ``PipelineError`` unless the rows are sorted."""
     sink: _Sink | None = None
-    last: Row | None = None
+    last: RebuildRow | None = None
     units = keys = 0
     for batch in batches:
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            row = Row(*values)
+            row = RebuildRow(*values)
             if last is not None and row[:4] <= last[:4]:
                 raise PipelineError(f"rows must come sorted by {', '.join(ORDER)}")
             if sink is None or last is None or row[:3] != last[:3]:
@@ -114,12 +114,12 @@ def write_rows(directory: Path, shapes: FileShapes, batches: Iterable[pa.RecordB
 class _Sink(Protocol):
     """Where rows go that agree but for their position."""
 
-    def append(self, row: Row) -> int: ...
+    def append(self, row: RebuildRow) -> int: ...
 
     def close(self) -> None: ...
 
 
-def _open(directory: Path, shapes: FileShapes, row: Row) -> _Sink:
+def _open(directory: Path, shapes: FileShapes, row: RebuildRow) -> _Sink:
     if row.part == QUEUES:
         return _QueueSink(QueueWriter(directory / QUEUES_DIR / row.topic / str(row.queue_id), shapes.queue_file_bytes))
     if row.part != INDEX:
@@ -133,7 +133,7 @@ class _QueueSink:
     def __init__(self, writer: QueueWriter) -> None:
         self._writer = writer
 
-    def append(self, row: Row) -> int:
+    def append(self, row: RebuildRow) -> int:
         before = self._writer.units
         self._writer.append(np.frombuffer(row.offsets, "<i8"), as_units(row.data))
         return self._writer.units - before
@@ -146,7 +146,7 @@ class _IndexSink:
     def __init__(self, writer: IndexWriter) -> None:
         self._writer = writer
 
-    def append(self, row: Row) -> int:
+    def append(self, row: RebuildRow) -> int:
         keys = np.frombuffer(row.data, KEY)
         self._writer.append(keys)
         return len(keys)
@@ -160,7 +160,7 @@ class _KeySink:
         directory.mkdir(parents=True)
         self._file: BinaryIO = (directory / KEYS_FILE).open("wb")
 
-    def append(self, row: Row) -> int:
+    def append(self, row: RebuildRow) -> int:
         self._file.write(row.data)
         return len(row.data) // KEY.itemsize
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from dledger_spark.audit.blocks import BLOCK_BYTES, SPLIT_BYTES, BlockDigest, Stretch, coverage, digest, plan
+from dledger_spark.audit.blocks import BLOCK_BYTES, SPLIT_BYTES, ReplicaDigest, Stretch, coverage, digest, plan
 from dledger_spark.audit.live import connected, live_digest
 from dledger_spark.audit.replica import common_end, open_replicas
 from dledger_spark.errors import OptionError
@@ -119,8 +119,8 @@ class BlocksReader(DataSourceReader):
             yield from _batches(live_digest(client, partition.stretch, self._block_bytes))
 
 
-def _batches(digests: Iterable[BlockDigest]) -> Iterator[pa.RecordBatch]:
-    rows: list[BlockDigest] = []
+def _batches(digests: Iterable[ReplicaDigest]) -> Iterator[pa.RecordBatch]:
+    rows: list[ReplicaDigest] = []
     for one in digests:
         rows.append(one)
         if len(rows) == _ROWS_MAX:
@@ -130,7 +130,7 @@ def _batches(digests: Iterable[BlockDigest]) -> Iterator[pa.RecordBatch]:
         yield to_batch(rows)
 
 
-def to_batch(rows: Sequence[BlockDigest]) -> pa.RecordBatch:
+def to_batch(rows: Sequence[ReplicaDigest]) -> pa.RecordBatch:
     """Digests as Spark wants them."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     columns[4] = [error or None for error in columns[4]]

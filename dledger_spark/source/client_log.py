@@ -18,7 +18,7 @@ from dledger.client import DLedgerClient, ReadFrom, ReadMode
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.shared import is_retried_read
 from dledger.errors import DLedgerError, IdentityError, IndexBeforeBeginError
-from dledger.rpc.clients.bulk_codec import Located
+from dledger.rpc.clients.bulk_codec import LocatedEntries
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogChunk, Role
 from dledger_spark.errors import OptionError
@@ -174,7 +174,7 @@ class ClientLog:
         indexes: Sequence[int] = (),
         positions: Sequence[int] = (),
         times_ms: Sequence[int] = (),
-    ) -> Located:
+    ) -> LocatedEntries:
         if read_from is None:
             read_from = ReadFrom.ANY if self.options.read_from == "any" else ReadFrom.LEADER
         try:

@@ -163,7 +163,7 @@ class IndexDataSource(DerivedDataSource):
 
 
 @dataclass
-class SplitPartition(InputPartition):
+class StretchPartition(InputPartition):
     """A stretch of log."""
 
     split: Split
@@ -186,12 +186,12 @@ class DerivedReader(DataSourceReader):
         if log.segments and log.content() != "message":
             raise PipelineError(f"{log.path} is no broker's log: its entries are no messages, so it has no queues")
         return [
-            SplitPartition(one) for one in plan_splits(log, log.begin, log.end, SplitSizes(self._options.split_bytes))
+            StretchPartition(one) for one in plan_splits(log, log.begin, log.end, SplitSizes(self._options.split_bytes))
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split. Raises ``BrokenRecordError``."""
-        if not isinstance(partition, SplitPartition):  # Spark's way to say that there are none
+        if not isinstance(partition, StretchPartition):  # Spark's way to say that there are none
             return
         settle_worker()
         yield from rows_of(records_of(partition.split), self._parts, self._options.levels)

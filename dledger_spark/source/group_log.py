@@ -32,7 +32,7 @@ class TrimmedError(Exception):
         self.begin_index = begin_index
 
 
-class Places(Protocol):
+class EntryPlaces(Protocol):
     """Where entries are. Both raise ``TrimmedError``."""
 
     def positions_of(self, indexes: Sequence[int]) -> list[int]:
@@ -42,7 +42,7 @@ class Places(Protocol):
         """The first committed entries that begin at or after these positions."""
 
 
-class GroupLog(Places, Protocol):
+class GroupLog(EntryPlaces, Protocol):
     """One group's log, over whichever of its nodes may be asked. Every call has a deadline; errors are DLedgerError."""
 
     def committed(self) -> CommittedRange:

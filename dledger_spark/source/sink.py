@@ -44,7 +44,7 @@ class WriterReusedError(PipelineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored(WriterCommitMessage):
+class StoredRows(WriterCommitMessage):
     """What a task has to say: its rows, and how many of them were stored before it ran."""
 
     partition: int
@@ -74,7 +74,7 @@ def _checked(options: WriteOptions, schema: StructType, *, overwrite: bool) -> R
     return form
 
 
-def store(target: RowTarget, batches: Iterable[pa.RecordBatch], partition: int, writer: str) -> Stored:
+def store(target: RowTarget, batches: Iterable[pa.RecordBatch], partition: int, writer: str) -> StoredRows:
     """Store what the target does not have yet of one partition's rows. Raises whatever keeps it from that."""
     known = target.begin()
     rows = 0
@@ -90,7 +90,7 @@ def store(target: RowTarget, batches: Iterable[pa.RecordBatch], partition: int, 
             "not the same rows in the same partitions. Use another writerId for other rows; for the same ones sort or "
             "checkpoint them before writing, and keep the number of partitions"
         )
-    return Stored(partition, rows, known)
+    return StoredRows(partition, rows, known)
 
 
 class _Writer:
@@ -100,7 +100,7 @@ class _Writer:
         self._options = options
         self._form = form
 
-    def _store(self, batches: Iterator[pa.RecordBatch], name: str, writer: str, partition: int) -> Stored:
+    def _store(self, batches: Iterator[pa.RecordBatch], name: str, writer: str, partition: int) -> StoredRows:
         with open_target(self._options, self._form, name) as target:
             return store(target, batches, partition, writer)
 
@@ -112,7 +112,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, form)
         self._writer = options.writer_id or str(uuid.uuid4())
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredRows:
         """Store a partition, in a task."""
         partition = _context().partitionId()
         return self._store(iterator, f"{self._writer}/{partition}", self._writer, partition)
@@ -136,7 +136,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Writes the batches of a query."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredRows:
         """Store a partition of a batch, in a task."""
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -166,5 +166,5 @@ def _context() -> TaskContext:
 
 def _sums(messages: Sequence[WriterCommitMessage | None]) -> tuple[int, int]:
     """Rows, and those known before, of the tasks that have finished."""
-    finished = [one for one in messages if isinstance(one, Stored)]
+    finished = [one for one in messages if isinstance(one, StoredRows)]
     return sum(one.rows for one in finished), sum(one.known for one in finished)

@@ -38,7 +38,7 @@ class RowError(PipelineError):
     """Raised for a row that cannot be stored; names the row and the column."""
 
 
-class Row(NamedTuple):
+class SinkRow(NamedTuple):
     """A row's message, and the queue it must go to, if any."""
 
     message: Message
@@ -108,7 +108,9 @@ def bodies_of(batch: pa.RecordBatch, form: RowFormat, first_row: int) -> Sequenc
     return bodies
 
 
-def rows_of(batch: pa.RecordBatch, form: RowFormat, topic: str, queue_id: int | None, first_row: int) -> Iterator[Row]:
+def rows_of(
+    batch: pa.RecordBatch, form: RowFormat, topic: str, queue_id: int | None, first_row: int
+) -> Iterator[SinkRow]:
     """The messages of a batch. ``topic``, if any, and ``queue_id`` are the options', which win over the columns."""
     bodies = bodies_of(batch, form, first_row)
     topics = None if topic else form.column(batch, "topic")
@@ -120,7 +122,7 @@ def rows_of(batch: pa.RecordBatch, form: RowFormat, topic: str, queue_id: int | 
             if not topic:
                 raise _null("topic", first_row + number)
         queue = queue_id if queues is None else queues[number]
-        yield Row(Message(topic, body, 0, properties[number] if properties is not None else {}), queue)
+        yield SinkRow(Message(topic, body, 0, properties[number] if properties is not None else {}), queue)
 
 
 def _properties(batch: pa.RecordBatch, form: RowFormat, first_row: int) -> list[dict[str, str]] | None:

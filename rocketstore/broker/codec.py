@@ -34,7 +34,7 @@ _COUNTED: Final[dict[type[Wire], Counted]] = {
 _PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 
 
-class Send(NamedTuple):
+class SendCall(NamedTuple):
     """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
 
     ``producer`` numbers the messages: then all of them are stored or none.
@@ -75,7 +75,7 @@ def _check_properties(data: bytes) -> None:
 
 def decode_send(
     data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int, quota: Quota | None = None
-) -> Send:
+) -> SendCall:
     """A send request. On the hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
     wire = parse(pb.SendRequest, data)
     messages: list[Message] = []
@@ -103,7 +103,7 @@ def decode_send(
         )
         message.property_string = text
         add(message)
-    return Send(
+    return SendCall(
         wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire), quota=quota
     )
 

@@ -67,7 +67,7 @@ _LASTING: Final = (CorruptLogError, StateBlockedError, StateIncompleteError)
 """Failures that another attempt does not change soon."""
 
 
-class Member(Protocol):
+class RaftMember(Protocol):
     """The node; ``dledger.server.DLedgerServer``."""
 
     @property
@@ -148,7 +148,7 @@ class BrokerRoleChange:
 
     def __init__(
         self,
-        member: Member,
+        member: RaftMember,
         log: TermGate,
         store: RoleStore,
         state: ReplicatedState,

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from dledger.access.control import AccessControl
-from dledger.access.guard import Guard
+from dledger.access.guard import AccessGuard
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
@@ -232,7 +232,7 @@ class BrokerServer:
         return self.config.address(self._port)
 
     @property
-    def guard(self) -> Guard | None:
+    def guard(self) -> AccessGuard | None:
         """Who may do what; None: everybody everything."""
         if self.node is not None:
             return self.node.guard

@@ -96,7 +96,7 @@ class NumberedQueues(Protocol):
         """These are the least next offsets."""
 
 
-class Numbering:
+class LoggedNumbering:
     """The sets of one store's log: a ``RecordSink`` behind the queues. Thread-safe."""
 
     def __init__(
@@ -320,7 +320,7 @@ class NumberWriter:
     """Has sets written when they are wanted."""
 
     def __init__(
-        self, log: CommitLog, numbering: Numbering, dispatch: Dispatched, is_master: Callable[[], bool]
+        self, log: CommitLog, numbering: LoggedNumbering, dispatch: Dispatched, is_master: Callable[[], bool]
     ) -> None:
         self._log = log
         self._numbering = numbering

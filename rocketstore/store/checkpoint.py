@@ -48,7 +48,7 @@ _SLACK_MS: Final = 3000
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class StoreCheckpoint:
     """What is known to be durable. Times are ms since 1970; ``UNKNOWN`` in a field that only this store writes."""
 
     physic_ms: int = 0
@@ -73,18 +73,18 @@ class Checkpoint:
         return (head + _CRC.pack(zlib.crc32(head))).ljust(CHECKPOINT_BYTES, b"\0")
 
 
-def decode_checkpoint(content: bytes) -> Checkpoint:
+def decode_checkpoint(content: bytes) -> StoreCheckpoint:
     """What a file's content says; all zero and unknown, meaning a full replay, if it cannot be trusted."""
     end = _OWN_AT + _OWN.size
     if len(content) < end + _CRC.size:
-        return Checkpoint()
+        return StoreCheckpoint()
     physic_ms, logics_ms, index_ms = _TIMES.unpack_from(content)
     magic, replay_from, queue_units, index_end = _OWN.unpack_from(content, _OWN_AT)
     if magic != _MAGIC:
-        return Checkpoint(physic_ms, logics_ms, index_ms)
+        return StoreCheckpoint(physic_ms, logics_ms, index_ms)
     if _CRC.unpack_from(content, end)[0] != zlib.crc32(content[:end]):
-        return Checkpoint()
-    known = Checkpoint(physic_ms, logics_ms, index_ms, replay_from, queue_units, index_end)
+        return StoreCheckpoint()
+    known = StoreCheckpoint(physic_ms, logics_ms, index_ms, replay_from, queue_units, index_end)
     start = end + _CRC.size
     end = start + _LATER.size
     if len(content) < end + _CRC.size:
@@ -112,24 +112,24 @@ def read_checkpoint_file(path: Path) -> bytes:
         return file.read(CHECKPOINT_BYTES)
 
 
-class CheckpointFile:
+class StoreCheckpointFile:
     """The file of one store. Not thread-safe: the store writes it under its flush lock."""
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
         self._fs = fs
         self._path = path
-        self._written: Checkpoint | None = None
+        self._written: StoreCheckpoint | None = None
 
-    def read(self) -> Checkpoint:
+    def read(self) -> StoreCheckpoint:
         """What it says; nothing known if there is no file. Raises ``DiskError``."""
         try:
             return decode_checkpoint(read_checkpoint_file(self._path))
         except FileNotFoundError:
-            return Checkpoint()
+            return StoreCheckpoint()
         except OSError as error:
             raise DiskError(f"reading {self._path} failed: {error}") from error
 
-    def write(self, checkpoint: Checkpoint) -> None:
+    def write(self, checkpoint: StoreCheckpoint) -> None:
         """Replace it; durable on return. Does nothing if that is what was written last.
 
         Raises ``DiskFullError``, then the old one stays, and ``DiskError``.

@@ -16,7 +16,7 @@ from dledger.errors import DiskFullError, DLedgerError
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
-from rocketstore.store.checkpoint import UNKNOWN, Checkpoint, CheckpointFile
+from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint, StoreCheckpointFile
 from rocketstore.store.deleted import DeletedQueues
 from rocketstore.store.dispatch import DispatchService
 from rocketstore.store.recovery import queue_units
@@ -57,7 +57,7 @@ class Durability:
         queues: ConsumeQueueTable,
         index: IndexService | None,
         dispatch: DispatchService,
-        files: tuple[CheckpointFile, DeletedQueues],
+        files: tuple[StoreCheckpointFile, DeletedQueues],
     ) -> None:
         self._log = log
         self._queues = queues
@@ -83,10 +83,10 @@ class Durability:
             attempts.run(lambda: self._queues.flush(0))
             index_ms = attempts.run(self._index.flush) if self._index is not None else last_ms
             if attempts.failures == before and index_ms is not None:
-                marked = Checkpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)
+                marked = StoreCheckpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)
                 attempts.run(lambda: self._write(marked))
 
-    def _write(self, marked: Checkpoint) -> None:
+    def _write(self, marked: StoreCheckpoint) -> None:
         self._checkpoint.write(marked)
         self.position = marked.replay_from
 

@@ -36,8 +36,8 @@ from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
-from rocketstore.queue_numbers.numbering import Numbering, NumberWriter, RepeatAlarm
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile
+from rocketstore.queue_numbers.numbering import LoggedNumbering, NumberWriter, RepeatAlarm
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
 from rocketstore.store.cleaning import Cleaner
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.directory import StoreDirectory
@@ -102,7 +102,7 @@ class MessageStore:
             ),
         )
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
-        self._numbering = Numbering(log, self._queues, deleted=lambda: self._deleted.ends)
+        self._numbering = LoggedNumbering(log, self._queues, deleted=lambda: self._deleted.ends)
         self._keepers: tuple[LogKeeper, ...] = ()
         log.keep_from(self._keep_from, self._held_back)
         self._index = (
@@ -148,7 +148,7 @@ class MessageStore:
         )
         self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
         self._upkeep.wake = self._upkeep_worker.wake
-        self._checkpoint = CheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
+        self._checkpoint = StoreCheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
         self._checkpoint_wanted = False

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 
 from dledger.errors import CorruptLogError, invariant
 from rocketstore.config import KIB
-from rocketstore.store.checkpoint import UNKNOWN, Checkpoint
+from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint
 from rocketstore.types import RecordHead, ScannedRecords
 
 _log = logging.getLogger("rocketstore")
@@ -114,7 +114,7 @@ class QueueFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RecoveryFacts:
     """Everything the plan depends on.
 
     ``queues`` are as they are once cut (``cut_of``): what is behind the cut, and may be torn, counts for nothing.
@@ -122,7 +122,7 @@ class Facts:
     """
 
     clean_stop: bool
-    checkpoint: Checkpoint
+    checkpoint: StoreCheckpoint
     log_min: int
     log_end: int
     queues: QueueFacts
@@ -141,7 +141,7 @@ class RecoveryPlan:
     """What the queues have goes on to where the log begins: they have missed nothing that the log no longer holds."""
 
 
-def plan(facts: Facts, *, index_safe: bool) -> RecoveryPlan:
+def plan(facts: RecoveryFacts, *, index_safe: bool) -> RecoveryPlan:
     """Decide what must be built again. ``index_safe``: also what only the index lacks."""
     checkpoint, end = facts.checkpoint, facts.log_end
     start, reason = _queues_from(facts)
@@ -158,7 +158,7 @@ def plan(facts: Facts, *, index_safe: bool) -> RecoveryPlan:
     return RecoveryPlan(cut, start, reason, whole or not facts.log_min)
 
 
-def cut_of(checkpoint: Checkpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
+def cut_of(checkpoint: StoreCheckpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
     """Where the queues are cut: at the log's end, and after a crash at what is known to be whole, if that is before."""
     if clean_stop:
         return log_end
@@ -166,7 +166,7 @@ def cut_of(checkpoint: Checkpoint, log_end: int, file_by_time: int, *, clean_sto
     return min(known, log_end)
 
 
-def _queues_from(facts: Facts) -> tuple[int, str]:
+def _queues_from(facts: RecoveryFacts) -> tuple[int, str]:
     checkpoint = facts.checkpoint
     if checkpoint.replay_from != UNKNOWN:
         return checkpoint.replay_from, "clean stop" if facts.clean_stop else "the last stop was not clean"
@@ -178,7 +178,7 @@ def _queues_from(facts: Facts) -> tuple[int, str]:
     return start, "the last stop was not clean, and there is no checkpoint of this store"
 
 
-def _index_from(facts: Facts) -> int | None:
+def _index_from(facts: RecoveryFacts) -> int | None:
     if facts.index is None:
         return None
     missing = facts.index.replay_from
@@ -212,7 +212,7 @@ def recover(
     log: RecoverableLog,
     queues: RecoverableQueues,
     index: RecoverableIndex | None,
-    checkpoint: Checkpoint,
+    checkpoint: StoreCheckpoint,
     *,
     clean_stop: bool,
     index_safe: bool,
@@ -238,7 +238,7 @@ def recover(
         )
         if index.indexed_to >= end:
             index.truncate(end)
-    facts = Facts(
+    facts = RecoveryFacts(
         clean_stop=clean_stop,
         checkpoint=checkpoint,
         log_min=log.min_offset,

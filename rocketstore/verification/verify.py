@@ -26,11 +26,11 @@ from rocketstore.index.chains import ENTRIES, KEY
 from rocketstore.index.file import IndexShape
 from rocketstore.index.keys import TopicHashes, key_hashes
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.scan import ScanOutcome, scan_entries, scan_records
+from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import MalformedStateError
 from rocketstore.state.snapshot import SNAPSHOT_FILE, decode_snapshot
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, CheckpointFile, is_intact, read_checkpoint_file
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile, is_intact, read_checkpoint_file
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.directory import ABORT_FILE
 from rocketstore.store.dispatch import RECORD_BYTES_MAX
@@ -147,10 +147,10 @@ def _plain_part(store: MessageStoreConfig, found: VerifiedBroker) -> LogPart:
     return LogPart({base: one.path for base, one in files.items() if one.size == size}, size, begin, end)
 
 
-def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -> Iterator[ScanOutcome]:
+def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -> Iterator[RecordScanOutcome]:
     """The log's records in order, up to its end or to what is damaged, of which is told."""
     levels = DelayLevels.parse(store.message_delay_level)
-    scan: Callable[[bytes, int], ScanOutcome] = (
+    scan: Callable[[bytes, int], RecordScanOutcome] = (
         (lambda data, at: scan_entries(data, at, check_crc=True, delay_levels=levels))
         if found.replicated
         else (lambda data, at: scan_records(data, at, check_crc=True, delay_levels=levels))
@@ -193,7 +193,7 @@ def _stopped(part: LogPart, path: Path, position: int, reason: str, found: Verif
     if not found.replicated and not in_use and _is_zero(path, offset):
         return
     unclean = (found.root / ABORT_FILE).exists()
-    known = CheckpointFile(RealFileSystem(), found.root / CHECKPOINT_FILE).read().replay_from
+    known = StoreCheckpointFile(RealFileSystem(), found.root / CHECKPOINT_FILE).read().replay_from
     if not found.replicated and unclean and not in_use and position >= known:
         found.torn = ProblemItem(path, offset, reason)
         return
@@ -259,7 +259,7 @@ def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
         deleted = read_deleted(deleted_path)
     except CorruptLogError as error:
         found.add(error.path, error.offset, error.reason)
-    replay_from = CheckpointFile(RealFileSystem(), checkpoint).read().replay_from
+    replay_from = StoreCheckpointFile(RealFileSystem(), checkpoint).read().replay_from
     running = (root / ABORT_FILE).exists()
     dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
     return Bounds(0, 0, dispatched, deleted)

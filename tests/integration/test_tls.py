@@ -164,7 +164,7 @@ def dledger(*words: str, environ: dict[str, str]) -> subprocess.CompletedProcess
 
 def handshake_for(group: Group, target: NodeId, sender: NodeId) -> bytes:
     """What a true member of these tests' groups would say."""
-    header = codec.Header(f"{group.name}/n0,n1,n2", group.name, sender, target)
+    header = codec.EnvelopeHeader(f"{group.name}/n0,n1,n2", group.name, sender, target)
     members, segment_bytes, max_entry_bytes = ("n0", "n1", "n2"), 1 << 20, 4 << 20
     return codec.encode_handshake(
         codec.Handshake(header, codec.PROTOCOL_VERSION, members, segment_bytes, max_entry_bytes)

@@ -15,7 +15,7 @@ from dledger import settings as node_settings
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
-from dledger.setting_sources import Target, parse_bytes, parse_percentage
+from dledger.setting_sources import SettingTarget, parse_bytes, parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import BROKER_UNUSED, DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
@@ -149,7 +149,7 @@ _GROUPS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SettingEntry:
     """One setting as the reference shows it."""
 
     field: Field
@@ -164,7 +164,7 @@ class Entry:
         return self.field.name
 
 
-def entries() -> list[Entry]:
+def entries() -> list[SettingEntry]:
     """Every setting."""
     follows = _what_follows()
     node = fields_of(ServerConfig(), lambda one: one.problems())
@@ -185,7 +185,7 @@ def entries() -> list[Entry]:
 def text() -> str:
     """The whole document."""
     left = entries()
-    groups: list[tuple[_Group, list[Entry]]] = []
+    groups: list[tuple[_Group, list[SettingEntry]]] = []
     for group in _GROUPS:
         chosen = [one for one in left if _fits(group, one)]
         left = [one for one in left if one not in chosen]
@@ -201,12 +201,12 @@ def text() -> str:
     return "".join(parts)
 
 
-def _fits(group: _Group, one: Entry) -> bool:
+def _fits(group: _Group, one: SettingEntry) -> bool:
     in_record = not group.records or one.field.record in group.records
     return in_record and re.fullmatch(group.names, one.name) is not None
 
 
-def _index(groups: Iterable[tuple[_Group, list[Entry]]]) -> Iterator[str]:
+def _index(groups: Iterable[tuple[_Group, list[SettingEntry]]]) -> Iterator[str]:
     yield "| group | settings |\n|---|---|\n"
     for group, chosen in groups:
         links = " ".join(f"[{one.name}](#{one.name})" for one in chosen)
@@ -219,7 +219,7 @@ def _index(groups: Iterable[tuple[_Group, list[Entry]]]) -> Iterator[str]:
 # --- one setting -----------------------------------------------------------------------------------------------------
 
 
-def _node_entry(field: Field, follows: Mapping[str, list[str]]) -> Entry:
+def _node_entry(field: Field, follows: Mapping[str, list[str]]) -> SettingEntry:
     in_broker = broker_settings.TARGETS.get(field.name)
     readers = ["`serve`"]
     notes: list[str] = []
@@ -231,10 +231,10 @@ def _node_entry(field: Field, follows: Mapping[str, list[str]]) -> Entry:
         origin = " and ".join(f"[{one}](#{one})" for one in follows[field.name])
         unless = ", unless it is given" if len(readers) > 1 else ""
         notes.append(f"In a replicated broker it follows from {origin}{unless}.")
-    return Entry(field, _names(field, node_settings.TARGETS), tuple(readers), tuple(notes))
+    return SettingEntry(field, _names(field, node_settings.TARGETS), tuple(readers), tuple(notes))
 
 
-def _broker_entry(field: Field) -> Entry:
+def _broker_entry(field: Field) -> SettingEntry:
     reader = "`broker`"
     notes: list[str] = []
     if field.name in PLAIN_ONLY:
@@ -242,10 +242,10 @@ def _broker_entry(field: Field) -> Entry:
         notes.append("A replicated broker takes no notice of it, and says so.")
     if field.name in WITHOUT_EFFECT:
         notes.append(f"**Changes nothing**: {WITHOUT_EFFECT[field.name]}.")
-    return Entry(field, _names(field, broker_settings.TARGETS), (reader,), tuple(notes))
+    return SettingEntry(field, _names(field, broker_settings.TARGETS), (reader,), tuple(notes))
 
 
-def _names(field: Field, targets: Mapping[str, Target]) -> tuple[str, ...]:
+def _names(field: Field, targets: Mapping[str, SettingTarget]) -> tuple[str, ...]:
     own = targets.get(field.name)
     found = []
     for name, target in targets.items():
@@ -298,7 +298,7 @@ _KINDS: Final = {
 }
 
 
-def _section(entry: Entry) -> str:
+def _section(entry: SettingEntry) -> str:
     field = entry.field
     unit = _unit(field)
     kind = unit if unit in ("size", "switch") else _KINDS.get(field.kind, field.kind)

@@ -11,8 +11,8 @@ import grpc
 
 from dledger.access import signing
 from dledger.access.guard import (
+    AccessGuard,
     Caller,
-    Guard,
     NotAuthenticatedError,
     OtherAudienceError,
     SessionsFullError,
@@ -26,7 +26,7 @@ REFUSALS: Final = (AccessDeniedError, SessionsFullError, TooManyWaitsError)
 """What a guard raises and ``refusal_of`` understands."""
 
 
-def admit(guard: Guard, quotas: Quotas, method: str, context: Context, body: bytes | None) -> Caller:
+def admit(guard: AccessGuard, quotas: Quotas, method: str, context: Context, body: bytes | None) -> Caller:
     """Who makes this call; ``body`` None: a stream of requests. Raises ``REFUSALS``."""
     return guard.admit(method, context.invocation_metadata() or (), context.peer(), body, quotas)
 
@@ -36,7 +36,7 @@ def _always() -> bool:
 
 
 @contextmanager
-def open_stream(guard: Guard, caller: Caller, still_allowed: Callable[[], bool] = _always) -> Iterator[None]:
+def open_stream(guard: AccessGuard, caller: Caller, still_allowed: Callable[[], bool] = _always) -> Iterator[None]:
     """Around the handler of a stream, on its task: ends it when the key is revoked or ``still_allowed`` says no."""
     task = asyncio.current_task()
     revoked: list[str] = []
@@ -58,7 +58,7 @@ def open_stream(guard: Guard, caller: Caller, still_allowed: Callable[[], bool] 
         guard.leave(caller)
 
 
-def refusal_of(guard: Guard | None, error: DLedgerError) -> tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]:
+def refusal_of(guard: AccessGuard | None, error: DLedgerError) -> tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]:
     """Status and trailing metadata of an error of ``REFUSALS``."""
     match error:
         case OtherAudienceError() if guard is not None:

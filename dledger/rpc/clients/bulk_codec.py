@@ -44,7 +44,7 @@ class Locate:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedEntries:
     """The answers, in the order of the fields of the request; and what the node has."""
 
     places: tuple[LogPlace, ...]
@@ -164,7 +164,7 @@ def decode_locate(data: bytes) -> Locate:
     return Locate(wire.group, tuple(wire.indexes), tuple(wire.positions), tuple(wire.store_times_ms))
 
 
-def encode_located(outcome: Located | DLedgerError) -> bytes:
+def encode_located(outcome: LocatedEntries | DLedgerError) -> bytes:
     """Where they are."""
     if isinstance(outcome, DLedgerError):
         return pb.LocateResponse(status=status_of(outcome)).SerializeToString()
@@ -179,11 +179,11 @@ def encode_located(outcome: Located | DLedgerError) -> bytes:
     ).SerializeToString()
 
 
-def decode_located(data: bytes) -> Located:
+def decode_located(data: bytes) -> LocatedEntries:
     """Where they are."""
     wire = parse(pb.LocateResponse, data)
     raise_failure(wire.status)
-    return Located(
+    return LocatedEntries(
         tuple(_place(one.index, one.position) for one in wire.places),
         LogRange(
             _place(wire.begin_index, wire.begin_position), _place(wire.committed_index + 1, wire.committed_position)

@@ -143,9 +143,9 @@ class BulkService:
         except DLedgerError as error:
             return codec.encode_located(error)
 
-    def _located(self, request: codec.Locate) -> codec.Located:
+    def _located(self, request: codec.Locate) -> codec.LocatedEntries:
         log = self._log
-        return codec.Located(
+        return codec.LocatedEntries(
             (
                 *(log.place_of_index(LogIndex(one)) for one in request.indexes),
                 *(log.place_at_position(one) for one in request.positions),

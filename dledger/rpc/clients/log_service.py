@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import grpc
 
-from dledger.access.guard import Caller, Guard, Kind, quota_at
+from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
 from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas
 from dledger.conditions import Conditions
@@ -37,7 +37,7 @@ from dledger.errors import (
     told,
 )
 from dledger.rpc import options
-from dledger.rpc.bridge import EventHub, LoopBridge, Outcome
+from dledger.rpc.bridge import EventHub, LoopBridge, LoopCallback
 from dledger.rpc.clients import access_gate, codec
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.answers import AnswerRoom
@@ -85,7 +85,7 @@ class LogService:
         node: LogNode,
         bridge: LoopBridge,
         connections: Connections,
-        guard: Guard | None = None,
+        guard: AccessGuard | None = None,
         conditions: Conditions | None = None,
     ) -> None:
         self._config = config
@@ -149,7 +149,7 @@ class LogService:
             self._conditions.limit(str(error))
             return codec.encode_appended(request.request_id, error)
         quota.take(entries, size)
-        outcome: Outcome[AppendOutcome] = Outcome(self._bridge, partial(quota.give, entries, size))
+        outcome: LoopCallback[AppendOutcome] = LoopCallback(self._bridge, partial(quota.give, entries, size))
         self._submit_for(call.caller, request, outcome.done)
         return codec.encode_appended(request.request_id, await outcome.future)
 
@@ -187,7 +187,7 @@ class LogService:
             self._check_group(group)
             if call.caller is not None:
                 producer = own_name(call.caller.name, producer)
-            outcome: Outcome[int | DLedgerError] = Outcome(self._bridge)
+            outcome: LoopCallback[int | DLedgerError] = LoopCallback(self._bridge)
             self._node.submit_producer(producer, outcome.done)
             return codec.encode_producer_answer(await outcome.future)
         except DLedgerError as error:
@@ -221,7 +221,7 @@ class LogService:
         if mode is ReadMode.LOCAL:
             return self._node.status().end_index
         if mode is ReadMode.LINEARIZABLE:
-            outcome: Outcome[LogIndex | DLedgerError] = Outcome(self._bridge)
+            outcome: LoopCallback[LogIndex | DLedgerError] = LoopCallback(self._bridge)
             self._node.submit_read_index(outcome.done)
             confirmed = await outcome.future
             if isinstance(confirmed, DLedgerError):
@@ -303,7 +303,7 @@ class LogService:
         group, target = codec.decode_transfer(data)
         try:
             self._check_group(group)
-            outcome: Outcome[LeaderHint | DLedgerError] = Outcome(self._bridge)
+            outcome: LoopCallback[LeaderHint | DLedgerError] = LoopCallback(self._bridge)
             self._node.submit_transfer(target, outcome.done)
             return codec.encode_transferred(await outcome.future, self._node.status().term)
         except DLedgerError as error:
@@ -357,7 +357,7 @@ class LogService:
         if self._needs_admin(name):
             guard.require_admin(caller, name, f"log:{group}", changes=name == _TRANSFER)
         elif name in _NEEDED:
-            guard.require(caller, name, Kind.TOPIC, group, _NEEDED[name])
+            guard.require(caller, name, ResourceKind.TOPIC, group, _NEEDED[name])
         return Call(context, connection, caller.quota, caller, self._room)
 
     def _needs_admin(self, name: str) -> bool:
@@ -376,7 +376,7 @@ class LogService:
         def still_allowed() -> bool:
             if self._needs_admin(name):
                 return caller.account.admin
-            return name not in _NEEDED or caller.may(Kind.TOPIC, self._config.group, _NEEDED[name])
+            return name not in _NEEDED or caller.may(ResourceKind.TOPIC, self._config.group, _NEEDED[name])
 
         with access_gate.open_stream(self._guard, caller, still_allowed):
             yield

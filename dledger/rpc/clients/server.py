@@ -9,7 +9,7 @@ from contextlib import suppress
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from dledger.access.guard import Guard
+from dledger.access.guard import AccessGuard
 from dledger.conditions import Conditions
 from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
 from dledger.errors import ConfigError, InvariantError
@@ -30,7 +30,7 @@ class ClientServer:
         self,
         config: ServerConfig,
         node: LogNode,
-        guard: Guard | None = None,
+        guard: AccessGuard | None = None,
         tls_keeper: TlsKeeper | None = None,
         report: Report = log_failure,
         conditions: Conditions | None = None,

@@ -68,7 +68,7 @@ _ProtoT = TypeVar("_ProtoT", bound=ProtoMessage)
 
 
 @record(frozen=True, slots=True)
-class Header:
+class EnvelopeHeader:
     """The addresses of a message; what an ``Envelope`` has besides its message."""
 
     cluster_id: str
@@ -81,7 +81,7 @@ class Header:
 class Handshake:
     """The facts that must agree before two nodes replicate. ``members`` holds the sorted ids."""
 
-    header: Header
+    header: EnvelopeHeader
     protocol_version: int
     members: tuple[str, ...]
     segment_bytes: int
@@ -286,7 +286,7 @@ def encode_take_leadership_answer() -> bytes:
     return pb.TakeLeadershipResponse().SerializeToString()
 
 
-def encode_read_log(header: Header, position: int, length: int) -> bytes:
+def encode_read_log(header: EnvelopeHeader, position: int, length: int) -> bytes:
     """The bytes of a ``ReadLog`` request."""
     return pb.ReadLogRequest(header=_wire_header(header), position=position, length=length).SerializeToString()
 
@@ -296,7 +296,7 @@ def encode_log_bytes(data: bytes | None) -> bytes:
     return pb.ReadLogResponse(held=data is not None, data=data or b"").SerializeToString()
 
 
-def encode_chain_crcs_request(header: Header, indexes: Sequence[LogIndex]) -> bytes:
+def encode_chain_crcs_request(header: EnvelopeHeader, indexes: Sequence[LogIndex]) -> bytes:
     """The bytes of a ``ChainCrcs`` request."""
     return pb.ChainCrcsRequest(header=_wire_header(header), indexes=indexes).SerializeToString()
 
@@ -308,7 +308,7 @@ def encode_chain_crcs(crcs: Mapping[LogIndex, int]) -> bytes:
     ).SerializeToString()
 
 
-def _wire_header(header: Header) -> pb.Header:
+def _wire_header(header: EnvelopeHeader) -> pb.Header:
     return pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target)
 
 
@@ -482,7 +482,7 @@ def decode_handshake(data: bytes | memoryview) -> Handshake:
     )
 
 
-def decode_read_log(data: bytes) -> tuple[Header, Position, int]:
+def decode_read_log(data: bytes) -> tuple[EnvelopeHeader, Position, int]:
     """Who asks, from which position on, for how many bytes. Raises ``InvalidRequestError``."""
     wire = parse(pb.ReadLogRequest, data)
     position, length = _count(wire.position, "position"), _count(wire.length, "length")
@@ -497,7 +497,7 @@ def decode_log_bytes(data: bytes) -> bytes | None:
     return wire.data if wire.held else None
 
 
-def decode_chain_crcs_request(data: bytes) -> tuple[Header, tuple[LogIndex, ...]]:
+def decode_chain_crcs_request(data: bytes) -> tuple[EnvelopeHeader, tuple[LogIndex, ...]]:
     """Who asks, and for which entries. Raises ``InvalidRequestError``."""
     wire = parse(pb.ChainCrcsRequest, data)
     if len(wire.indexes) > CHAIN_CRCS_MAX:
@@ -557,11 +557,13 @@ def _envelope(header: pb.Header, message: Message, connection: int = 0) -> Envel
     return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message, connection)
 
 
-def _header(wire: pb.Header) -> Header:
+def _header(wire: pb.Header) -> EnvelopeHeader:
     sender, target = name(wire.sender, "sender"), name(wire.target, "target")
     if not sender or not target:
         raise InvalidRequestError("message without a header: sender and target must be named")
-    return Header(name(wire.cluster_id, "cluster_id"), name(wire.group, "group"), NodeId(sender), NodeId(target))
+    return EnvelopeHeader(
+        name(wire.cluster_id, "cluster_id"), name(wire.group, "group"), NodeId(sender), NodeId(target)
+    )
 
 
 def _entry_id(wire: pb.EntryId, present: bool, field: str) -> EntryId:

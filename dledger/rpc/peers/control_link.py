@@ -31,7 +31,7 @@ from dledger.core.messages import (
 from dledger.errors import DLedgerError, InvariantError, ResponseCode
 from dledger.rpc import options, tls
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.identity import Identity
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.ports import Receiver
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
@@ -116,7 +116,7 @@ class ControlLink:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: PeerIdentity,
         peer: Member,
         receiver: Receiver,
         *,

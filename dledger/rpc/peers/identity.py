@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
-from dledger.rpc.peers.codec import PROTOCOL_VERSION, Handshake, HandshakeAnswer, Header
+from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
 from dledger.types import NodeId
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PeerIdentity:
     """The facts that members compare. ``members`` maps node ids to ``host:port``; made with ``of``."""
 
     cluster_id: str
@@ -23,7 +23,7 @@ class Identity:
     max_entry_bytes: int
 
     @classmethod
-    def of(cls, config: ServerConfig) -> Identity:
+    def of(cls, config: ServerConfig) -> PeerIdentity:
         """What a configuration says."""
         return cls(
             cluster_id=config.effective_cluster_id,
@@ -39,7 +39,7 @@ class Identity:
         """The ids alone, sorted: addresses may differ between nodes (NAT, DNS names), the set of voters may not."""
         return tuple(sorted(self.members))
 
-    def check(self, message: Envelope | Header) -> None:
+    def check(self, message: Envelope | EnvelopeHeader) -> None:
         """Raise ``IdentityError`` or ``UnknownMemberError`` unless the message is for us and from a peer of ours."""
         if message.cluster_id != self.cluster_id:
             raise IdentityError(
@@ -69,7 +69,7 @@ class Identity:
     def handshake(self, peer: NodeId, client_address: str) -> Handshake:
         """What we tell a peer before our first push."""
         return Handshake(
-            header=Header(self.cluster_id, self.group, self.node_id, peer),
+            header=EnvelopeHeader(self.cluster_id, self.group, self.node_id, peer),
             protocol_version=PROTOCOL_VERSION,
             members=self.member_ids,
             segment_bytes=self.segment_bytes,

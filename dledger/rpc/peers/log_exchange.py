@@ -18,7 +18,7 @@ from dledger.errors import CorruptLogError, DLedgerError, IndexBeforeBeginError,
 from dledger.rpc import options
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.control_link import peer_channel
-from dledger.rpc.peers.identity import Identity
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.ports import PeerLog
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import LogIndex, NodeId
@@ -30,14 +30,14 @@ CheckSender = Callable[[NodeId], None]
 """Raises unless the caller's certificate is that of the member in whose name it speaks."""
 
 
-class BusyError(DLedgerError):
+class PeerBusyError(DLedgerError):
     """Raised when such a call is under way: come again."""
 
 
 class PeerLogService:
     """What a member answers. Thread-safe."""
 
-    def __init__(self, identity: Identity, log: PeerLog) -> None:
+    def __init__(self, identity: PeerIdentity, log: PeerLog) -> None:
         self._identity = identity
         self._log = log
         self._turn = threading.Semaphore()
@@ -56,14 +56,14 @@ class PeerLogService:
         with self._only():
             return codec.encode_chain_crcs(committed_crcs(self._log, indexes))
 
-    def _check(self, header: codec.Header, check_sender: CheckSender) -> None:
+    def _check(self, header: codec.EnvelopeHeader, check_sender: CheckSender) -> None:
         self._identity.check(header)
         check_sender(header.sender)
 
     @contextmanager
     def _only(self) -> Iterator[None]:
         if not self._turn.acquire(blocking=False):
-            raise BusyError("another member reads the log here: try again later")
+            raise PeerBusyError("another member reads the log here: try again later")
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ class PeerLogClient:
     """Asks the other members. For one thread; ``close`` may come from another."""
 
     def __init__(self, config: ServerConfig, tls_keeper: TlsKeeper | None) -> None:
-        self._identity = Identity.of(config)
+        self._identity = PeerIdentity.of(config)
         self._members = {member.node_id: member for member in config.peers}
         self._tls = tls_keeper
         self._lock = threading.Lock()  # guards _channels and _closed
@@ -119,9 +119,9 @@ class PeerLogClient:
         for _, channel in channels.values():
             channel.close()
 
-    def _header(self, peer: NodeId) -> codec.Header:
+    def _header(self, peer: NodeId) -> codec.EnvelopeHeader:
         identity = self._identity
-        return codec.Header(identity.cluster_id, identity.group, identity.node_id, peer)
+        return codec.EnvelopeHeader(identity.cluster_id, identity.group, identity.node_id, peer)
 
     def _call(self, peer: NodeId, method: str, request: bytes) -> bytes:
         channel = self._channel(self._members[peer])

@@ -22,7 +22,7 @@ from dledger.rpc import options, tls
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec, push_frames
 from dledger.rpc.peers.control_link import Introduction
-from dledger.rpc.peers.identity import Identity
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.push_frames import FrameBuffer, FrameType
 from dledger.rpc.ports import Receiver
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -37,7 +37,7 @@ class PushLink:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: PeerIdentity,
         peer: Member,
         receiver: Receiver,
         bridge: LoopBridge,

@@ -27,7 +27,7 @@ from dledger.errors import (
 from dledger.rpc import options, tls
 from dledger.rpc.peers import codec, push_frames
 from dledger.rpc.peers.control_link import Learn
-from dledger.rpc.peers.identity import Identity
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.push_frames import Frame, FrameBuffer, FrameType
 from dledger.rpc.ports import Receiver
 from dledger.rpc.tls_stream import READ_BYTES, TlsStream
@@ -45,7 +45,7 @@ class PushServer:
     """Serves the connections given to ``take`` until ``close``."""
 
     def __init__(
-        self, config: ServerConfig, identity: Identity, receiver: Receiver, *, client_address: str, learn: Learn
+        self, config: ServerConfig, identity: PeerIdentity, receiver: Receiver, *, client_address: str, learn: Learn
     ) -> None:
         self.dropped = 0
         """Answers that found no connection, or one that takes no more. For people: updates may race."""

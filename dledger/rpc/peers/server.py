@@ -32,9 +32,9 @@ from dledger.rpc import options, tls
 from dledger.rpc.bridge import Report, log_failure
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.control_link import Learn
-from dledger.rpc.peers.identity import Identity
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.listener import PeerListener
-from dledger.rpc.peers.log_exchange import BusyError, CheckSender, PeerLogService
+from dledger.rpc.peers.log_exchange import CheckSender, PeerBusyError, PeerLogService
 from dledger.rpc.peers.private_socket import PrivateSocket
 from dledger.rpc.peers.push_server import PushServer
 from dledger.rpc.ports import PeerLog, Receiver
@@ -56,7 +56,7 @@ class PeerServer:
     def __init__(
         self,
         config: ServerConfig,
-        identity: Identity,
+        identity: PeerIdentity,
         receiver: Receiver,
         *,
         client_address: str,
@@ -148,7 +148,7 @@ class PeerServer:
         def call(data: bytes, context: _Context) -> bytes:
             try:
                 return answer(data, lambda sender: self._check_name(sender, context))
-            except BusyError as error:
+            except PeerBusyError as error:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             except DLedgerError as error:
                 _abort(context, error)

@@ -15,8 +15,8 @@ from dledger_spark.directory import open_directory
 from dledger_spark.jobs import export, replay
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.export import ExportOptions
-from dledger_spark.jobs.replay import ReplayOptions, Target
-from dledger_spark.jobs.report import Report
+from dledger_spark.jobs.replay import ReplayOptions, ReplayTarget
+from dledger_spark.jobs.report import JobReport
 from dledger_spark.jobs.source import LogSource, ParquetSource
 from tests.spark.jobs.logs import bodies, write_log
 from tests.support.log_bytes import DiskLog
@@ -43,7 +43,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> DiskLog:
 
 
 def _options(log: DiskLog, broker: BrokerNode, topic: str = "again") -> ReplayOptions:
-    target = Target(broker.options["bootstrap.servers"], "G", topic)
+    target = ReplayTarget(broker.options["bootstrap.servers"], "G", topic)
     return ReplayOptions(LogSource(path=str(log.directory)), target, writers=3)
 
 
@@ -52,7 +52,7 @@ def _found(spark: SparkSession, broker: BrokerNode, topic: str = "again") -> lis
     return [row.asDict() for row in rows]
 
 
-def _numbers(report: Report) -> tuple[object, object]:
+def _numbers(report: JobReport) -> tuple[object, object]:
     return report.fact("stored now"), report.fact("stored before")
 
 
@@ -124,7 +124,7 @@ def test_other_parquet_goes_into_a_group_of_plain_entries(spark: SparkSession, t
         frame = spark.range(part * 100, part * 100 + 100).selectExpr("cast(id as string) as body")
         frame.coalesce(1).write.parquet(str(tmp_path / "files" / f"part=no. {part}"))
     with entry_node(tmp_path / "node") as node:
-        target = Target(node.options["bootstrap.servers"])
+        target = ReplayTarget(node.options["bootstrap.servers"])
         options = ReplayOptions(ParquetSource(tmp_path / "files"), target, writers=2)
 
         reports = [replay.run(spark, options) for _ in range(2)]
@@ -144,12 +144,12 @@ def test_a_log_is_not_fed_with_itself(spark: SparkSession, broker: BrokerNode, t
     live, disk = LogSource(bootstrap=address, group="G"), LogSource(path=str(directory))
     for source, to in ((live, address), (live, other_name), (disk, address)):
         for topics, topic in (((), "again"), (("orders",), "orders")):
-            options = ReplayOptions(replace(source, topics=topics), Target(to, "G", topic))
+            options = ReplayOptions(replace(source, topics=topics), ReplayTarget(to, "G", topic))
             with pytest.raises(ConfigError, match="would read what it writes"):
                 replay.run(spark, options)
 
     ended = replace(disk, topics=("orders",), to_index=broker.log_end() + 1)
-    reports = [replay.run(spark, ReplayOptions(ended, Target(address, "G", "orders"))) for _ in range(2)]
+    reports = [replay.run(spark, ReplayOptions(ended, ReplayTarget(address, "G", "orders"))) for _ in range(2)]
 
     assert [_numbers(one) for one in reports] == [(40, 0), (0, 40)]
 
@@ -160,9 +160,9 @@ def test_a_group_may_be_fed_from_another_of_its_name(spark: SparkSession, tmp_pa
         node.append(0, 30)
         source = LogSource(bootstrap=node.options["bootstrap.servers"])
         with pytest.raises(ConfigError, match="would read what it writes"):
-            replay.run(spark, ReplayOptions(source, Target(node.options["bootstrap.servers"])))
+            replay.run(spark, ReplayOptions(source, ReplayTarget(node.options["bootstrap.servers"])))
 
-        report = replay.run(spark, ReplayOptions(source, Target(other.options["bootstrap.servers"])))
+        report = replay.run(spark, ReplayOptions(source, ReplayTarget(other.options["bootstrap.servers"])))
 
     assert _numbers(report) == (30, 0)
 
@@ -173,7 +173,7 @@ def test_a_begin_that_may_have_moved_stops_the_replay(spark: SparkSession, tmp_p
         node.append(0, 200, padding=1000)
         begin = node.expire()
         source = LogSource(bootstrap=node.options["bootstrap.servers"])
-        options = ReplayOptions(source, Target(other.options["bootstrap.servers"]))
+        options = ReplayOptions(source, ReplayTarget(other.options["bootstrap.servers"]))
         with pytest.raises(JobError, match=f"--from-index {begin}"):
             replay.run(spark, options)
 

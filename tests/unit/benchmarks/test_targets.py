@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks import targets
 from benchmarks.figures import Figure
-from benchmarks.targets import ETCD, OWN_P50, PYSYNCOBJ, Verdict
+from benchmarks.targets import ETCD, OWN_P50, PYSYNCOBJ, TargetVerdict
 
 
-def verdicts(*figures: Figure, quiet: bool = True) -> list[Verdict]:
+def verdicts(*figures: Figure, quiet: bool = True) -> list[TargetVerdict]:
     """The verdicts on some figures."""
     return [one.verdict for one in targets.judge(figures, quiet=quiet)]
 
@@ -44,36 +44,36 @@ def test_the_table_holds_the_issues_numbers(name: str, limits: list[str]) -> Non
 
 def test_both_limits_are_judged_on_a_quiet_machine() -> None:
     """At 60,000 and six times the peer, both inclusive, the target is met."""
-    assert verdicts(append(60_000, 10_000)) == [Verdict.MET, Verdict.MET]
-    assert verdicts(append(59_999, 9_000)) == [Verdict.MISSED, Verdict.MET]
+    assert verdicts(append(60_000, 10_000)) == [TargetVerdict.MET, TargetVerdict.MET]
+    assert verdicts(append(59_999, 9_000)) == [TargetVerdict.MISSED, TargetVerdict.MET]
 
 
 def test_the_ratio_decides_on_a_noisy_machine() -> None:
     """The absolute number is excused by noise; the ratio, which noise hits on both sides, is not."""
-    assert verdicts(append(30_000, 5_000), quiet=False) == [Verdict.NOISY, Verdict.MET]
-    assert verdicts(append(30_000, 6_000), quiet=False) == [Verdict.NOISY, Verdict.MISSED]
+    assert verdicts(append(30_000, 5_000), quiet=False) == [TargetVerdict.NOISY, TargetVerdict.MET]
+    assert verdicts(append(30_000, 6_000), quiet=False) == [TargetVerdict.NOISY, TargetVerdict.MISSED]
     assert [one.failed for one in targets.judge([append(30_000, 5_000)], quiet=False)] == [False, False]
 
 
 def test_noise_excuses_only_what_the_issue_says() -> None:
     """Other absolute targets hold on any machine."""
-    assert verdicts(Figure("idle_rss", 151, "MB", "", None), quiet=False) == [Verdict.MISSED]
+    assert verdicts(Figure("idle_rss", 151, "MB", "", None), quiet=False) == [TargetVerdict.MISSED]
 
 
 def test_a_missing_peer_never_passes() -> None:
     """Without its baseline a relative target is unproven, and that fails the run."""
     judged = targets.judge([append(1e9, None)], quiet=True)
 
-    assert [(one.verdict, one.failed) for one in judged] == [(Verdict.MET, False), (Verdict.UNPROVEN, True)]
+    assert [(one.verdict, one.failed) for one in judged] == [(TargetVerdict.MET, False), (TargetVerdict.UNPROVEN, True)]
 
 
 def test_a_limit_is_applied_to_the_row_of_its_own_baseline() -> None:
     """A p99 stands beside etcd's p99 and its own p50; only the latter is bounded."""
     against_etcd = Figure("append_roundtrip_p99", 9.0, "ms", ETCD, 1.0)
 
-    assert verdicts(against_etcd, Figure("append_roundtrip_p99", 9.0, "ms", OWN_P50, 2.0)) == [Verdict.MET]
-    assert verdicts(against_etcd, Figure("append_roundtrip_p99", 9.0, "ms", OWN_P50, 1.0)) == [Verdict.MISSED]
-    assert verdicts(against_etcd) == [Verdict.UNPROVEN]
+    assert verdicts(against_etcd, Figure("append_roundtrip_p99", 9.0, "ms", OWN_P50, 2.0)) == [TargetVerdict.MET]
+    assert verdicts(against_etcd, Figure("append_roundtrip_p99", 9.0, "ms", OWN_P50, 1.0)) == [TargetVerdict.MISSED]
+    assert verdicts(against_etcd) == [TargetVerdict.UNPROVEN]
 
 
 def test_names_without_a_target_are_not_judged() -> None:

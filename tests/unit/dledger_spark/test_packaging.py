@@ -21,7 +21,8 @@ def test_the_archive_has_all_that_a_worker_imports(tmp_path: Path) -> None:
 
     code = (
         f"import sys; sys.path = [{str(path)!r}, *(one for one in sys.path if 'lib' in one)]\n"
-        "import dledger_spark.source.datasource, dledger_spark.jobs.export, pyspark_dledger\nprint(dledger_spark.__file__)"
+        "import dledger_spark.source.datasource, dledger_spark.jobs.export, pyspark_dledger\n"
+        "print(dledger_spark.__file__)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
 

@@ -13,12 +13,12 @@ import pytest
 from dledger.store.checkpoint import read_checkpoint
 from dledger_spark.decode import DecodeContext, named_columns
 from dledger_spark.directory import SplitSizes, open_directory, plan_splits, read_split
-from dledger_spark.directory.files import Segment
+from dledger_spark.directory.files import LogSegment
 from dledger_spark.errors import BrokenRecordError, LogDirectoryError
 from dledger_spark.options import VerifyCrc
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record
-from rocketstore.store.checkpoint import Checkpoint
+from rocketstore.store.checkpoint import StoreCheckpoint
 from tests.support.log_bytes import write_disk_log
 
 FILE_BYTES = 32 * 1024
@@ -53,7 +53,7 @@ def write_plain(root: Path, *, durable: int | None) -> tuple[list[Place], int]:
         (root / "commitlog" / f"{start:020d}").write_bytes(data[start : start + FILE_BYTES])
     if durable is not None:
         bound = end if durable == COUNT else int(places[durable][0].name) + places[durable][1]
-        (root / "checkpoint").write_bytes(Checkpoint(replay_from=bound, queue_units=0, index_end=0).encode())
+        (root / "checkpoint").write_bytes(StoreCheckpoint(replay_from=bound, queue_units=0, index_end=0).encode())
     return places, end
 
 
@@ -266,14 +266,14 @@ def test_a_torn_end_full_of_small_numbers_is_looked_through_at_once(tmp_path: Pa
         file.seek(start)
         file.write((1).to_bytes(4, "big") * ((path.stat().st_size - start) // 4))
     looked_at = Counter[str]()
-    real = Segment.read
+    real = LogSegment.read
 
-    def counted(segment: Segment, position: int, length: int) -> bytes:
+    def counted(segment: LogSegment, position: int, length: int) -> bytes:
         looked_at[segment.name] += 1
         return real(segment, position, length)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Segment, "read", counted)
+        patch.setattr(LogSegment, "read", counted)
         log = open_directory(directory, allow_uncommitted=True)
 
     assert log.committed == DAMAGED - 1

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 from dledger.store.checkpoint import create_checkpoint, read_checkpoint
-from dledger.store.format import HEADER, Header
+from dledger.store.format import HEADER, EntryHeader
 from dledger.types import Boundary, LogIndex, Position, Term
-from dledger_spark.audit.blocks import BlockDigest, Stretch, block_bounds, coverage, differ, digest
+from dledger_spark.audit.blocks import ReplicaDigest, Stretch, block_bounds, coverage, differ, digest
 from dledger_spark.audit.examine import Directories, Finding, examine
 from dledger_spark.audit.replica import Replica, common_end, open_replicas
 from tests.store.support import SEGMENT_BYTES, UnsyncedFs, fill, open_store, small_config
@@ -48,12 +48,12 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
         os.pwrite(file.fileno(), bytes([byte ^ (1 << bit)]), offset)
 
 
-def header(node: Path, index: int) -> Header:
+def header(node: Path, index: int) -> EntryHeader:
     """An entry's header, by walking the files."""
     for path in sorted((node / "data").iterdir()):
         data, at = path.read_bytes(), 0
         while data[at : at + 4] in (b"\0\0\0\1", b"\0\0\0\2"):
-            found = Header(*HEADER.unpack_from(data, at))
+            found = EntryHeader(*HEADER.unpack_from(data, at))
             if found.index == index:
                 return found
             at += found.size
@@ -70,7 +70,7 @@ def flip_in_entry(node: Path, index: int, offset: int, bit: int = 0) -> int:
 def forget_before(node: Path, number: int) -> None:
     """Remove all segments before ``number``, as retention does, and record where the log begins."""
     base = number * SEGMENT_BYTES
-    at_base = Header(*HEADER.unpack_from(segment(node, number).read_bytes()))
+    at_base = EntryHeader(*HEADER.unpack_from(segment(node, number).read_bytes()))
     last = header(node, at_base.index - 1)
     for one in range(number):
         segment(node, one).unlink()
@@ -81,11 +81,11 @@ def forget_before(node: Path, number: int) -> None:
     create_checkpoint(UnsyncedFs(), path, type(old)(old.flushed, old.indexed, old.committed, begin, True))
 
 
-def digests_of(replicas: list[Replica], end: int, block_bytes: int = BLOCK_BYTES) -> dict[int, list[BlockDigest]]:
+def digests_of(replicas: list[Replica], end: int, block_bytes: int = BLOCK_BYTES) -> dict[int, list[ReplicaDigest]]:
     """All digests by block, as the job's tasks make them."""
     begins = [(one.name, int(one.begin.position)) for one in replicas]
     by_name = {one.name: one for one in replicas}
-    found: dict[int, list[BlockDigest]] = {}
+    found: dict[int, list[ReplicaDigest]] = {}
     for held in coverage(begins, end, SEGMENT_BYTES).ranges:
         for name in held.replicas:
             path = by_name[name].segment_of(held.start)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dledger.errors import ConfigError
 from dledger_spark.audit.blocks import SPLIT_BYTES, SPLIT_BYTES_MAX, coverage, split, split_bytes_for
-from dledger_spark.audit.difference import Kind
+from dledger_spark.audit.difference import DifferenceKind
 from dledger_spark.audit.replica import common_end, open_replicas
 from tests.store.support import SEGMENT_BYTES
 from tests.unit.dledger_spark.audit.members import (
@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_named_by_entry_and_field(nodes: list[Path], offset: in
 
     assert (found.replicas, found.index, found.term, found.field) == (("n1",), 60, 3, field)
     assert found.block <= position == found.position
-    assert found.kind is Kind.ENTRY
+    assert found.kind is DifferenceKind.ENTRY
     assert found.values["n0"] != found.values["n1"]
 
 
@@ -90,7 +90,7 @@ def test_a_flipped_bit_in_a_blank_is_told_from_one_in_an_entry(nodes: list[Path]
 
     (found,) = audit(nodes)
 
-    assert (found.kind, found.replicas, found.segment) == (Kind.BLANK, ("n0",), f"{SEGMENT_BYTES:020d}")
+    assert (found.kind, found.replicas, found.segment) == (DifferenceKind.BLANK, ("n0",), f"{SEGMENT_BYTES:020d}")
     assert found.field.startswith("blank byte")
     assert found.index == header(nodes[1], found.index).index
 
@@ -102,8 +102,12 @@ def test_missing_files_are_told_once_and_hide_nothing_else(nodes: list[Path]) ->
 
     missing, damaged = audit(nodes)
 
-    assert (missing.kind, missing.replicas, missing.segment) == (Kind.SEGMENT, ("n0",), f"{SEGMENT_BYTES:020d}")
-    assert (damaged.kind, damaged.replicas, damaged.position) == (Kind.ENTRY, ("n1",), SEGMENT_BYTES + 500)
+    assert (missing.kind, missing.replicas, missing.segment) == (
+        DifferenceKind.SEGMENT,
+        ("n0",),
+        f"{SEGMENT_BYTES:020d}",
+    )
+    assert (damaged.kind, damaged.replicas, damaged.position) == (DifferenceKind.ENTRY, ("n1",), SEGMENT_BYTES + 500)
 
 
 @pytest.mark.parametrize("zeros", [True, False])
@@ -117,7 +121,7 @@ def test_a_missing_tail_is_named_by_its_first_entry(nodes: list[Path], zeros: bo
 
     (found,) = audit(nodes)
 
-    assert (found.kind, found.replicas, found.index) == (Kind.TAIL, ("n2",), ENTRIES - 5)
+    assert (found.kind, found.replicas, found.index) == (DifferenceKind.TAIL, ("n2",), ENTRIES - 5)
 
 
 def test_a_zeroed_hole_is_no_missing_tail(nodes: list[Path]) -> None:
@@ -127,7 +131,7 @@ def test_a_zeroed_hole_is_no_missing_tail(nodes: list[Path]) -> None:
 
     (found,) = audit(nodes)
 
-    assert (found.kind, found.replicas, found.index) == (Kind.ENTRY, ("n1",), 30)
+    assert (found.kind, found.replicas, found.index) == (DifferenceKind.ENTRY, ("n1",), 30)
 
 
 def test_a_directory_in_place_of_a_file_is_unreadable(nodes: list[Path]) -> None:
@@ -137,7 +141,7 @@ def test_a_directory_in_place_of_a_file_is_unreadable(nodes: list[Path]) -> None
 
     (found,) = audit(nodes)
 
-    assert (found.kind, found.replicas) == (Kind.UNREADABLE, ("n0",))
+    assert (found.kind, found.replicas) == (DifferenceKind.UNREADABLE, ("n0",))
     assert "Is a directory" in found.detail
 
 

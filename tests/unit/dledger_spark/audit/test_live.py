@@ -11,8 +11,8 @@ from dledger.client import DLedgerClient
 from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import CorruptLogError
 from dledger.types import LogIndex
-from dledger_spark.audit.blocks import BlockDigest, Stretch, block_bounds, differ
-from dledger_spark.audit.difference import Kind
+from dledger_spark.audit.blocks import ReplicaDigest, Stretch, block_bounds, differ
+from dledger_spark.audit.difference import DifferenceKind
 from dledger_spark.audit.examine import Finding, examine
 from dledger_spark.audit.live import Group, RunningNodes, live_digest, look, said
 from tests.support.damage import turn
@@ -24,7 +24,7 @@ BLOCK_BYTES = 8 * 1024
 DAMAGED = 100
 """An entry of the second segment."""
 
-Blocks = list[tuple[int, int, list[BlockDigest]]]
+Blocks = list[tuple[int, int, list[ReplicaDigest]]]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Audited:
     def digested(self, group: Group) -> Blocks:
         """Blocks that differ."""
         end = min(one.committed_position for one in group.nodes)
-        found: dict[int, list[BlockDigest]] = {}
+        found: dict[int, list[ReplicaDigest]] = {}
         for node in group.nodes:
             for one in live_digest(self.client, Stretch(node.name, node.address, 0, 0, end), BLOCK_BYTES):
                 found.setdefault(one.position, []).append(one)
@@ -79,7 +79,7 @@ def test_damage_that_stays_is_named_by_the_member_that_has_it(audited: Audited, 
 
     (found,) = audited.examined(blocks)
 
-    assert (found.kind, found.replicas, found.index) == (Kind.ENTRY, ("n1",), DAMAGED)
+    assert (found.kind, found.replicas, found.index) == (DifferenceKind.ENTRY, ("n1",), DAMAGED)
     assert (found.position, found.segment) == (position, f"{SEGMENT_BYTES:020d}")
     assert found.term == audited.group.nodes[0].log.term_at(LogIndex(DAMAGED))
     assert "damaged at offset" in found.detail
@@ -96,7 +96,7 @@ def test_damage_that_is_mended_meanwhile_is_no_blank(audited: Audited) -> None:
     (found,) = audited.examined(blocks)
 
     assert len(blocks) == 2
-    assert (found.kind, found.replicas, found.block) == (Kind.GONE, ("n1",), blocks[0][0])
+    assert (found.kind, found.replicas, found.block) == (DifferenceKind.GONE, ("n1",), blocks[0][0])
     assert "n1 differed in the block at" in found.sentence()
     assert "damaged-N" in found.sentence()
 
@@ -107,7 +107,7 @@ def test_a_blank_that_differs_still_differs(audited: Audited) -> None:
 
     (found,) = audited.examined(audited.digested(look(audited.client)))
 
-    assert found.kind is Kind.BLANK
+    assert found.kind is DifferenceKind.BLANK
 
 
 def test_what_a_member_says_of_itself_is_told(audited: Audited) -> None:

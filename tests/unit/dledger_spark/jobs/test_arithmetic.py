@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 
 from dledger_spark.jobs.hours import HOUR_MS, silent_hours, spans
 from dledger_spark.jobs.retention import RetentionOptions, _Part, report, segments_of
-from dledger_spark.jobs.retention_plan import Segment, Setting, outcome
+from dledger_spark.jobs.retention_plan import RetentionSegment, Setting, outcome
 from dledger_spark.jobs.sizes import SIZE
 from dledger_spark.jobs.source import LogSource
 
 NOW = 1_000 * HOUR_MS
 
 
-def _segment(number: int, age_hours: float | None) -> Segment:
+def _segment(number: int, age_hours: float | None) -> RetentionSegment:
     newest = None if age_hours is None else NOW - round(age_hours * HOUR_MS)
-    return Segment(f"{number:020d}", 10, 800, 1000, None if newest is None else newest - HOUR_MS, newest)
+    return RetentionSegment(f"{number:020d}", 10, 800, 1000, None if newest is None else newest - HOUR_MS, newest)
 
 
 LOG = [_segment(0, 100), _segment(1000, 50), _segment(2000, 10), _segment(3000, 0.5)]
 
 
-def _deleted(setting: Setting, segments: list[Segment] = LOG) -> int:
+def _deleted(setting: Setting, segments: list[RetentionSegment] = LOG) -> int:
     return outcome(segments, setting, NOW).segments
 
 
@@ -88,7 +88,7 @@ def test_a_retention_report_tells_segments_topics_and_settings() -> None:
     assert [row[-1] for row in found.table("By segment").rows] == [True, False, False]
     assert [one.values for one in found.charts[0].series] == [(0.0, 200.0, 0.0), (400.0, 0.0, 0.0)]
     assert found.table("What a setting would delete").rows[0][:3] == ("72 h", 1, 4)
-    assert segments_of(parts, files)[2] == Segment("20", 0, 0, 1000, None, 7)
+    assert segments_of(parts, files)[2] == RetentionSegment("20", 0, 0, 1000, None, 7)
     assert [one.disk_bytes for one in segments_of(parts, {})] == [400, 200]
 
 

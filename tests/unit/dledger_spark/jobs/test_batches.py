@@ -13,7 +13,7 @@ import pytest
 
 from dledger.errors import ConfigError
 from dledger_spark.jobs.batches import STATE, BatchDirectory, open_batches
-from dledger_spark.jobs.errors import BusyError, JobError
+from dledger_spark.jobs.errors import JobBusyError, JobError
 
 ABOUT = {"job": "test", "topics": ["a"]}
 
@@ -51,7 +51,7 @@ def test_a_published_batch_is_never_replaced(tmp_path: Path) -> None:
     with open_batches(tmp_path, ABOUT) as out:
         out.publish(0, _stage(out, 5), {"rows": 5})
 
-        with pytest.raises(BusyError, match="another run writes"):
+        with pytest.raises(JobBusyError, match="another run writes"):
             out.publish(0, _stage(out, 7), {"rows": 7})
 
         assert _visible(tmp_path) == 5
@@ -80,7 +80,7 @@ def test_a_second_run_is_refused_until_the_first_ends_or_is_killed(tmp_path: Pat
     process.start()
     try:
         assert ours.recv() == "open"
-        with pytest.raises(BusyError, match=f"process {process.pid}"), open_batches(tmp_path, ABOUT):
+        with pytest.raises(JobBusyError, match=f"process {process.pid}"), open_batches(tmp_path, ABOUT):
             pass
     finally:
         process.kill()

@@ -23,7 +23,7 @@ from dledger.errors import ConfigError
 from dledger_spark.jobs import JOBS, command, stats
 from dledger_spark.jobs.command import PROGRESS_BAR, Frame, job_command, job_session, require_spark, run_standalone
 from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
-from dledger_spark.jobs.report import Report
+from dledger_spark.jobs.report import JobReport
 from dledger_spark.jobs.source import LogSource, source_options
 from dledger_spark.jobs.spark_errors import reason
 from dledger_spark.session import START_DEFAULTS
@@ -53,8 +53,8 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
     return seen
 
 
-def _sample(report: Report, sources: list[LogSource] | None = None) -> click.Command:
-    def run(_spark: SparkSession, source: LogSource) -> Report:
+def _sample(report: JobReport, sources: list[LogSource] | None = None) -> click.Command:
+    def run(_spark: SparkSession, source: LogSource) -> JobReport:
         if sources is not None:
             sources.append(source)
         return report
@@ -238,7 +238,7 @@ def test_as_a_program_of_its_own_a_job_ends_as_the_house_does(
 ) -> None:
     """What spark-submit runs: a sentence and an exit code."""
 
-    def run(_spark: SparkSession, _options: int) -> Report:
+    def run(_spark: SparkSession, _options: int) -> JobReport:
         if error is not None:
             raise error
         return REPORT

@@ -14,7 +14,7 @@ from dledger.errors import ConfigError
 from dledger_spark.jobs.batches import open_batches
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.export import ExportOptions, about, chosen_columns, planned
-from dledger_spark.jobs.exported import Batch, FileFact, batches_of, report
+from dledger_spark.jobs.exported import ExportedBatch, FileFact, batches_of, report
 from dledger_spark.jobs.extent import Extent, extent_of
 from dledger_spark.jobs.source import LogSource
 from tests.support.log_bytes import write_disk_log
@@ -38,7 +38,7 @@ def _extent(begin: int, end: int, holds_messages: bool = True) -> Extent:
     return Extent("group g of cluster c", "index", begin, end, holds_messages, Entries())
 
 
-def _ranges(options: ExportOptions, extent: Extent, *before: Batch) -> list[tuple[int, int, int, int]]:
+def _ranges(options: ExportOptions, extent: Extent, *before: ExportedBatch) -> list[tuple[int, int, int, int]]:
     return [(one.number, one.first, one.end, one.lost) for one in planned(options, extent, before)]
 
 
@@ -49,8 +49,8 @@ def test_a_first_run_takes_everything_in_batches_of_the_wanted_size() -> None:
 
 def test_a_later_run_goes_on_where_the_last_batch_ended() -> None:
     """Nothing if nothing is new."""
-    assert _ranges(OPTIONS, _extent(7, 32), Batch(4, 20, 30)) == [(5, 30, 32, 0)]
-    assert _ranges(OPTIONS, _extent(7, 30), Batch(4, 20, 30)) == []
+    assert _ranges(OPTIONS, _extent(7, 32), ExportedBatch(4, 20, 30)) == [(5, 30, 32, 0)]
+    assert _ranges(OPTIONS, _extent(7, 30), ExportedBatch(4, 20, 30)) == []
 
 
 def test_a_range_is_kept_to() -> None:
@@ -58,9 +58,9 @@ def test_a_range_is_kept_to() -> None:
     ranged = replace(OPTIONS, source=replace(SOURCE, from_index=10, to_index=15))
 
     assert _ranges(ranged, _extent(0, 100)) == [(0, 10, 15, 0)]
-    assert _ranges(replace(OPTIONS, source=replace(SOURCE, to_index=20)), _extent(0, 100), Batch(0, 10, 15)) == [
-        (1, 15, 20, 0)
-    ]
+    assert _ranges(
+        replace(OPTIONS, source=replace(SOURCE, to_index=20)), _extent(0, 100), ExportedBatch(0, 10, 15)
+    ) == [(1, 15, 20, 0)]
     assert _ranges(replace(OPTIONS, source=replace(SOURCE, from_time_ms=95_000)), _extent(0, 100)) == [(0, 95, 100, 0)]
 
 
@@ -94,9 +94,9 @@ def test_no_batch_is_larger_than_wanted_however_sizes_differ(tmp_path: Path, ind
 def test_what_was_trimmed_before_it_was_exported_is_not_passed_over_in_silence() -> None:
     """An error that names it; with --skip-lost it stands in the batch's manifest."""
     with pytest.raises(JobError, match=r"^30 to 39 \(index\) is no longer in the log"):
-        _ranges(OPTIONS, _extent(40, 45), Batch(4, 20, 30))
+        _ranges(OPTIONS, _extent(40, 45), ExportedBatch(4, 20, 30))
 
-    assert _ranges(replace(OPTIONS, skip_lost=True), _extent(40, 45), Batch(4, 20, 30)) == [(5, 30, 45, 10)]
+    assert _ranges(replace(OPTIONS, skip_lost=True), _extent(40, 45), ExportedBatch(4, 20, 30)) == [(5, 30, 45, 10)]
 
 
 def test_a_first_run_begins_where_the_log_does_whatever_was_before() -> None:
@@ -124,14 +124,14 @@ def test_columns_that_jobs_need_are_always_there() -> None:
 def test_manifests_tell_all_of_a_batch(tmp_path: Path) -> None:
     """Written and read again; batches that do not follow one another stop the job."""
     files = (FileFact("topic=a%2Fb/date=2026-11-20/part-0.parquet", 100, 7), FileFact("part-1.parquet", 1, 2))
-    batches = [Batch(0, 10, 20, 0, files), Batch(1, 20, 40, 5)]
+    batches = [ExportedBatch(0, 10, 20, 0, files), ExportedBatch(1, 20, 40, 5)]
     with open_batches(tmp_path, about(OPTIONS, _extent(0, 1))) as out:
         for one in batches:
             out.publish(one.number, out.staging(), one.to_manifest())
         assert batches_of(out) == batches
         assert (files[0].part("topic"), files[0].part("date"), files[1].part("topic")) == ("a/b", "2026-11-20", None)
 
-        out.publish(2, out.staging(), Batch(2, 41, 50).to_manifest())
+        out.publish(2, out.staging(), ExportedBatch(2, 41, 50).to_manifest())
         with pytest.raises(JobError, match="not where the batch before it ended"):
             batches_of(out)
 
@@ -139,19 +139,19 @@ def test_manifests_tell_all_of_a_batch(tmp_path: Path) -> None:
 def test_a_manifest_of_something_else_stops_the_job(tmp_path: Path) -> None:
     """Another version's, or none of ours."""
     with pytest.raises(JobError, match="another version"):
-        Batch.of_manifest({"version": 99}, tmp_path)
+        ExportedBatch.of_manifest({"version": 99}, tmp_path)
     with pytest.raises(JobError, match="no manifest of an export"):
-        Batch.of_manifest({"version": 1}, tmp_path)
+        ExportedBatch.of_manifest({"version": 1}, tmp_path)
 
 
 def test_the_report_adds_up_what_is_new_and_what_is_there() -> None:
     """By topic and date, for tables and charts."""
     files = tuple(FileFact(f"topic={name}/date=2026-11-{day}/p.parquet", 10, 3) for name in "ab" for day in (20, 21))
 
-    found = report("log", Path("/out"), [Batch(0, 0, 5)], [Batch(1, 5, 20, 2, files)], 2.0)
+    found = report("log", Path("/out"), [ExportedBatch(0, 0, 5)], [ExportedBatch(1, 5, 20, 2, files)], 2.0)
 
     assert (found.fact("new rows"), found.fact("all batches"), found.fact("next"), found.fact("lost")) == (12, 2, 20, 2)
     assert found.fact("rows per second") == 6.0
     assert found.table("New rows by topic").rows == (("a", 6, 2, 20), ("b", 6, 2, 20))
     assert [chart.labels for chart in found.charts] == [("2026-11-20", "2026-11-21"), ("a", "b")]
-    assert report("log", Path("/out"), [Batch(0, 0, 5)], [], 1.0).notes
+    assert report("log", Path("/out"), [ExportedBatch(0, 0, 5)], [], 1.0).notes

@@ -16,21 +16,21 @@ from dledger.errors import AccessDeniedError, ConfigError, IdentityError, Invali
 from dledger_spark.jobs import replay
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.extent import Extent
-from dledger_spark.jobs.pace import Pace, rows_at_once
-from dledger_spark.jobs.replay import ReplayOptions, Target, check_loop, first_of, rows_identity, writer_of
-from dledger_spark.jobs.report import Report
+from dledger_spark.jobs.pace import RowPace, rows_at_once
+from dledger_spark.jobs.replay import ReplayOptions, ReplayTarget, check_loop, first_of, rows_identity, writer_of
+from dledger_spark.jobs.report import JobReport
 from dledger_spark.jobs.source import LogSource, ParquetSource
 from tests.unit.dledger_spark.jobs.reports import REPORT
 from tests.unit.dledger_spark.jobs.test_export_plan import Entries
 
 SOURCE = LogSource(path="/logs")
-OPTIONS = ReplayOptions(SOURCE, Target("h:1", "g", "t"))
+OPTIONS = ReplayOptions(SOURCE, ReplayTarget("h:1", "g", "t"))
 
 
-def _remembered(seen: list[ReplayOptions]) -> Callable[..., Report]:
+def _remembered(seen: list[ReplayOptions]) -> Callable[..., JobReport]:
     """In place of running a job."""
 
-    def take(_run: object, options: ReplayOptions, _frame: object) -> Report:
+    def take(_run: object, options: ReplayOptions, _frame: object) -> JobReport:
         seen.append(options)
         return REPORT
 
@@ -117,7 +117,7 @@ def test_a_target_is_known_by_what_it_says_of_itself(
 ) -> None:
     """By its addresses only if it does not say it to this account; no question where the topics or the end differ."""
     monkeypatch.setattr("dledger_spark.source.client_log.shared_client", lambda *_: _Answers(answer))
-    target = Target("b:1,a:1" if refused == ["a:1"] else "b:1", "g", "t")
+    target = ReplayTarget("b:1,a:1" if refused == ["a:1"] else "b:1", "g", "t")
     source = LogSource(bootstrap="a:1", group="g", topics=("t",))
     extent = replace(_extent(0), group="g")
 
@@ -141,7 +141,7 @@ def test_rows_never_go_faster_than_the_rate(batches: list[int], rate: float) -> 
         nonlocal now
         now += seconds
 
-    pace = Pace(rate, lambda: now, wait)
+    pace = RowPace(rate, lambda: now, wait)
     for rows in batches:
         pace.take(rows)
 
@@ -151,7 +151,7 @@ def test_rows_never_go_faster_than_the_rate(batches: list[int], rate: float) -> 
 def test_a_pause_is_not_made_up_for() -> None:
     """After a stall rows do not come in a burst."""
     now, waits = [0.0], list[float]()
-    pace = Pace(10, lambda: now[0], waits.append)
+    pace = RowPace(10, lambda: now[0], waits.append)
 
     pace.take(5)
     now[0] = 100.0

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dledger_spark.jobs.chart import Bars, Chart, Columns, Series, svg
+from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series, svg
 from dledger_spark.jobs.page import page, write_page
 from dledger_spark.jobs.printing import print_json, print_report
-from dledger_spark.jobs.report import Column, Report, Table, key
-from dledger_spark.jobs.units import Unit, Value, shown
+from dledger_spark.jobs.report import JobReport, ReportColumn, Table, key
+from dledger_spark.jobs.units import CountUnit, Value, shown
 from tests.unit.dledger_spark.jobs.reports import REPORT
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,7 +25,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def _printed(report: Report, out: io.StringIO) -> str:
+def _printed(report: JobReport, out: io.StringIO) -> str:
     print_report(report, out)
     return out.getvalue()
 
@@ -33,22 +33,22 @@ def _printed(report: Report, out: io.StringIO) -> str:
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (None, Unit.COUNT, "-"),
-        (True, Unit.TEXT, "yes"),
-        ("x", Unit.BYTES, "x"),
-        (1_234_567, Unit.COUNT, "1,234,567"),
-        (1023, Unit.BYTES, "1023 B"),
-        (1536, Unit.BYTES, "1.50 KiB"),
-        (300 << 30, Unit.BYTES, "300 GiB"),
-        (0.25, Unit.SECONDS, "250 ms"),
-        (90, Unit.SECONDS, "90.0 s"),
-        (3600 * 30, Unit.SECONDS, "30.0 h"),
-        (86400 * 3, Unit.SECONDS, "3.0 d"),
-        (0.125, Unit.SHARE, "12.5%"),
-        (1_700_000_000_000, Unit.TIME_MS, "2023-11-14 22:13:20"),
+        (None, CountUnit.COUNT, "-"),
+        (True, CountUnit.TEXT, "yes"),
+        ("x", CountUnit.BYTES, "x"),
+        (1_234_567, CountUnit.COUNT, "1,234,567"),
+        (1023, CountUnit.BYTES, "1023 B"),
+        (1536, CountUnit.BYTES, "1.50 KiB"),
+        (300 << 30, CountUnit.BYTES, "300 GiB"),
+        (0.25, CountUnit.SECONDS, "250 ms"),
+        (90, CountUnit.SECONDS, "90.0 s"),
+        (3600 * 30, CountUnit.SECONDS, "30.0 h"),
+        (86400 * 3, CountUnit.SECONDS, "3.0 d"),
+        (0.125, CountUnit.SHARE, "12.5%"),
+        (1_700_000_000_000, CountUnit.TIME_MS, "2023-11-14 22:13:20"),
     ],
 )
-def test_figures_are_shown_with_their_unit(value: Value, unit: Unit, text: str) -> None:
+def test_figures_are_shown_with_their_unit(value: Value, unit: CountUnit, text: str) -> None:
     """Three figures, powers of 1024 for bytes, UTC for times."""
     assert shown(value, unit) == text
 
@@ -96,7 +96,7 @@ def test_problems_make_exit_code_1_and_are_said_last() -> None:
 def test_a_row_of_another_width_is_refused() -> None:
     """A mistake of a job shows where it is made."""
     with pytest.raises(ValueError, match="2 columns"):
-        Table("t", (Column("a"), Column("b")), ((1, 2), (3,)))
+        Table("t", (ReportColumn("a"), ReportColumn("b")), ((1, 2), (3,)))
 
 
 def test_a_page_is_one_file_with_nothing_from_elsewhere(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_chart_has_a_mark_per_value_each_with_its_figure(chart: Chart) -> None
     root = ET.fromstring(svg(chart, 7).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
     marks = root.findall(f"{SVG}g")
     titles = [mark.findtext(f"{SVG}title") for mark in marks]
-    side = "height" if isinstance(chart, Columns) else "width"
+    side = "height" if isinstance(chart, ColumnChart) else "width"
     sizes = [float(mark.find(f"{SVG}rect").get(side, "0")) for mark in marks]  # type: ignore[union-attr]  # it is there
     values = [value for row in zip(*(one.values for one in chart.series), strict=True) for value in row if value]
 
@@ -130,13 +130,13 @@ def test_a_chart_has_a_mark_per_value_each_with_its_figure(chart: Chart) -> None
 
 def test_an_empty_chart_is_a_chart() -> None:
     """A log without messages has a page, too."""
-    for kind in (Columns, Bars):
-        ET.fromstring(svg(kind("none", Unit.COUNT, (), (Series("x", ()),)), 1))
+    for kind in (ColumnChart, Bars):
+        ET.fromstring(svg(kind("none", CountUnit.COUNT, (), (Series("x", ()),)), 1))
 
 
 def test_charts_refuse_what_they_cannot_show() -> None:
     """A value per label, and no more colours than the page has."""
     with pytest.raises(ValueError, match="2 values of x for 1 labels"):
-        Columns("t", Unit.COUNT, ("a",), (Series("x", (1.0, 2.0)),))
+        ColumnChart("t", CountUnit.COUNT, ("a",), (Series("x", (1.0, 2.0)),))
     with pytest.raises(ValueError, match="1 to 4 series"):
-        Bars("t", Unit.COUNT, ("a",), tuple(Series(str(n), (1.0,)) for n in range(5)))
+        Bars("t", CountUnit.COUNT, ("a",), tuple(Series(str(n), (1.0,)) for n in range(5)))

@@ -10,7 +10,7 @@ import pytest
 
 from dledger_spark.errors import PipelineError
 from dledger_spark.rebuild.parts import INDEX, QUEUES
-from dledger_spark.rebuild.rows import COLUMNS, KEYS_FILE, FileShapes, Row, Written, write_rows
+from dledger_spark.rebuild.rows import COLUMNS, KEYS_FILE, FileShapes, RebuildRow, Written, write_rows
 from rocketstore.consume_queue.units import UNIT
 from rocketstore.index.chains import KEY
 from rocketstore.index.file import IndexShape
@@ -18,18 +18,18 @@ from rocketstore.index.file import IndexShape
 SHAPES = FileShapes(200, IndexShape(10, 20), keys_only=False)
 
 
-def queue_row(position: int, first: int, count: int = 2, *, queue_id: int = 0) -> Row:
+def queue_row(position: int, first: int, count: int = 2, *, queue_id: int = 0) -> RebuildRow:
     units = np.array([(position + number, 100, 7) for number in range(count)], UNIT)
     numbers = np.arange(first, first + count).astype("<i8")
-    return Row(QUEUES, "T", queue_id, position, numbers.tobytes(), units.tobytes())
+    return RebuildRow(QUEUES, "T", queue_id, position, numbers.tobytes(), units.tobytes())
 
 
-def key_row(position: int, count: int = 3) -> Row:
+def key_row(position: int, count: int = 3) -> RebuildRow:
     keys = np.array([(number, position, 1) for number in range(count)], KEY)
-    return Row(INDEX, "", 0, position, b"", keys.tobytes())
+    return RebuildRow(INDEX, "", 0, position, b"", keys.tobytes())
 
 
-def batches(*rows: Row) -> list[pa.RecordBatch]:
+def batches(*rows: RebuildRow) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_pylist([dict(zip(COLUMNS, row, strict=True))]) for row in rows]
 
 

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from google.protobuf.message import Message as Wire
 
-from dledger.access.guard import Guard
-from dledger.access.rules import Rules
+from dledger.access.guard import AccessGuard
+from dledger.access.rules import AccessRules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import SystemClock
 from dledger.conditions import Conditions
@@ -173,11 +173,11 @@ class Harness:
         config: BrokerConfig | None = None,
         *topics: TopicConfig,
         has_caught_up: Callable[[], bool] = lambda: True,
-        rules: Rules | None = None,
+        rules: AccessRules | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
         self.config = config or BrokerConfig()
-        self.guard = None if rules is None else Guard(rules, name="n0", clock=SystemClock())
+        self.guard = None if rules is None else AccessGuard(rules, name="n0", clock=SystemClock())
         self._security = security
         self._has_caught_up = has_caught_up
         self.store = ServedFakeStore()

@@ -15,7 +15,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.queue import Repeated
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
-from rocketstore.queue_numbers.numbering import SHARE_OF_LOG, Numbering, RepeatAlarm
+from rocketstore.queue_numbers.numbering import SHARE_OF_LOG, LoggedNumbering, RepeatAlarm
 from rocketstore.queue_numbers.record import encode_numbering
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
@@ -26,7 +26,7 @@ from rocketstore.types import (
     QueueKey,
     QueueUnit,
     RecordHead,
-    Stored,
+    StoredPlace,
 )
 from tests.unit.rocketstore.bench import WAIT_S, bodies, fill, running, small_config
 
@@ -91,7 +91,7 @@ class Bench:
 
     def start(self, *, continuous: bool = True) -> None:
         """Also again, with nothing but log and queues."""
-        self.numbering = Numbering(self.log, self.queues, deleted=lambda: self.deleted)
+        self.numbering = LoggedNumbering(self.log, self.queues, deleted=lambda: self.deleted)
         self.numbering.begin(continuous=continuous)
 
     def write(self, bodies: Sequence[bytes], *, dispatch: bool = True) -> list[int]:
@@ -287,7 +287,7 @@ def test_a_set_is_due_when_the_log_has_gone_on_to_another_file() -> None:
 
     bench.numbering.publish()
     _, done = bench.log.submitted.pop()
-    done([PutResult(PutMessageStatus.PUT_OK, Stored(1100, 100, 0, 0, 0))])
+    done([PutResult(PutMessageStatus.PUT_OK, StoredPlace(1100, 100, 0, 0, 0))])
     assert [bench.numbering.is_due(position) for position in (1999, 2000)] == [False, True]
 
 

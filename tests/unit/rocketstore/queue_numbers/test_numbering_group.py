@@ -20,7 +20,7 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import Stored
+from rocketstore.types import StoredPlace
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import UnsyncedFs, bodies, small_config
 from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES, members_of, node_config
@@ -97,9 +97,9 @@ class Group:
         wait_until(looked, "there is a master", WAIT_S)
         return found[0]
 
-    def put(self, topic: str, body: bytes) -> Stored:
+    def put(self, topic: str, body: bytes) -> StoredPlace:
         """As a client does: whoever is master."""
-        stored: list[Stored] = []
+        stored: list[StoredPlace] = []
 
         def sent() -> bool:
             result = self.master().store.put(Message(topic, body, 0))

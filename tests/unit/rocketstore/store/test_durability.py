@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from dledger.errors import DiskError, DiskFullError
-from rocketstore.store.checkpoint import CheckpointFile
+from rocketstore.store.checkpoint import StoreCheckpointFile
 from rocketstore.store.durability import Attempts, Durability
 from tests.store.crash_fs import NO_SPACE, FailingFs
 
@@ -48,17 +48,17 @@ def fs() -> FailingFs:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path, fs: FailingFs) -> CheckpointFile:
-    return CheckpointFile(fs, tmp_path / "checkpoint")
+def checkpoint(tmp_path: Path, fs: FailingFs) -> StoreCheckpointFile:
+    return StoreCheckpointFile(fs, tmp_path / "checkpoint")
 
 
 @pytest.fixture
-def durability(parts: dict[str, Mock], dispatch: Dispatch, checkpoint: CheckpointFile) -> Durability:
+def durability(parts: dict[str, Mock], dispatch: Dispatch, checkpoint: StoreCheckpointFile) -> Durability:
     return Durability(parts["log"], parts["queues"], parts["index"], dispatch, (checkpoint, Mock()))  # type: ignore[arg-type]
 
 
 def test_what_was_dispatched_during_a_flush_is_left_to_the_next(
-    durability: Durability, checkpoint: CheckpointFile
+    durability: Durability, checkpoint: StoreCheckpointFile
 ) -> None:
     """Neither a start nor retention may take it for durable."""
     durability.flush()
@@ -68,7 +68,7 @@ def test_what_was_dispatched_during_a_flush_is_left_to_the_next(
 
 @pytest.mark.parametrize("failing", ["log", "queues", "index"])
 def test_a_flush_that_failed_leaves_the_checkpoint_as_it_was(
-    durability: Durability, checkpoint: CheckpointFile, parts: dict[str, Mock], failing: str
+    durability: Durability, checkpoint: StoreCheckpointFile, parts: dict[str, Mock], failing: str
 ) -> None:
     """The others are flushed all the same, and the next flush of everything says so."""
     durability.flush()
@@ -82,7 +82,7 @@ def test_a_flush_that_failed_leaves_the_checkpoint_as_it_was(
 
 
 def test_a_stop_that_fails_twice_leaves_the_checkpoint_as_it_was(
-    durability: Durability, checkpoint: CheckpointFile, parts: dict[str, Mock]
+    durability: Durability, checkpoint: StoreCheckpointFile, parts: dict[str, Mock]
 ) -> None:
     """A stop flushes the log twice. Else, with the power gone after it, the lost end of the log is taken for damage."""
     durability.flush()
@@ -96,7 +96,7 @@ def test_a_stop_that_fails_twice_leaves_the_checkpoint_as_it_was(
 
 
 def test_a_checkpoint_that_finds_no_room_frees_nothing(
-    durability: Durability, checkpoint: CheckpointFile, fs: FailingFs
+    durability: Durability, checkpoint: StoreCheckpointFile, fs: FailingFs
 ) -> None:
     """Retention may have what the checkpoint on the disk covers, and no more."""
     durability.flush()
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_finds_no_room_frees_nothing(
 
 
 def test_a_deleted_topics_queues_end_behind_every_number_that_was_given_out(
-    dispatch: Dispatch, parts: dict[str, Mock], checkpoint: CheckpointFile
+    dispatch: Dispatch, parts: dict[str, Mock], checkpoint: StoreCheckpointFile
 ) -> None:
     """Also of what is put and not dispatched yet: a topic of that name that comes again must not give it out twice."""
     deleted, living = Mock(), {("T", 0): 3, ("T", 1): 3, ("other", 0): 3}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rocketstore.store.checkpoint import UNKNOWN, Checkpoint
-from rocketstore.store.recovery import Facts, QueueFacts, RecoveryPlan, file_by_time, plan, recover
+from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint
+from rocketstore.store.recovery import QueueFacts, RecoveryFacts, RecoveryPlan, file_by_time, plan, recover
 from tests.unit.rocketstore.fakes import FakeLog
 
-OURS = Checkpoint(1, 1, 1, replay_from=600, queue_units=10, index_end=500, index_entries=7)
-JAVAS = Checkpoint(10_000, 10_000, 10_000)
+OURS = StoreCheckpoint(1, 1, 1, replay_from=600, queue_units=10, index_end=500, index_entries=7)
+JAVAS = StoreCheckpoint(10_000, 10_000, 10_000)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Queues:
 def decide(
     *,
     clean: bool,
-    checkpoint: Checkpoint = OURS,
+    checkpoint: StoreCheckpoint = OURS,
     begin: int = 0,
     end: int = 1000,
     units: int = 10,
@@ -68,7 +68,7 @@ def decide(
     by_time: int = 0,
     index_safe: bool = True,
 ) -> RecoveryPlan:
-    facts = Facts(clean, checkpoint, begin, end, QueueFacts(units, max_physical), index or Index(), by_time)
+    facts = RecoveryFacts(clean, checkpoint, begin, end, QueueFacts(units, max_physical), index or Index(), by_time)
     return plan(facts, index_safe=index_safe)
 
 
@@ -102,7 +102,7 @@ def test_a_log_that_lost_its_tail_cuts_queues_and_index() -> None:
 
 def test_what_the_log_no_longer_has_is_not_asked_for() -> None:
     assert decide(clean=True, begin=800).replay_from == 800
-    assert decide(clean=False, checkpoint=Checkpoint(), begin=800).replay_from == 800
+    assert decide(clean=False, checkpoint=StoreCheckpoint(), begin=800).replay_from == 800
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -140,7 +140,7 @@ def test_after_rocketmqs_crash_building_begins_at_the_file_that_its_times_name()
 
 def test_without_queues_and_checkpoint_all_is_built() -> None:
     """Also after a clean stop: the queues' directory and the checkpoint were deleted."""
-    found = decide(clean=True, checkpoint=Checkpoint(), units=0, max_physical=-1)
+    found = decide(clean=True, checkpoint=StoreCheckpoint(), units=0, max_physical=-1)
 
     assert found.replay_from == 0
 
@@ -160,7 +160,7 @@ def test_an_empty_log_empties_the_queues() -> None:
         ({"begin": 601}, False),
         ({"begin": 500, "units": OURS.queue_units - 1}, False),
         ({"begin": 500, "checkpoint": JAVAS}, True),
-        ({"begin": 500, "checkpoint": Checkpoint(), "units": 0}, False),
+        ({"begin": 500, "checkpoint": StoreCheckpoint(), "units": 0}, False),
     ],
 )
 def test_queues_are_whole_if_they_missed_nothing_that_the_log_has_lost(changes: Any, whole: bool) -> None:  # noqa: ANN401
@@ -217,4 +217,4 @@ def test_rocketmqs_times_are_used_only_where_there_is_nothing_better() -> None:
     found = recover(log, Queues([35], 3500), None, JAVAS, clean_stop=False, index_safe=True)
 
     assert found.replay_from == 1000
-    assert Checkpoint().replay_from == UNKNOWN
+    assert StoreCheckpoint().replay_from == UNKNOWN

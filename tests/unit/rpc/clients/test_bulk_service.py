@@ -75,7 +75,7 @@ class Service:
         answers = self.stream("BlockDigests", codec.encode_digests_request(request))
         return [codec.decode_digests(one) for one in answers]
 
-    def locate(self, **questions: list[int]) -> codec.Located:
+    def locate(self, **questions: list[int]) -> codec.LocatedEntries:
         request = codec.encode_locate(codec.Locate("default", **questions))
         method = self.channel.unary_unary(_path("Locate"), request_serializer=None, response_deserializer=None)
         return codec.decode_located(method(request, timeout=10))

@@ -249,7 +249,7 @@ def test_unknown_response_code_reads_as_unknown() -> None:
 @given(
     st.builds(
         codec.Handshake,
-        st.builds(codec.Header, names, names, names.map(NodeId), names.map(NodeId)),
+        st.builds(codec.EnvelopeHeader, names, names, names.map(NodeId), names.map(NodeId)),
         st.integers(0, 1000),
         st.lists(names, max_size=5).map(tuple),
         numbers,

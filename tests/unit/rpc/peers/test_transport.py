@@ -83,7 +83,7 @@ def peer(config: ServerConfig, receiver: RecordingReceiver) -> Iterator[Peer]:
 
 def handshake_of(sender: NodeId) -> bytes:
     """The frame with which ``sender`` begins, if its configuration is that of the fixture."""
-    header = codec.Header("c", "default", sender, N1)
+    header = codec.EnvelopeHeader("c", "default", sender, N1)
     store = ServerConfig().store
     handshake = codec.Handshake(
         header, codec.PROTOCOL_VERSION, ("n0", "n1"), store.segment_bytes, store.max_entry_bytes

@@ -21,6 +21,8 @@ from typing import Final, Protocol
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskFullError, DLedgerError, LackingError, ShutdownError, UnavailableError
+from dledger.store.mending import Repaired, SegmentSource
+from dledger.store.scrub import ScrubStep
 from dledger.types import LogIndex, NodeId
 
 _log = logging.getLogger("dledger")
@@ -49,48 +51,13 @@ class PeerLogs(Protocol):
         """Chain CRCs of those that ``peer`` holds as committed. Raises ``UnavailableError``."""
 
 
-class ScrubStep(Protocol):
-    """``dledger.store.scrub.ScrubStep``."""
-
-    @property
-    def read_bytes(self) -> int:
-        """How much was read."""
-
-    @property
-    def damage(self) -> CorruptLogError | None:
-        """What was met."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether a pass ended."""
-
-
-class Repaired(Protocol):
-    """``dledger.store.mending.Repaired``."""
-
-    @property
-    def bases(self) -> tuple[int, ...]:
-        """The segments that were replaced."""
-
-    @property
-    def aside(self) -> Path | None:
-        """Where what was damaged is now."""
-
-
-class Source(Protocol):
-    """A peer's bytes."""
-
-    def read(self, position: int, length: int) -> bytes | None:
-        """See ``PeerLogs.read_log``."""
-
-
 class WatchedLog(Protocol):
     """The node's own log, as this sees it; ``DLedgerServer`` makes it of a ``FileStore``."""
 
     def verify(self, max_bytes: int) -> ScrubStep:
         """The next bytes of an endless walk. Raises ``DiskError``."""
 
-    def repair(self, base: int, source: Source, pause: Callable[[], None]) -> Repaired:
+    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None]) -> Repaired:
         """Replace a damaged segment by what ``source`` has. Raises ``DLedgerError``; then nothing has changed."""
 
     def find(self, base: int, pause: Callable[[], None]) -> CorruptLogError | None:
@@ -339,15 +306,7 @@ class _PeerSource:
         return self._peers.read_log(self._peer, position, length)
 
 
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    """No repair was needed."""
-
-    bases: tuple[int, ...] = ()
-    aside: Path | None = None
-
-
-_NOTHING: Final = _Nothing()
+_NOTHING: Final = Repaired((), None)
 
 
 def _where(error: CorruptLogError) -> str:

@@ -17,16 +17,17 @@ from dledger.errors import (
     UnavailableError,
     WrongBytesError,
 )
-from dledger.runtime.watch import (
+from dledger.store.mending import Repaired, SegmentSource
+from dledger.store.scrub import ScrubStep
+from dledger.types import NO_INDEX, LogIndex, NodeId
+from dledger.watch import (
     COMPARE_INTERVAL_MS,
     FIRST_COMPARE_MS,
     RETRY_MS_MAX,
     RETRY_MS_MIN,
     LogWatch,
-    Source,
     WatchSettings,
 )
-from dledger.types import NO_INDEX, LogIndex, NodeId
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 SEGMENT = Path("/data/00000000000000004096")
@@ -44,23 +45,10 @@ class Clock:
 
 
 @dataclass
-class Step:
-    read_bytes: int = 1000
-    damage: CorruptLogError | None = None
-    finished: bool = False
-
-
-@dataclass
-class Done:
-    bases: tuple[int, ...] = (4096,)
-    aside: Path | None = Path("/damaged-1")
-
-
-@dataclass
 class Log:
     """The own log."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScrubStep] = field(default_factory=list)
     damage: CorruptLogError | None = None
     crcs: dict[LogIndex, int] = field(default_factory=dict)
     committed_index: LogIndex = NO_INDEX
@@ -69,16 +57,16 @@ class Log:
     verified: int = 0
     repaired: int = 0
 
-    def verify(self, max_bytes: int) -> Step:
+    def verify(self, max_bytes: int) -> ScrubStep:
         self.verified += 1
-        return self.steps.pop(0) if self.steps else Step(min(1000, max_bytes))
+        return self.steps.pop(0) if self.steps else ScrubStep(min(1000, max_bytes))
 
-    def repair(self, base: int, source: Source, pause: Callable[[], None]) -> Done:
+    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None]) -> Repaired:
         pause()
         if source.read(base, 10) is None:
             raise LackingError("it does not hold it")
         self.repaired, self.damage = self.repaired + 1, None
-        return Done((base,))
+        return Repaired((base,), Path("/damaged-1"))
 
     def find(self, _base: int, _pause: Callable[[], None]) -> CorruptLogError | None:
         return self.damage
@@ -165,7 +153,7 @@ def test_the_log_is_verified_at_the_rate_that_is_set() -> None:
 def test_what_the_scrubber_finds_is_repaired_with_the_first_peer_that_has_it() -> None:
     """Told while it lasts, and over afterwards."""
     one = world(rate=1000)
-    one.log.steps, one.log.damage = [Step(damage=damaged())], damaged()
+    one.log.steps, one.log.damage = [ScrubStep(1000, damage=damaged())], damaged()
     one.peers.answers = {N1: UnavailableError("n1 does not answer"), N2: b"bytes"}
 
     one.watch.step()
