@@ -9,7 +9,7 @@ tried: it may be behind one of them.
 from __future__ import annotations
 
 
-class Whereabouts:
+class AddressBook:
     """What is known of nodes' addresses. Not thread-safe: its owner's lock guards it."""
 
     def __init__(self, given: tuple[str, ...]) -> None:

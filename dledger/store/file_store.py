@@ -41,7 +41,7 @@ from dledger.store.bulk_reader import BulkReader
 from dledger.store.checkpoint import Mark
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.store.hard_state import FileHardState
-from dledger.store.identity import Identity
+from dledger.store.identity import StoreIdentity
 from dledger.store.log_files import Write
 from dledger.store.log_state import LogState
 from dledger.store.mending import Mender
@@ -121,7 +121,7 @@ class FileStore:
         ``DiskFullError``.
         """
         fs = fs or RealFileSystem()
-        identity = Identity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
+        identity = StoreIdentity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
         return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs)
 
     @property

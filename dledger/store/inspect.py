@@ -21,11 +21,11 @@ from dledger.store.format import (
     BLANK_MAGIC,
     HEADER,
     UNIT,
+    EntryHeader,
     Follow,
-    Header,
+    IndexUnit,
     ScanWindow,
     StopKind,
-    Unit,
     after,
     header_problem,
     parse_segment_name,
@@ -40,7 +40,7 @@ class RecordItem:
 
     path: Path
     offset: int
-    header: Header
+    header: EntryHeader
     body: bytes
 
 
@@ -59,7 +59,7 @@ class UnitItem:
 
     path: Path
     offset: int
-    unit: Unit
+    unit: IndexUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _item_at(file: _Mapped, offset: int, follow: Follow | None) -> DataItem:
         return EndItem(file.path, offset)
     if len(head) < ENTRY_HEADER_BYTES:
         return ProblemItem(file.path, offset, "less than an entry header is left")
-    header = Header(*HEADER.unpack(head))
+    header = EntryHeader(*HEADER.unpack(head))
     reason = _unchained_problem(file, offset, header) if follow is None else _chained_problem(file, offset, follow)
     if reason:
         return ProblemItem(file.path, offset, reason)
@@ -183,7 +183,7 @@ def _chained_problem(file: _Mapped, offset: int, follow: Follow) -> str:
     return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no record starts here"
 
 
-def _unchained_problem(file: _Mapped, offset: int, header: Header) -> str:
+def _unchained_problem(file: _Mapped, offset: int, header: EntryHeader) -> str:
     problem = header_problem(header, file.base + offset, Follow(header.index - 1, 0, 0))
     if problem:
         return problem
@@ -201,10 +201,10 @@ def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
         if isinstance(file, ProblemItem):
             yield file
             continue
-        previous: Unit | None = None
+        previous: IndexUnit | None = None
         for offset in range(0, file.size - INDEX_UNIT_BYTES + 1, INDEX_UNIT_BYTES):
-            unit = Unit(*UNIT.unpack_from(file.map, offset))
-            if unit == Unit(0, 0, 0, 0, 0):
+            unit = IndexUnit(*UNIT.unpack_from(file.map, offset))
+            if unit == IndexUnit(0, 0, 0, 0, 0):
                 if previous is not None:
                     yield EndItem(path, offset)
                     break
@@ -217,7 +217,7 @@ def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
             yield UnitItem(path, offset, unit)
 
 
-def _unit_problem(unit: Unit, index: int, previous: Unit | None) -> str:
+def _unit_problem(unit: IndexUnit, index: int, previous: IndexUnit | None) -> str:
     if unit.index != index:
         return f"index {unit.index} found in the place of {index}"
     if previous and (unit.position < previous.position + previous.size or unit.term < previous.term):
@@ -234,7 +234,7 @@ def problems(directory: Path, data_dirs: tuple[Path, ...] = ()) -> Iterator[Prob
             yield item
         elif isinstance(item, RecordItem):
             found, header = units.get(item.header.index), item.header
-            wanted = Unit(header.magic, header.position, header.size, header.index, header.term)
+            wanted = IndexUnit(header.magic, header.position, header.size, header.index, header.term)
             if found is None or found.unit != wanted:
                 yield ProblemItem(item.path, item.offset, f"the index does not agree about entry {header.index}")
     yield from (item for item in inspect_index(segment_paths(directory / "index")) if isinstance(item, ProblemItem))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.store.file_store import FileStore
-from dledger.store.verify import SAMPLE_ENTRIES, Divergence, VerifiedNode, compare_nodes, verify_node
+from dledger.store.verify import SAMPLE_ENTRIES, LogDivergence, VerifiedNode, compare_nodes, verify_node
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.store.support import UnsyncedFs, abandon, fill, open_store, small_config
 from tests.support.damage import turn
@@ -214,7 +214,7 @@ def test_the_first_entry_that_differs_is_named_although_both_check_out(tmp_path:
 
     (found,) = compare_nodes([one, other])
 
-    assert isinstance(found, Divergence)
+    assert isinstance(found, LogDivergence)
     assert found.index == 4050
 
 

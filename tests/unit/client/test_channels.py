@@ -10,12 +10,12 @@ import pytest
 
 from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.channels import Channels, Seeker, Service
-from dledger.client.discovery import Directory, Report
+from dledger.client.discovery import Directory, ServerReport
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 
 SERVICE = Service("Service", lambda error, address, **_: UnavailableError(f"{address}: {error}"))
-LEADER = Report("n0", True, 1, None, {})
+LEADER = ServerReport("n0", True, 1, None, {})
 
 
 class FakeChannel:
@@ -204,7 +204,7 @@ def test_whoever_waited_for_anothers_search_takes_what_it_found() -> None:
 
         def release(self) -> None: ...
 
-    def ask(addresses: object, _deadline: Deadline) -> Iterator[tuple[str, Report | DLedgerError]]:
+    def ask(addresses: object, _deadline: Deadline) -> Iterator[tuple[str, ServerReport | DLedgerError]]:
         asked.append(addresses)
         yield "n0:1", LEADER
 
@@ -220,9 +220,9 @@ def test_async_look_does_not_end_with_the_word_of_the_present_leader() -> None:
     directory = Directory(("n0:1", "n1:1"))
     directory.set_leader("n0:1")
 
-    async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, Report | DLedgerError], None]:
+    async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
         yield "n0:1", LEADER
-        yield "n1:1", Report("n1", True, 2, None, {})
+        yield "n1:1", ServerReport("n1", True, 2, None, {})
 
     assert asyncio.run(AsyncSeeker(directory, ask, lambda report: report).look()) == "n1:1"
 
@@ -233,7 +233,7 @@ def test_whoever_gives_up_waiting_for_a_search_does_not_end_it_for_the_others() 
     async def test() -> None:
         answer = asyncio.Event()
 
-        async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, Report | DLedgerError], None]:
+        async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
             await answer.wait()
             yield "n0:1", LEADER
 

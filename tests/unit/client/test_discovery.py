@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from dledger.client.channels import Seeker
-from dledger.client.discovery import Directory, Report, Search
+from dledger.client.discovery import Directory, Search, ServerReport
 from dledger.client.shared import Deadline
 from dledger.errors import (
     AccessDeniedError,
@@ -29,14 +29,14 @@ GIVEN = tuple(f"{name}:1" for name in NAMES)
 
 def report(
     name: str, *, term: int = 1, leads: bool = False, leader: str = "", at: Mapping[str, str] | None = None
-) -> Report:
+) -> ServerReport:
     """Of a member of a group of three; ``at``: where it says that others are."""
     leader = name if leads else leader
     hint = LeaderHint(NodeId(leader), "") if leader else None
-    return Report(name, leads, term, hint, {one: (at or {}).get(one, "") for one in NAMES})
+    return ServerReport(name, leads, term, hint, {one: (at or {}).get(one, "") for one in NAMES})
 
 
-def heard(search: Search, *answers: tuple[str, Report | DLedgerError]) -> bool:
+def heard(search: Search, *answers: tuple[str, ServerReport | DLedgerError]) -> bool:
     """Whether one of the answers settled it."""
     return any(search.take(address, answer) for address, answer in answers)
 
@@ -95,7 +95,8 @@ def test_half_of_a_group_is_no_majority() -> None:
     search = Search(directory, doubting=True)
     search.whom_to_ask()
     n0, n1, n2 = (
-        Report(name, name == "n0", 1, LeaderHint(NodeId("n0"), ""), dict.fromkeys(names, "")) for name in names[:3]
+        ServerReport(name, name == "n0", 1, LeaderHint(NodeId("n0"), ""), dict.fromkeys(names, ""))
+        for name in names[:3]
     )
     assert not heard(search, ("n0:1", n0), ("n1:1", n1))
     assert search.take("n2:1", n2)
@@ -138,7 +139,7 @@ def test_the_present_leader_stays_where_another_one_claims_the_same_term(directo
     directory.set_leader(GIVEN[1])
     search = Search(directory, doubting=True)
     search.whom_to_ask()
-    alone = Report("", True, 0, None, {})
+    alone = ServerReport("", True, 0, None, {})
     assert not heard(search, (GIVEN[0], alone), (GIVEN[1], alone), (GIVEN[2], alone))
     assert search.conclude() == GIVEN[1]
 

@@ -14,8 +14,8 @@ from dledger.sending import window as window_module
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
 from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
-from dledger.sending.batch import AllStored, Answer, Batch
-from dledger.sending.numbering import Numbering
+from dledger.sending.batch import AllStored, Answer, OutgoingBatch
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
 from tests.unit.sending.test_stream import one_entry
 from tests.unit.sending.world import RULES
@@ -173,14 +173,14 @@ class Line:
         self.address = "n1:1"
         self.server_memory = ""
         self.broken: DLedgerError | None = None
-        self.batches: list[Batch[None, int]] = []
+        self.batches: list[OutgoingBatch[None, int]] = []
         self.is_closed = False
         self.refusals: list[DLedgerError] = []
         """What is not even submitted."""
         self._on_answer = on_answer
         self._on_end = on_end
 
-    def submit(self, batch: Batch[None, int]) -> DLedgerError | None:
+    def submit(self, batch: OutgoingBatch[None, int]) -> DLedgerError | None:
         if self.refusals:
             return self.refusals.pop()
         self.batches.append(batch)
@@ -222,7 +222,7 @@ def sender_of(
         return lines[-1]  # type: ignore[return-value]
 
     links = AsyncLinks(connect, find_leader, lambda _address, _error: None)
-    return AsyncSender(links, Window(options, RULES, Numbering()), "s"), lines
+    return AsyncSender(links, Window(options, RULES, ProducerNumbering()), "s"), lines
 
 
 def test_room_is_not_given_to_more_than_fit() -> None:
@@ -371,7 +371,7 @@ def test_abandoning_ends_what_was_begun() -> None:
 
     async def test() -> None:
         links: AsyncLinks[None, int] = AsyncLinks(connect, _nobody, lambda _address, _error: None)
-        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0), RULES, Numbering()), "s")
+        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0), RULES, ProducerNumbering()), "s")
         await sender.add(b"a")
         await asyncio.sleep(0)
         await sender.abandon(UnavailableError("closed"))
@@ -391,7 +391,9 @@ def test_whoever_waits_hears_of_a_bug() -> None:
         told: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
         links: AsyncLinks[None, int] = AsyncLinks(connect, _nobody, lambda _address, _error: None)
-        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), RULES, Numbering()), "s")
+        sender = AsyncSender(
+            links, Window(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), RULES, ProducerNumbering()), "s"
+        )
         batch, _ = await sender.add(b"a")
         await wait_for_batch(batch)
 

@@ -16,7 +16,7 @@ import pytest
 from dledger.client.appends import AppendBatch, wire_of
 from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
-from dledger.sending.batch import AllStored, Batch
+from dledger.sending.batch import AllStored, OutgoingBatch
 from dledger.sending.stream import Stream
 from tests.support.waiting import wait_until
 
@@ -54,7 +54,7 @@ def noting(told: list[str]) -> Callable[[object, AppendBatch, object], Callable[
 
 
 def one_entry() -> AppendBatch:
-    batch: AppendBatch = Batch(1, 0.0, 10_000.0, 10_000.0)
+    batch: AppendBatch = OutgoingBatch(1, 0.0, 10_000.0, 10_000.0)
     batch.payloads = [b"x"]
     batch.complete()
     batch.begin(0.0, is_first=True)
