@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.clock import Clock
 from dledger.store.file_store import FileStore
 from dledger.store.verify import SAMPLE_ENTRIES, LogDivergence, VerifiedNode, compare_nodes, verify_node
 from dledger.types import Boundary, LogIndex, Position, Term
@@ -232,7 +233,7 @@ def test_directories_of_two_groups_are_not_compared(directory: Path, tmp_path: P
     assert "not of the same group" in said
 
 
-class _Clock:
+class _Clock(Clock):
     def monotonic_ms(self) -> int:
         return 0
 
