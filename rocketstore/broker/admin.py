@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.codec import parse
 from rocketstore.broker.made import MadeByClients
-from rocketstore.broker.ports import StateDone, Store
+from rocketstore.broker.ports import StateDone
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.pull import RunRead
 from rocketstore.broker.refusals import NotFoundRefusalError, NotStoredError
@@ -20,7 +20,9 @@ from rocketstore.message.checks import check_client_topic
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.state.changes import QueueOffset, TopicConfig, check_name
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import TopicConfig, check_name
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutMessageStatus, PutResult
 
 QUERY_MESSAGES_MAX: Final = 256
@@ -30,42 +32,14 @@ AdminHandler = Callable[[bytes, str], Awaitable[bytes]]
 """Gets the request and whose it is: the name of the account, or the address."""
 
 
-class State(Protocol):
-    """What is needed of ``rocketstore.state.BrokerState``."""
-
-    def topics(self) -> list[TopicConfig]:
-        """All topics."""
-
-    def groups(self) -> list[str]:
-        """All groups."""
-
-    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
-        """A group's offsets."""
-
-    def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
-        """Make or change a topic; ``automatic``: because somebody sent to it."""
-
-    def delete_topic(self, name: str, done: StateDone) -> None:
-        """Delete a topic."""
-
-    def has_group(self, name: str) -> bool:
-        """Whether a group has offsets, or had."""
-
-    def delete_group(self, group: str, done: StateDone) -> None:
-        """Forget a group."""
-
-    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
-        """Note how far a group has consumed."""
-
-
 class AdminService:
     """Reads are answered by every node, changes by the master. Handlers raise the errors of ``refusals``."""
 
     def __init__(
         self,
         config: BrokerConfig,
-        store: Store,
-        state: State,
+        store: MessageStore,
+        state: BrokerState,
         topics: TopicAccess,
         run: RunRead,
         bridge: LoopBridge,

@@ -10,12 +10,12 @@ from dledger.clock import Clock
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.long_polling import WaitingPulls
-from rocketstore.broker.ports import Store
 from rocketstore.broker.tag_filter import TagFilter, TagFilters
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB
 from rocketstore.state.changes import check_name
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, GetResult
 
 PULL_BYTES_DEFAULT: Final = MIB
@@ -63,7 +63,7 @@ class PullService:
     def __init__(
         self,
         config: BrokerConfig,
-        store: Store,
+        store: MessageStore,
         topics: TopicAccess,
         waiting: WaitingPulls,
         run: RunRead,

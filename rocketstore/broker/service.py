@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from secrets import token_hex
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import grpc
 
@@ -31,22 +31,24 @@ from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.connections import Connection, Connections
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
-from rocketstore.broker.admin import AdminHandler, AdminService, State
+from rocketstore.broker.admin import AdminHandler, AdminService
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
-from rocketstore.broker.ports import GroupView, Store, TopicLike
+from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, abort
 from rocketstore.broker.send import SendHandler, SendStream
-from rocketstore.broker.status import ObservedStore, StatusReport
+from rocketstore.broker.status import StatusReport
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.message import HostAddress
 from rocketstore.message.producer_names import check_producer_name
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
@@ -60,23 +62,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class ServedStore(Store, ObservedStore, Protocol):
-    """The message store as the service needs it."""
-
-
-class ServedState(State, Protocol):
-    """The broker state as the service needs it."""
-
-    def topic(self, name: str) -> TopicLike | None:
-        """A topic by name."""
-
-    def begin_offset(self, topic: str, queue_id: int) -> int:
-        """The first queue offset that is not of a deleted topic of this name."""
-
-    def runtime_info(self) -> dict[str, str]:
-        """Names and values for the status."""
-
-
 class BrokerService:
     """Create it on the loop's thread; ``stop_waiting`` before the server stops, ``close`` after it.
 
@@ -88,8 +73,8 @@ class BrokerService:
     def __init__(  # noqa: PLR0913  # one parameter per part of the broker
         self,
         config: BrokerConfig,
-        store: ServedStore,
-        state: ServedState,
+        store: MessageStore,
+        state: BrokerState,
         bridge: LoopBridge,
         connections: Connections,
         *,
