@@ -13,8 +13,8 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError
+from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import read_checkpoint
 from dledger.store.format import (
     BLANK,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import CorruptLogError
+from dledger.layout import INDEX_UNIT_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, mark_of, read_checkpoint
 from dledger.store.format import EntryHeader, IndexUnit, parse_segment_name, segment_name
 from dledger.store.hard_state import read_hard_state
