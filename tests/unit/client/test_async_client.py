@@ -16,7 +16,9 @@ from cluster.local_group import free_ports
 from dledger.client import AsyncDLedgerClient, ReadMode
 from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
-from dledger.client.shared import Deadline
+from dledger.client.channels import Service
+from dledger.client.security import ChannelMaker
+from dledger.client.shared import Deadline, rpc_failure
 from dledger.config import ServerConfig
 from dledger.errors import (
     DLedgerError,
@@ -417,3 +419,31 @@ def test_async_append_as_repeats_under_the_given_name() -> None:
         assert group.nodes[0].bodies() == [b"another", b"a", b"b", b"c"]
 
     run(test)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_async_what_is_under_way_when_it_is_closed_fails_and_is_not_cancelled(*, changes: bool) -> None:
+    """Its task goes on; only what changes nothing is certain not to have been applied."""
+
+    async def main() -> None:
+        held = asyncio.Event()
+
+        async def hold(_request: bytes, _context: object) -> bytes:
+            held.set()
+            await asyncio.Event().wait()
+            return b""
+
+        server = aio_server(options.client_server_options(ServerConfig()))
+        add_methods(server, "test.Holder", {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        channels = AsyncChannels(ChannelMaker(None, (address,)), Service("test.Holder", rpc_failure))
+        task = asyncio.create_task(channels.call("Hold", address, b"", Deadline(60), changes=changes))
+        await held.wait()
+        await channels.close()
+        with pytest.raises(RequestTimeoutError if changes else UnavailableError) as caught:
+            await task
+        assert caught.value.outcome == ("unknown" if changes else "not_applied")
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
