@@ -389,6 +389,7 @@ class FileStore:
                 self._checkpoint_file.write_durably(state.checkpoint)
                 self._files.data.drop_from(0)
                 self._files.index.drop_from(0)
+                self._unwiped = []  # gone with its file
                 touched = self._write_head_blank(begin.position)
             except OSError as error:
                 raise state.poisoned("resetting the log", error) from error

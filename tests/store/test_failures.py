@@ -16,9 +16,10 @@ from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, IndexOutOfRangeError
 from dledger.store import reader
 from dledger.store.file_store import FileStore
+from dledger.store.format import BLANK, BLANK_MAGIC
 from dledger.store.fs import DiskUsage, RealFileSystem
 from dledger.store.hard_state import FileHardState, create_hard_state
-from dledger.types import HardState, LogIndex, NodeId, Standing, Term
+from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.store.support import UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
 
@@ -220,6 +221,26 @@ def test_a_thin_volume_that_is_full_is_a_full_disk_until_it_has_room(config: Sto
     assert bodies_of(store) == bodies
     assert store.recovery_report.cut_at is None
     store.close()
+
+
+def test_what_a_reset_drops_is_wiped_by_nobody_later(config: StoreConfig) -> None:
+    """The zeros that were due would go over the blank that the new log's first segment begins with."""
+    fs = FailingFs()
+    store = open_store(config, fs)
+    fill(store, 20)
+    store.flush()
+    fs.fails = lambda call, path: NO_SPACE if call == "write" and path.endswith("0004096") else None
+    with pytest.raises(DiskFullError, match="writing zeros"):
+        store.append_as_leader(Term(1), [b"y" * 500] * 4)
+    fs.fails = lambda _call, _path: None
+
+    store.reset(Boundary(LogIndex(30), Term(1), Position(4096 + 200), 7))
+    store.clean(LogIndex(-1))
+    fill(store, 1)
+    store.close()
+
+    (segment,) = (config.base_dir / "dledger-n0" / "data").iterdir()
+    assert BLANK.unpack_from(segment.read_bytes()) == (BLANK_MAGIC, 200)
 
 
 def test_a_flush_without_room_on_a_thin_volume_says_what_is_full(config: StoreConfig) -> None:
