@@ -23,7 +23,7 @@ class Whereabouts:
         self._given = given
         self._untried = set(given)
         self._met: dict[str, str] = {}  # where each node answered last
-        self._shared: dict[str, None] = {}  # where different nodes answer: a load balancer, which leads to none for sure
+        self._shared: dict[str, None] = {}  # where several nodes answer: a load balancer
         self._said: dict[str, str] = {}  # where each node is said to be
         self._hinted: dict[str, None] = {}  # where some node is said to be; a set in order
 
