@@ -95,7 +95,7 @@ test-spark-matrix: $(STAMP) ## The tests of Spark with each version that is mean
 	done
 
 spark-cluster: $(STAMP) ## A Spark master and two workers on this machine (CLUSTER=start; status, stop)
-	@$(BIN)/python -m cluster.spark_standalone $(CLUSTER)
+	@$(BIN)/python -m tools.spark_standalone $(CLUSTER)
 
 interop: $(STAMP) ## Both directions with the real Java RocketMQ and DLedger (needs JDK 17, Maven, Maven Central)
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS) tests/interop
@@ -107,7 +107,7 @@ check: $(STAMP) ## What CI checks besides the tests: format, lint, types, import
 	$(BIN)/lint-imports --no-logo
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python -m tools.make_sync --check
-	$(BIN)/python -m cluster.docs_reference --check
+	$(BIN)/python -m tools.docs_reference --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed
 	$(BIN)/ruff format
@@ -125,7 +125,7 @@ mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests
 	@$(BIN)/python -m tests.mutants --jobs $(WORKERS) $(MUTANTS)
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
-	$(BIN)/dledger bench $(if $(BENCH),--name $(BENCH)) --output build/bench.json
+	$(BIN)/python -m benchmarks $(if $(BENCH),--name $(BENCH)) --output build/bench.json
 
 image-base: $(STAMP) ## A base image of Debian's packages, where none can be pulled (root; build/image/base-….tar)
 	@$(BIN)/python -m cluster.containers.image --base
@@ -154,7 +154,7 @@ screenshots: $(STAMP) ## The pictures in docs/images, from a real group in chrom
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
 docs: $(STAMP) ## Write docs/configuration.md and docs/cli.md anew, from the code
-	$(BIN)/python -m cluster.docs_reference
+	$(BIN)/python -m tools.docs_reference
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from cluster.connection import parse_addresses
-from cluster.security_options import NO_SECURITY, SecurityOptions, security_options
+from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin, Consumer, ConsumerOptions, Producer
@@ -30,7 +30,7 @@ class BrokerTarget:
 
     addresses: tuple[str, ...]
     timeout_s: float
-    security: SecurityOptions = NO_SECURITY
+    security: CommandSecurity = NO_SECURITY
 
     # Imported in the methods, so that --help need not wait for gRPC.
 
@@ -59,7 +59,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @security_options
     @functools.wraps(command)
-    def with_target(broker: tuple[str, ...], timeout_s: float, security: SecurityOptions, **others: object) -> None:
+    def with_target(broker: tuple[str, ...], timeout_s: float, security: CommandSecurity, **others: object) -> None:
         command(target=BrokerTarget(broker, timeout_s, security), **others)
 
     with_target = click.option(

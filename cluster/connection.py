@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.security_options import NO_SECURITY, SecurityOptions, security_options
+from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
@@ -19,13 +19,13 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GroupTarget:
     """The group that a command talks to."""
 
     bootstrap: tuple[str, ...]
     group: str
     timeout_s: float
-    security: SecurityOptions = NO_SECURITY
+    security: CommandSecurity = NO_SECURITY
 
     def connect(self) -> DLedgerClient:
         """A client for it; to be closed by the caller."""
@@ -54,9 +54,9 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
     @security_options
     @functools.wraps(command)
     def with_target(
-        bootstrap: tuple[str, ...], group: str, timeout_s: float, security: SecurityOptions, **others: object
+        bootstrap: tuple[str, ...], group: str, timeout_s: float, security: CommandSecurity, **others: object
     ) -> None:
-        command(target=Target(bootstrap, group, timeout_s, security), **others)
+        command(target=GroupTarget(bootstrap, group, timeout_s, security), **others)
 
     with_target = click.option(
         "--timeout",

@@ -332,7 +332,8 @@ def digest_of(data_dir: Path, begin: int, end: int) -> str:
 def spark_lines(addresses: str) -> tuple[str, ...]:
     """What to type into Python to use a running group from Spark: a session; read, follow, write. See README.md."""
     return (
-        f'from pipeline import spark_session; spark = spark_session(); log = {{"bootstrap.servers": "{addresses}"}}',
+        "from dledger_spark import spark_session; spark = spark_session(); "
+        f'log = {{"bootstrap.servers": "{addresses}"}}',
         'spark.read.format("dledger").options(**log).load().selectExpr("index", "string(body)").show()',
         'query = spark.readStream.format("dledger").options(**log).load().selectExpr("index", "string(body)")'
         '.writeStream.format("console").start()',

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SecurityOptions:
+class CommandSecurity:
     """What was given on the command line or in the environment."""
 
     tls_ca: Path | None = None
@@ -53,7 +53,7 @@ def _secret_key(file: Path | None) -> str:
         raise click.BadParameter(f"{file} cannot be read: {error}", param_hint="--secret-key-file") from error
 
 
-NO_SECURITY: Final = SecurityOptions()
+NO_SECURITY: Final = CommandSecurity()
 
 
 def security_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,7 +69,7 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
         secret_key_file: Path | None,
         **others: object,
     ) -> None:
-        security = SecurityOptions(tls_ca, tls_cert, tls_key, insecure, access_key, _secret_key(secret_key_file))
+        security = CommandSecurity(tls_ca, tls_cert, tls_key, insecure, access_key, _secret_key(secret_key_file))
         command(security=security, **others)
 
     with_security = click.option(

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from dledger.access.control import AccessControl
-from dledger.access.guard import Guard
+from dledger.access.guard import AccessGuard
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
-from dledger.core.member_state import Leader, Run
+from dledger.core.member_state import Leader, MemberRun
 from dledger.core.messages import (
     CheckedAppend,
     Envelope,
@@ -40,12 +40,12 @@ from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
-from dledger.rpc.aio_server import Methods
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.client_server import ClientServer
-from dledger.rpc.connections import Connections
-from dledger.rpc.peer_log import PeerLogClient
-from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc.clients.aio_server import Methods
+from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.server import ClientServer
+from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.rpc.peers.transport import GrpcTransport
 from dledger.rpc.ports import (
     CommitEvent,
     MemberStatus,
@@ -60,7 +60,6 @@ from dledger.runtime.log_lines import NodeLines
 from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
-from dledger.runtime.watch import LogWatch, WatchSettings
 from dledger.runtime.worker import Worker
 from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
@@ -72,6 +71,7 @@ from dledger.store.remembered import RememberedFile, read_remembered
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
+from dledger.watch import LogWatch, WatchSettings
 
 _log = logging.getLogger("dledger")
 
@@ -174,7 +174,7 @@ class DLedgerServer:
             log=self.log,
             hard_state=self.log.hard_state.load(),
             random=random.Random(secrets.randbits(64)),
-            run=Run(boot_id=secrets.randbits(62), countersign=1 + secrets.randbits(62)),
+            run=MemberRun(boot_id=secrets.randbits(62), countersign=1 + secrets.randbits(62)),
             now_ms=now_ms,
             remembered=read_remembered(self.log.directory),
         )
@@ -357,7 +357,7 @@ class DLedgerServer:
         return self._clients.bridge
 
     @property
-    def guard(self) -> Guard | None:
+    def guard(self) -> AccessGuard | None:
         """Who may do what, for another server on ``bridge``; None: everybody everything."""
         return None if self._access is None else self._access.guard
 

@@ -71,7 +71,7 @@ def split(text: str, separators: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SettingTarget:
     """What a known name sets, and how its text is read."""
 
     setting: str
@@ -103,7 +103,7 @@ class Vocabulary:
     """
 
     def __init__(
-        self, targets: Mapping[str, Target], unused: Iterable[str], own: Iterable[str], variables: Iterable[str]
+        self, targets: Mapping[str, SettingTarget], unused: Iterable[str], own: Iterable[str], variables: Iterable[str]
     ) -> None:
         self.targets = targets
         self.unused = frozenset(unused)

@@ -32,7 +32,7 @@ from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
 from dledger.setting_sources import (
     Chosen,
-    Target,
+    SettingTarget,
     Vocabulary,
     parse_boolean,
     parse_bytes,
@@ -144,14 +144,16 @@ _SECTIONS: Final[dict[str, type]] = {
 }
 
 
-def _own_targets() -> dict[str, Target]:
-    targets: dict[str, Target] = {}
+def _own_targets() -> dict[str, SettingTarget]:
+    targets: dict[str, SettingTarget] = {}
     for record in (ServerConfig, *_SECTIONS.values()):
         hints = get_type_hints(record)
         for field in fields(record):
             if field.name not in _SECTIONS:
                 in_bytes = hints[field.name] is int and field.name.endswith(("_bytes", "_bytes_max"))
-                targets[field.name] = Target(field.name, parse_bytes if in_bytes else _TYPE_PARSERS[hints[field.name]])
+                targets[field.name] = SettingTarget(
+                    field.name, parse_bytes if in_bytes else _TYPE_PARSERS[hints[field.name]]
+                )
     return targets
 
 
@@ -165,9 +167,9 @@ _JAVA_TIMERS: Final = ("maxHeartBeatLeak", "minVoteIntervalMs", "maxVoteInterval
 TARGETS: Final = {
     **_OWN,
     **{alias: _OWN[name] for alias, name in ALIASES.items()},
-    **{name: Target(name, parse_integer) for name in _JAVA_TIMERS},
-    "diskMaxUsedSpaceRatio": Target("disk_check_ratio", parse_percentage),
-    "enableDLegerCommitLog": Target("enableDLegerCommitLog", _plain_log_switch),
+    **{name: SettingTarget(name, parse_integer) for name in _JAVA_TIMERS},
+    "diskMaxUsedSpaceRatio": SettingTarget("disk_check_ratio", parse_percentage),
+    "enableDLegerCommitLog": SettingTarget("enableDLegerCommitLog", _plain_log_switch),
 }
 """Every name of a setting of ``ServerConfig``: our own, RocketMQ's and DLedger's."""
 OWN_NAMES: Final = frozenset(_OWN)

@@ -1,5 +1,5 @@
 """Makes Spark find the format ``dledger``: it looks into top-level modules whose names begin with ``pyspark_``."""
 
-from pipeline.source.datasource import DLedgerDataSource as DefaultSource
+from dledger_spark.source.datasource import DLedgerDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

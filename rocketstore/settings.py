@@ -22,7 +22,7 @@ from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
 from dledger.setting_sources import (
     Chosen,
-    Target,
+    SettingTarget,
     Vocabulary,
     parse_boolean,
     parse_bytes,
@@ -113,15 +113,15 @@ def _camel(name: str) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
-def _targets_of(record: type) -> dict[str, Target]:
-    targets: dict[str, Target] = {}
+def _targets_of(record: type) -> dict[str, SettingTarget]:
+    targets: dict[str, SettingTarget] = {}
     hints = get_type_hints(record)
     for one in fields(record):
         if hints[one.name] in _PARSERS:
             parse = _PARSERS[hints[one.name]]
             if hints[one.name] is int and _SIZES.fullmatch(one.name):
                 parse = parse_bytes
-            target = Target(one.name, _hours_text if one.name == "delete_when" else parse)
+            target = SettingTarget(one.name, _hours_text if one.name == "delete_when" else parse)
             targets[one.name] = target
             targets[_IRREGULAR_NAMES.get(one.name, _camel(one.name))] = target
     return targets

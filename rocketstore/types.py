@@ -80,7 +80,7 @@ class GetMessageStatus(StrEnum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-class Stored(NamedTuple):
+class StoredPlace(NamedTuple):
     """Where one message went: its record's first byte and length, and its place in its queue."""
 
     offset: int
@@ -110,7 +110,7 @@ class PutResult(NamedTuple):
     """
 
     status: PutMessageStatus
-    stored: Stored | None = None
+    stored: StoredPlace | None = None
     outcome: Outcome = "stored"
     reason: str = ""
     leader: str = ""

@@ -12,7 +12,7 @@ import click
 
 from cluster import logs, process
 from cluster.broker_target import BrokerTarget
-from cluster.connection import Target, group_options, parse_addresses
+from cluster.connection import GroupTarget, group_options, parse_addresses
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 TOKEN_VARIABLE = "DLEDGER_CONSOLE_TOKEN"
@@ -91,13 +91,13 @@ def console(  # noqa: PLR0913  # one parameter per option
     log_level: str,
     log_format: str,
     until_stdin_closes: bool,
-    target: Target,
+    target: GroupTarget,
 ) -> None:
     """Show the group live as a web page: who leads, what every node holds, topics, messages; hand leadership over."""
     try:
         from cluster.console.control import NoControl
-        from cluster.console.guard import TOKEN_CHARACTERS_MIN, Rules
-        from cluster.console.server import ConsoleServer, Place, is_loopback
+        from cluster.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules
+        from cluster.console.server import ConsoleServer, ListenAddress, is_loopback
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("starlette", "uvicorn", "anyio", "h11"):
             raise click.ClickException(EXTRA_MISSING) from error
@@ -116,13 +116,13 @@ def console(  # noqa: PLR0913  # one parameter per option
     if token and len(token) < TOKEN_CHARACTERS_MIN:
         raise click.UsageError(f"the token is too short to be safe: {TOKEN_CHARACTERS_MIN} characters or more")
     target = _any_group(context, target, nodes)
-    rules = Rules(
+    rules = ConsoleRules(
         token=token,
         hosts=frozenset(one.lower() for one in (*hosts, host) if one),
         remote=allow_remote,
         https=https_cert is not None,
     )
-    place = Place(host, port, https_cert, https_key)
+    place = ListenAddress(host, port, https_cert, https_key)
 
     def ready(server: ConsoleServer) -> str:
         told = f"dledger console is ready: {server.url}{f'?token={token}' if made_up else ''}"
@@ -137,7 +137,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     sys.exit(process.run(make, ready, until_stdin_closes=until_stdin_closes))
 
 
-def _any_group(context: click.Context, target: Target, nodes: tuple[str, ...] | None) -> Target:
+def _any_group(context: click.Context, target: GroupTarget, nodes: tuple[str, ...] | None) -> GroupTarget:
     """The addresses of ``--nodes``; and whichever group is there, unless one was named."""
     if nodes is not None:
         target = dataclasses.replace(target, bootstrap=nodes)

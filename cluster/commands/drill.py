@@ -97,13 +97,13 @@ def drill(  # noqa: PLR0913
     Each drill gives a timeline, the time without service, and a verdict: acknowledged, lost, duplicated, out of
     order.
     """
-    from cluster.drill.main import Place, Reporting, run
+    from cluster.drill.main import DrillPlace, Reporting, run
     from cluster.drill.stage import DrillOptions
     from cluster.drill.target import Direction, NotPossibleError
 
     options = DrillOptions(int(nodes), rounds, rate, Direction(direction), calm_s, keep)
     try:
-        code = run(names, Place(place), options, Reporting(as_json, html_file))
+        code = run(names, DrillPlace(place), options, Reporting(as_json, html_file))
     except NotPossibleError as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(code)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import terminal
-from cluster.connection import Target, group_options
+from cluster.connection import GroupTarget, group_options
 from dledger.errors import DLedgerError
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role
@@ -44,7 +44,7 @@ def status(
     watch: bool,
     interval: float,
     as_json: bool,
-    target: Target,
+    target: GroupTarget,
 ) -> None:
     """Show every member: role, term and how far its log reaches."""
     with closing(target.connect()) as client:
@@ -174,7 +174,7 @@ Examples:
 )
 @click.argument("node", required=False, metavar="[TARGET]")
 @group_options
-def transfer_leader(node: str | None, target: Target) -> None:
+def transfer_leader(node: str | None, target: GroupTarget) -> None:
     """Hand leadership to TARGET, without losing or refusing an append that was acknowledged."""
     with closing(target.connect()) as client:
         leader = client.transfer_leadership(NodeId(node) if node else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.security_options import SecurityOptions, security_options
+from cluster.security_options import CommandSecurity, security_options
 from dledger.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ Exit codes: 0 it serves, 1 it does not or nobody answers, 2 wrong usage or setti
     help="How long to wait for the answer.",
 )
 @security_options
-def health(address: str | None, service: str, timeout_s: float, security: SecurityOptions) -> None:
+def health(address: str | None, service: str, timeout_s: float, security: CommandSecurity) -> None:
     """Ask by gRPC's health protocol whether a server serves; without an address, the one of this container."""
     if address is None:
         own = own_server(os.environ)

@@ -12,7 +12,7 @@ import click
 from cluster import terminal
 from dledger.core.producer_payload import describe_payload
 from dledger.errors import ConfigError
-from dledger.store.format import Header, magic_of
+from dledger.store.format import EntryHeader, magic_of
 from dledger.store.inspect import (
     BlankItem,
     DataItem,
@@ -128,12 +128,12 @@ def _item_line(item: DataItem) -> str:
             return f"{place}  DAMAGED: {reason}"
 
 
-def _said(header: Header, body: bytes) -> str:
+def _said(header: EntryHeader, body: bytes) -> str:
     """What a NOOP tells of producers; empty for everything else."""
     return describe_payload(body) if _kind(header) == Magic.NOOP.name else ""
 
 
-def _kind(header: Header) -> str:
+def _kind(header: EntryHeader) -> str:
     return magic_of(header.magic, header.channel).name if header.magic in set(Magic) else str(header.magic)
 
 

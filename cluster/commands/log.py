@@ -17,7 +17,7 @@ import click
 
 from cluster import terminal
 from cluster.commands.group import find_leader
-from cluster.connection import Target, group_options
+from cluster.connection import GroupTarget, group_options
 from dledger.core.producer_payload import describe_payload
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic
@@ -51,7 +51,7 @@ def append(
     texts: tuple[str, ...],
     file: Path | None,
     as_json: bool,
-    target: Target,
+    target: GroupTarget,
 ) -> None:
     """Append entries: each argument, or each line of standard input (-) or of a file."""
     if bool(texts) == bool(file):
@@ -168,7 +168,7 @@ def get(
     mode: str | None,
     node: str | None,
     as_json: bool,
-    target: Target,
+    target: GroupTarget,
 ) -> None:
     """Print entries, starting at INDEX."""
     from dledger.client import ReadMode
@@ -204,7 +204,7 @@ def tail(
     first_index: int | None,
     lines: int,
     as_json: bool,
-    target: Target,
+    target: GroupTarget,
 ) -> None:
     """Print the end of the log."""
     from dledger.client import ReadMode

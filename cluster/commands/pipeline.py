@@ -8,17 +8,17 @@ import click
 
 
 class _Jobs(click.Group):
-    """Finds its commands in ``pipeline.jobs``, which takes longer to load than most commands run."""
+    """Finds its commands in ``dledger_spark.jobs``, which takes longer to load than most commands run."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        from pipeline.jobs import JOBS
+        from dledger_spark.jobs import JOBS
 
         return list(JOBS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in self.list_commands(context):
             return None
-        command = import_module(f"pipeline.jobs.{name}").command
+        command = import_module(f"dledger_spark.jobs.{name}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -25,7 +25,7 @@ Examples:
 )
 def bench(names: tuple[str, ...], output: Path) -> None:
     """Measure this machine: figures beside baselines of the same run."""
-    from cluster.bench.main import run
+    from benchmarks.main import run
 
     chosen = [name.strip() for group in names for name in group.split(",") if name.strip()]
     raise SystemExit(run(chosen, output))

@@ -13,10 +13,10 @@ from cluster import terminal
 from dledger.errors import ConfigError
 from dledger.store.format import parse_segment_name
 from dledger.store.inspect import ProblemItem
-from dledger.store.verify import Divergence, VerifiedNode, compare_nodes, is_node_directory, verify_node
+from dledger.store.verify import LogDivergence, VerifiedNode, compare_nodes, is_node_directory, verify_node
 
 if TYPE_CHECKING:  # loaded when a broker's directory is named
-    from rocketstore.verify import LogPart, VerifiedBroker
+    from rocketstore.verification.verify import LogPart, VerifiedBroker
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _Found:
 
     nodes: list[VerifiedNode] = field(default_factory=list)
     brokers: list[VerifiedBroker] = field(default_factory=list)
-    differences: list[Divergence] = field(default_factory=list)
+    differences: list[LogDivergence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -86,7 +86,7 @@ def verify(
     for directory in directories:
         _verify(directory, data_dirs, conf_file, found, log_only=log_only)
     for difference in compare_nodes(found.nodes):
-        if isinstance(difference, Divergence):
+        if isinstance(difference, LogDivergence):
             found.differences.append(difference)
         else:
             found.notes.append(difference)
@@ -113,7 +113,7 @@ def _verify(
         return
     if len(nodes) > 1:
         raise ConfigError([f"{directory} holds {len(nodes)} nodes and one broker's files: name one broker's directory"])
-    from rocketstore.verify import settings_for, verify_broker
+    from rocketstore.verification.verify import settings_for, verify_broker
 
     log = _part_of(verified[0]) if verified else None
     found.brokers.append(verify_broker(settings_for(directory, conf_file), log, derived=not log_only))
@@ -121,7 +121,7 @@ def _verify(
 
 def _part_of(node: VerifiedNode) -> LogPart:
     """What a broker's files are derived from: the committed log up to where it checks out."""
-    from rocketstore.verify import LogPart
+    from rocketstore.verification.verify import LogPart
 
     size = node.identity.segment_bytes if node.identity else 1 << 30
     begin = node.checkpoint.begin.position if node.checkpoint else 0

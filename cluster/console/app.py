@@ -22,7 +22,7 @@ from starlette.routing import Route
 from cluster.console.browse import PAGE_MAX, EntryBrowser, MessageBrowser
 from cluster.console.catalog import Catalog
 from cluster.console.control import Action, ActionRefusedError, ClusterControl
-from cluster.console.guard import Guard, Rules, same
+from cluster.console.guard import ConsoleGuard, ConsoleRules, same
 from cluster.console.history import History
 from cluster.console.sampler import Sampler, wall_ms
 from cluster.console.streams import QUEUE_MAX, Streams, TooManyStreamsError
@@ -63,7 +63,7 @@ class BadInputError(Exception):
 class Console:
     """The application (``asgi``), and its streams."""
 
-    def __init__(self, parts: Parts, rules: Rules) -> None:
+    def __init__(self, parts: Parts, rules: ConsoleRules) -> None:
         self._parts = parts
         self._rules = rules
         self._files = load_files(Path(__file__).parent / "static")
@@ -100,7 +100,7 @@ class Console:
             ],
             lifespan=self._lifespan,
         )
-        self.asgi = Guard(app, rules)
+        self.asgi = ConsoleGuard(app, rules)
 
     # --- the page ----------------------------------------------------------------------------------------------------
 

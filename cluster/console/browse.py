@@ -16,7 +16,7 @@ from cluster.commands.mq_print import host_text
 from rocketstore.client.errors import BadAnswerError
 
 if TYPE_CHECKING:
-    from cluster.connection import Target
+    from cluster.connection import GroupTarget
     from dledger.types import Entry
     from rocketstore.client import Admin, ReceivedMessage
     from rocketstore.message.message import Message
@@ -219,7 +219,7 @@ def _whole(message: Message, body: bytes, note: str) -> dict[str, object]:
 class EntryBrowser:
     """Reads entries of a log that belongs to no broker."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: GroupTarget) -> None:
         self._target = target
 
     def by_index(self, group: str, index: int, count: int) -> dict[str, object]:

@@ -19,7 +19,7 @@ from dledger.errors import InvalidRequestError
 from dledger.types import NodeId
 
 if TYPE_CHECKING:
-    from cluster.connection import Target
+    from cluster.connection import GroupTarget
     from cluster.local_group import LocalGroup
 
 TRANSFER_TIMEOUT_S: Final = 10.0
@@ -82,7 +82,7 @@ class GroupControl:
 
     actions: frozenset[Action] = frozenset({Action.TRANSFER})
 
-    def __init__(self, target: Target, group: Callable[[], str]) -> None:
+    def __init__(self, target: GroupTarget, group: Callable[[], str]) -> None:
         self._target = target
         self._group = group
 
@@ -113,7 +113,7 @@ class LocalControl(GroupControl):
 
     actions: frozenset[Action] = frozenset(Action)
 
-    def __init__(self, target: Target, local: LocalGroup) -> None:
+    def __init__(self, target: GroupTarget, local: LocalGroup) -> None:
         super().__init__(target, lambda: local.name)
         self._local = local
         self._lock = threading.Lock()  # one action at a time, for LocalGroup is not thread-safe

@@ -63,7 +63,7 @@ HEADERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ConsoleRules:
     """``hosts``: further names that a browser may know the console by. ``remote``: other machines may ask."""
 
     token: str = field(default="", repr=False)
@@ -163,10 +163,10 @@ def _is_port(text: str) -> bool:
     return text.startswith(":") and text[1:].isascii() and text[1:].isdigit()
 
 
-class Guard:
+class ConsoleGuard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+    def __init__(self, app: ASGIApp, rules: ConsoleRules) -> None:
         self._app = app
         self._rules = rules
         self.guesses = Guesses()

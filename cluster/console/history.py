@@ -42,7 +42,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ConsoleEvent:
     """Something a person wants to read. ``gap_ms``: how long no leader was seen before this one; -1: not known."""
 
     number: int
@@ -67,7 +67,7 @@ class Point:
     latency_ms: dict[str, float]
 
 
-_Numbered = TypeVar("_Numbered", Change, Event, Point)
+_Numbered = TypeVar("_Numbered", Change, ConsoleEvent, Point)
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class History:
         self._strangers: dict[str, _Lane] = {}  # given addresses at which nobody answered yet
         self._node_at: dict[str, str] = {}
         self._number = 0
-        self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._events: deque[ConsoleEvent] = deque(maxlen=EVENTS_MAX)
         self._points: deque[Point] = deque(maxlen=POINTS_MAX)
         self._mark: _Mark | None = None
         self._leader = ""
@@ -302,7 +302,7 @@ class History:
 
     def _add_event(self, kind: str, node: str, term: int, text: str, now_ms: int, gap_ms: int = -1) -> None:
         self._number += 1
-        self._events.append(Event(self._number, now_ms, kind, node, term, text[:TEXT_MAX], gap_ms))
+        self._events.append(ConsoleEvent(self._number, now_ms, kind, node, term, text[:TEXT_MAX], gap_ms))
 
     def _measure(self, now_ms: int) -> None:
         """Add a point when one is due. The rates are those of the furthest node, whoever leads."""

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from cluster.broker_target import BrokerTarget
-from cluster.connection import Target
+from cluster.connection import GroupTarget
 from cluster.console.control import LocalControl
-from cluster.console.server import ConsoleServer, Place
+from cluster.console.server import ConsoleServer, ListenAddress
 from dledger.errors import ConfigError, DLedgerError
 
 if TYPE_CHECKING:
@@ -33,10 +33,12 @@ _GOODS: Final = ("espresso", "flat white", "matcha ☕", "crème brûlée", "bri
 
 def console_of(group: LocalGroup, *, port: int | None = None) -> ConsoleServer:
     """A console for it, with every button; not started. Without ``port``: the usual one, or any if that is taken."""
-    target = Target(tuple(group.addresses), group.name, TIMEOUT_S)
+    target = GroupTarget(tuple(group.addresses), group.name, TIMEOUT_S)
     brokers = BrokerTarget(target.bootstrap, TIMEOUT_S)
     control = LocalControl(target, group)
-    return ConsoleServer(target, brokers, place=Place(port=DEMO_PORT if port is None else port), control=control)
+    return ConsoleServer(
+        target, brokers, place=ListenAddress(port=DEMO_PORT if port is None else port), control=control
+    )
 
 
 @contextmanager

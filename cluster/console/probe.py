@@ -11,7 +11,7 @@ from dledger.errors import DLedgerError, InvalidRequestError
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
-    from cluster.connection import Target
+    from cluster.connection import GroupTarget
     from dledger.client import DLedgerClient
     from rocketstore.client import Admin
 
@@ -40,7 +40,7 @@ class Probe(Protocol):
 class GroupProbe:
     """Finds out by itself whether an address is a log node, a broker of a group or a plain broker."""
 
-    def __init__(self, target: Target, brokers: BrokerTarget) -> None:
+    def __init__(self, target: GroupTarget, brokers: BrokerTarget) -> None:
         self._client: DLedgerClient = target.connect()
         self._admin: Admin = brokers.admin()
         self._connected: set[str] = set()  # set.add and discard are atomic

@@ -20,7 +20,7 @@ JOIN_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SamplePace:
     """How often a node is asked, and how long it may take to answer."""
 
     watched_s: float = 0.5
@@ -41,10 +41,10 @@ def wall_ms() -> int:
 class Sampler:
     """Fills a ``History``; starts threads for nodes as they become known."""
 
-    def __init__(self, probe: Probe, history: History, pace: Pace | None = None) -> None:
+    def __init__(self, probe: Probe, history: History, pace: SamplePace | None = None) -> None:
         self._probe = probe
         self._history = history
-        self._pace = pace or Pace()
+        self._pace = pace or SamplePace()
         self._changed = threading.Condition()  # guards the fields below
         self._threads: dict[str, threading.Thread] = {}
         self._watched = False

@@ -18,17 +18,17 @@ from cluster.console.browse import EntryBrowser, MessageBrowser
 from cluster.console.catalog import Catalog
 from cluster.console.connections import CONNECTIONS_MAX, PatientForAWhile
 from cluster.console.control import ClusterControl, GroupControl
-from cluster.console.guard import Rules
+from cluster.console.guard import ConsoleRules
 from cluster.console.history import History
 from cluster.console.probe import BROKER_TIMEOUT_S, GroupProbe
-from cluster.console.sampler import Pace, Sampler
+from cluster.console.sampler import SamplePace, Sampler
 from dledger.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from cluster.broker_target import BrokerTarget
-    from cluster.connection import Target
+    from cluster.connection import GroupTarget
 
 START_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 5.0
@@ -36,7 +36,7 @@ REQUEST_HEAD_BYTES_MAX: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListenAddress:
     """Where a console listens. ``certificate`` and ``key``: PEM files, for HTTPS."""
 
     host: str = "127.0.0.1"
@@ -50,15 +50,15 @@ class ConsoleServer:
 
     def __init__(
         self,
-        target: Target,
+        target: GroupTarget,
         brokers: BrokerTarget,
         *,
-        place: Place | None = None,
-        rules: Rules | None = None,
+        place: ListenAddress | None = None,
+        rules: ConsoleRules | None = None,
         control: ClusterControl | None = None,
-        pace: Pace | None = None,
+        pace: SamplePace | None = None,
     ) -> None:
-        self._place = place or Place()
+        self._place = place or ListenAddress()
         self._history = History(target.bootstrap)
         self._sampler = Sampler(GroupProbe(target, replace(brokers, timeout_s=BROKER_TIMEOUT_S)), self._history, pace)
         self._catalog = Catalog(brokers.admin(), lambda: self._history.kind in ("brokers", "broker"))
@@ -72,7 +72,7 @@ class ConsoleServer:
             control or GroupControl(target, lambda: self._history.group),
             version("dledger"),
         )
-        self._console = Console(parts, rules or Rules())
+        self._console = Console(parts, rules or ConsoleRules())
         self._socket: socket.socket | None = None
         self._uvicorn: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -182,7 +182,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listen(place: Place) -> socket.socket:
+def _listen(place: ListenAddress) -> socket.socket:
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]

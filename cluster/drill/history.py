@@ -1,6 +1,6 @@
 """What a drill writes down while it runs: sends, deliveries, what the nodes said of themselves, what was done to them.
 
-All times are seconds since the drill's load began. ``Recorder`` is the only object here that threads share.
+All times are seconds since the drill's load began. ``HistoryRecorder`` is the only object here that threads share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dledger.types import NodeId
 
 
-class Outcome(StrEnum):
+class SendOutcome(StrEnum):
     """What a producer knows of its message."""
 
     ACKNOWLEDGED = "acknowledged"
@@ -27,14 +27,14 @@ class Outcome(StrEnum):
     """It is certainly not stored."""
 
 
-class Send(NamedTuple):
+class DrillSend(NamedTuple):
     """One message and what became of it; ``queue_id`` and ``queue_offset`` only if it was acknowledged."""
 
     number: int
     body: bytes
     sent_s: float
     ended_s: float
-    outcome: Outcome
+    outcome: SendOutcome
     queue_id: int = -1
     queue_offset: int = -1
     error: str = ""
@@ -50,7 +50,7 @@ class Delivery(NamedTuple):
     body: bytes
 
 
-class Stored(NamedTuple):
+class ServedMessage(NamedTuple):
     """One message as a node gave it back."""
 
     queue_offset: int
@@ -64,7 +64,7 @@ class NodeCopy:
     """Everything that one node holds, read after the group has healed."""
 
     node: NodeId
-    queues: dict[int, tuple[Stored, ...]]
+    queues: dict[int, tuple[ServedMessage, ...]]
     log: str
     """What its replicated log holds, in words that are equal for equal logs: last index, term and a digest."""
 
@@ -83,7 +83,7 @@ class EventKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DrillEvent:
     """Something that happened, in words for people."""
 
     at_s: float
@@ -109,7 +109,7 @@ class NodeView(NamedTuple):
         return f"{what} and takes messages" if self.is_master else what
 
 
-class Seen(NamedTuple):
+class SeenChange(NamedTuple):
     """A node was seen to have changed."""
 
     at_s: float
@@ -121,24 +121,24 @@ class Seen(NamedTuple):
 class Notes:
     """Everything that was written down; the judges' input."""
 
-    sends: list[Send] = field(default_factory=list)
+    sends: list[DrillSend] = field(default_factory=list)
     attempts_failed: list[tuple[float, str]] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    seen: list[SeenChange] = field(default_factory=list)
+    events: list[DrillEvent] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)
     """From when to when the drill's own process stood still."""
     ended_s: float = 0.0
 
 
-class Recorder:
+class HistoryRecorder:
     """Thread-safe. ``listener`` hears every event at once."""
 
-    def __init__(self, listener: Callable[[Event], None] = lambda _event: None) -> None:
+    def __init__(self, listener: Callable[[DrillEvent], None] = lambda _event: None) -> None:
         self._lock = threading.Lock()  # guards the fields below
         self._zero = time.monotonic()
         self._notes = Notes()
-        self._counts: Counter[Outcome] = Counter()
+        self._counts: Counter[SendOutcome] = Counter()
         self._acknowledged_at: list[float] = []
         self._delivered: set[bytes] = set()
         self._listener = listener
@@ -148,12 +148,12 @@ class Recorder:
         """Seconds since the start of the load."""
         return time.monotonic() - self._zero
 
-    def sent(self, send: Send) -> None:
+    def sent(self, send: DrillSend) -> None:
         """A send has ended."""
         with self._lock:
             self._notes.sends.append(send)
             self._counts[send.outcome] += 1
-            if send.outcome is Outcome.ACKNOWLEDGED:
+            if send.outcome is SendOutcome.ACKNOWLEDGED:
                 bisect.insort(self._acknowledged_at, send.ended_s)
 
     def attempt_failed(self, why: str) -> None:
@@ -170,11 +170,11 @@ class Recorder:
     def saw(self, node: NodeId, view: NodeView) -> None:
         """A node's own word has changed."""
         with self._lock:
-            self._notes.seen.append(Seen(self.now_s, node, view))
+            self._notes.seen.append(SeenChange(self.now_s, node, view))
 
-    def event(self, kind: EventKind, text: str, *, node: NodeId | None = None, at_s: float | None = None) -> Event:
+    def event(self, kind: EventKind, text: str, *, node: NodeId | None = None, at_s: float | None = None) -> DrillEvent:
         """Something was done or noticed."""
-        event = Event(self.now_s if at_s is None else at_s, kind, text, node)
+        event = DrillEvent(self.now_s if at_s is None else at_s, kind, text, node)
         with self._lock:
             self._notes.events.append(event)
         self._listener(event)
@@ -187,7 +187,7 @@ class Recorder:
         text = f"the drill itself stood still for {to_s - from_s:.1f} s: what it measured meanwhile is not the group's"
         self.event(EventKind.STEP, text, at_s=from_s)
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: SendOutcome) -> int:
         """How many sends have ended so."""
         with self._lock:
             return self._counts[outcome]
@@ -201,7 +201,7 @@ class Recorder:
         """How many acknowledged messages no consumer has got yet."""
         with self._lock:
             return sum(
-                one.outcome is Outcome.ACKNOWLEDGED and one.body not in self._delivered for one in self._notes.sends
+                one.outcome is SendOutcome.ACKNOWLEDGED and one.body not in self._delivered for one in self._notes.sends
             )
 
     def finish(self) -> Notes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from cluster.drill.history import Delivery, EventKind, Outcome, Recorder, Send
+from cluster.drill.history import Delivery, DrillSend, EventKind, HistoryRecorder, SendOutcome
 from cluster.drill.target import SECURITY, DrillError
 from dledger.errors import DLedgerError
 from rocketstore.client import Consumer, MessageSender, Producer, SendFuture
@@ -35,7 +35,7 @@ JOIN_TIMEOUT_S: Final = 120.0
 class Load:
     """Runs from ``start`` to ``finish`` (or ``abandon``)."""
 
-    def __init__(self, addresses: Sequence[str], recorder: Recorder, *, rate: float, name: str) -> None:
+    def __init__(self, addresses: Sequence[str], recorder: HistoryRecorder, *, rate: float, name: str) -> None:
         self._addresses = list(addresses)
         self._recorder = recorder
         self._rate = rate
@@ -129,7 +129,7 @@ class Load:
             self._recorder.sent(_failed(number, body, sent_s, ended_s, error))
         else:
             place = (receipt.queue_id, receipt.queue_offset)
-            self._recorder.sent(Send(number, body, sent_s, ended_s, Outcome.ACKNOWLEDGED, *place))
+            self._recorder.sent(DrillSend(number, body, sent_s, ended_s, SendOutcome.ACKNOWLEDGED, *place))
 
     # --- the consumer ------------------------------------------------------------------------------------------------
 
@@ -163,9 +163,9 @@ class Load:
             )
 
 
-def _failed(number: int, body: bytes, sent_s: float, ended_s: float, error: DLedgerError) -> Send:
-    outcome = Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.REFUSED
-    return Send(number, body, sent_s, ended_s, outcome, error=_short(error))
+def _failed(number: int, body: bytes, sent_s: float, ended_s: float, error: DLedgerError) -> DrillSend:
+    outcome = SendOutcome.UNKNOWN if error.outcome == "unknown" else SendOutcome.REFUSED
+    return DrillSend(number, body, sent_s, ended_s, outcome, error=_short(error))
 
 
 def _short(error: DLedgerError) -> str:

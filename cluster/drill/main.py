@@ -16,14 +16,14 @@ from rich.console import Console
 from cluster import terminal
 from cluster.drill import html, report
 from cluster.drill.drills import DRILLS, Drill
-from cluster.drill.history import Event
+from cluster.drill.history import DrillEvent
 from cluster.drill.processes import ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions
-from cluster.drill.target import Direction, DrillError, NotPossibleError, Target
+from cluster.drill.target import Direction, DrillError, DrillTarget, NotPossibleError
 
 
-class Place(StrEnum):
+class DrillPlace(StrEnum):
     """Where the brokers run."""
 
     CONTAINERS = "containers"
@@ -39,10 +39,10 @@ class Reporting:
     html: Path | None = None
 
 
-MakeTarget = Callable[[Drill, DrillOptions], Target]
+MakeTarget = Callable[[Drill, DrillOptions], DrillTarget]
 
 
-def run(names: Sequence[str], place: Place, options: DrillOptions, reporting: Reporting) -> int:
+def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reporting: Reporting) -> int:
     """Run the drills; 0 only if all of them passed. Raises ``NotPossibleError`` if they cannot be run at all."""
     # Clients say on their logger what they try again; the timeline has it already.
     logging.getLogger("rocketstore").addHandler(logging.NullHandler())
@@ -93,7 +93,7 @@ def _run_one(drill: Drill, options: DrillOptions, make_target: MakeTarget) -> Dr
 
 
 @contextmanager
-def _progress(drill: Drill) -> Iterator[Callable[[Event], None]]:
+def _progress(drill: Drill) -> Iterator[Callable[[DrillEvent], None]]:
     """What happens now, for a person at a terminal; the timeline comes in the end."""
     if not sys.stderr.isatty():
         yield lambda _event: None
@@ -103,10 +103,10 @@ def _progress(drill: Drill) -> Iterator[Callable[[Event], None]]:
 
 
 @contextmanager
-def _targets(place: Place, *, keep: bool) -> Iterator[tuple[MakeTarget, list[str]]]:
+def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, list[str]]]:
     """How to make groups, and what people must know about that."""
     with ExitStack() as resources:
-        if place is Place.PROCESSES:
+        if place is DrillPlace.PROCESSES:
             yield (
                 _process_target,
                 ["The brokers run as processes on this host, as you asked: no containers, no network."],
@@ -115,14 +115,14 @@ def _targets(place: Place, *, keep: bool) -> Iterator[tuple[MakeTarget, list[str
         try:
             make_target = resources.enter_context(_container_targets(keep=keep))
         except NotPossibleError as error:
-            if place is Place.CONTAINERS:
+            if place is DrillPlace.CONTAINERS:
                 raise
             yield _process_target, [f"NOT IN CONTAINERS: the brokers run as processes on this host, because {error}"]
             return
         yield make_target, []
 
 
-def _process_target(drill: Drill, options: DrillOptions) -> Target:
+def _process_target(drill: Drill, options: DrillOptions) -> DrillTarget:
     return ProcessTarget(size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
 
 
@@ -143,7 +143,7 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
         except (EngineUnavailableError, ImageError) as error:
             raise NotPossibleError(str(error)) from error
 
-        def make(drill: Drill, options: DrillOptions) -> Target:
+        def make(drill: Drill, options: DrillOptions) -> DrillTarget:
             return ContainerTarget(client, image, size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
 
         yield make

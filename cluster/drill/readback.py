@@ -7,7 +7,7 @@ import zlib
 from contextlib import closing
 from typing import Final
 
-from cluster.drill.history import NodeCopy, Stored
+from cluster.drill.history import NodeCopy, ServedMessage
 from cluster.drill.target import SECURITY, DrillError
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
@@ -34,9 +34,9 @@ def read_node(node: NodeId, address: str, group: str, topic: str, queues: int, e
         raise DrillError(f"{node} does not give back what it holds: {error}") from error
 
 
-def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[Stored, ...]:
+def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[ServedMessage, ...]:
     """One broker's own copy of a queue; it is given time to find out what is committed. Raises ``DLedgerError``."""
-    stored: list[Stored] = []
+    stored: list[ServedMessage] = []
     offset = 0
     while True:
         request = pb.PullRequest(topic=topic, queue_id=queue_id, offset=offset, max_messages=PAGE)
@@ -46,7 +46,7 @@ def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: i
             if offset != answer.max_offset:
                 raise DrillError(f"{address}: queue {queue_id} ends at {answer.max_offset}, but {offset} gives nothing")
             return tuple(stored)
-        stored += [Stored(one.queue_offset, one.body, zlib.crc32(one.record)) for one in messages]
+        stored += [ServedMessage(one.queue_offset, one.body, zlib.crc32(one.record)) for one in messages]
         offset = answer.next_offset
 
 

@@ -9,10 +9,10 @@ from typing import Final
 import click
 
 from cluster import terminal
-from cluster.drill.history import Event, EventKind
+from cluster.drill.history import DrillEvent, EventKind
 from cluster.drill.runner import DrillResult
 from cluster.drill.timeline import RoundFacts
-from cluster.drill.verdict import DefectKind, Verdict
+from cluster.drill.verdict import DefectKind, DrillVerdict
 
 MARKS: Final = {
     EventKind.FAULT: "FAULT",
@@ -76,7 +76,7 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if math.isfinite(value) else "never"
 
 
-def message_rows(verdict: Verdict) -> list[tuple[str, str]]:
+def message_rows(verdict: DrillVerdict) -> list[tuple[str, str]]:
     """What became of the messages."""
     unknown = f"{verdict.unknown:,}"
     if verdict.unknown:
@@ -106,7 +106,7 @@ def verdict_lines(result: DrillResult) -> list[str]:
     return lines
 
 
-def passed_sentence(verdict: Verdict) -> str:
+def passed_sentence(verdict: DrillVerdict) -> str:
     """What a passed drill has shown."""
     return (
         f"every one of {verdict.acknowledged:,} acknowledged messages is on {', '.join(verdict.nodes)}, once, "
@@ -203,7 +203,7 @@ def _result(result: DrillResult) -> dict[str, object]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, object]:
+def _verdict(verdict: DrillVerdict) -> dict[str, object]:
     return {
         "sent": verdict.sent,
         "acknowledged": verdict.acknowledged,
@@ -242,7 +242,7 @@ def _round(one: RoundFacts) -> dict[str, object]:
     }
 
 
-def _event(one: Event) -> dict[str, object]:
+def _event(one: DrillEvent) -> dict[str, object]:
     found: dict[str, object] = {"at_s": _number(one.at_s), "kind": one.kind.value, "text": one.text, "node": one.node}
     return found if one.term < 0 else {**found, "term": one.term}
 

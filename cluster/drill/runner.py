@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.drill.drills import Drill
-from cluster.drill.history import Event, EventKind, NodeCopy, Notes, Recorder
+from cluster.drill.history import DrillEvent, EventKind, HistoryRecorder, NodeCopy, Notes
 from cluster.drill.load import QUEUES, TOPIC, Load
 from cluster.drill.readback import read_node
 from cluster.drill.stage import DrillOptions, Stage
-from cluster.drill.target import SECURITY, DrillError, Target
+from cluster.drill.target import SECURITY, DrillError, DrillTarget
 from cluster.drill.timeline import Bucket, Lane, RoundFacts, facts_of, lanes, series, timeline
-from cluster.drill.verdict import Verdict, judge
+from cluster.drill.verdict import DrillVerdict, judge
 from cluster.drill.watch import Watch, wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
@@ -42,11 +42,11 @@ class DrillResult:
     nodes: tuple[NodeId, ...]
     rate: float
     rounds: tuple[RoundFacts, ...]
-    events: tuple[Event, ...]
+    events: tuple[DrillEvent, ...]
     lanes: dict[NodeId, list[Lane]]
     series: tuple[Bucket, ...]
     seconds: float
-    verdict: Verdict | None
+    verdict: DrillVerdict | None
     problems: tuple[str, ...]
 
     @property
@@ -60,7 +60,9 @@ class DrillResult:
         return max((one.without_service_s for one in self.rounds), default=math.nan)
 
 
-def run_drill(drill: Drill, target: Target, options: DrillOptions, tell: Callable[[Event], None]) -> DrillResult:
+def run_drill(
+    drill: Drill, target: DrillTarget, options: DrillOptions, tell: Callable[[DrillEvent], None]
+) -> DrillResult:
     """Start the group, run the drill under load, heal, read everything back and judge. The caller closes ``target``.
 
     Raises ``DrillError`` if the group does not even start, ``NotPossibleError`` if the drill cannot be run here.
@@ -72,7 +74,7 @@ def run_drill(drill: Drill, target: Target, options: DrillOptions, tell: Callabl
     except DrillError as error:
         said = [line for node in target.nodes for line in target.log_of(node).splitlines()[-LOG_LINES:]]
         raise DrillError("\n".join([str(error), *said])) from error
-    recorder = Recorder(tell)
+    recorder = HistoryRecorder(tell)
     load = Load(list(addresses.values()), recorder, rate=options.rate, name=drill.name)
     problems: list[str] = []
     copies: list[NodeCopy] = []
@@ -96,7 +98,7 @@ def run_drill(drill: Drill, target: Target, options: DrillOptions, tell: Callabl
     return _result(drill, target, options, recorder.finish(), stage, copies, problems)
 
 
-def _rounds(drill: Drill, stage: Stage, problems: list[str], recorder: Recorder) -> None:
+def _rounds(drill: Drill, stage: Stage, problems: list[str], recorder: HistoryRecorder) -> None:
     """A drill that fails on its way is healed, so that the messages can be judged all the same."""
     try:
         for _ in range(stage.options.rounds):
@@ -111,7 +113,7 @@ def _rounds(drill: Drill, stage: Stage, problems: list[str], recorder: Recorder)
 
 def _result(
     drill: Drill,
-    target: Target,
+    target: DrillTarget,
     options: DrillOptions,
     notes: Notes,
     stage: Stage,

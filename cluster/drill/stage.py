@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.drill.history import EventKind, Outcome, Recorder
-from cluster.drill.target import Direction, DrillError, Target
+from cluster.drill.history import EventKind, HistoryRecorder, SendOutcome
+from cluster.drill.target import Direction, DrillError, DrillTarget
 from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch, wait_until
 from dledger.types import NodeId
@@ -34,7 +34,7 @@ class DrillOptions:
 class Stage:
     """One running drill's group, and the rounds so far."""
 
-    def __init__(self, target: Target, watch: Watch, recorder: Recorder, options: DrillOptions) -> None:
+    def __init__(self, target: DrillTarget, watch: Watch, recorder: HistoryRecorder, options: DrillOptions) -> None:
         self.target = target
         self.watch = watch
         self.options = options
@@ -158,5 +158,6 @@ class Stage:
         wait_until(
             lambda: self._recorder.acknowledged_since(since_s) >= enough,
             SERVICE_TIMEOUT_S,
-            f"fewer than {enough} messages were acknowledged ({self._recorder.count(Outcome.REFUSED)} refused so far)",
+            f"fewer than {enough} messages were acknowledged "
+            f"({self._recorder.count(SendOutcome.REFUSED)} refused so far)",
         )

@@ -45,7 +45,7 @@ class NotPossibleError(Exception):
     """Raised when something cannot be done here at all; says why, and what would help."""
 
 
-class Target(Protocol):
+class DrillTarget(Protocol):
     """A group of brokers that can be hurt. Used by one thread at a time."""
 
     @property

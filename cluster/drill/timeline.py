@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cluster.drill.history import Event, EventKind, NodeView, Notes, Outcome, Seen
+from cluster.drill.history import DrillEvent, EventKind, NodeView, Notes, SeenChange, SendOutcome
 from dledger.types import NodeId
 
 BUCKET_S: Final = 0.1
@@ -66,14 +66,14 @@ def facts_of(one: Round, notes: Notes) -> RoundFacts:
         term_before=before[1],
         term_after=after[1],
         failed=sum(
-            send.outcome is not Outcome.ACKNOWLEDGED and one.fault_s <= send.ended_s < one.ends_s
+            send.outcome is not SendOutcome.ACKNOWLEDGED and one.fault_s <= send.ended_s < one.ends_s
             for send in notes.sends
         ),
     )
 
 
 def _acknowledgements(notes: Notes) -> list[float]:
-    return sorted(one.ended_s for one in notes.sends if one.outcome is Outcome.ACKNOWLEDGED)
+    return sorted(one.ended_s for one in notes.sends if one.outcome is SendOutcome.ACKNOWLEDGED)
 
 
 def _longest_gap(times: Sequence[float], after_s: float, until_s: float) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def _longest_gap(times: Sequence[float], after_s: float, until_s: float) -> tupl
     return (best, ends) if not math.isnan(ends) else (math.inf, math.nan)
 
 
-def _leader_at(seen: Iterable[Seen], at_s: float) -> tuple[NodeId | None, int]:
+def _leader_at(seen: Iterable[SeenChange], at_s: float) -> tuple[NodeId | None, int]:
     """Who led, by what the nodes had said until then: of several the one of the newest term."""
     latest: dict[NodeId, NodeView] = {}
     for one in seen:
@@ -102,23 +102,23 @@ def _leader_at(seen: Iterable[Seen], at_s: float) -> tuple[NodeId | None, int]:
 # --- the timeline ----------------------------------------------------------------------------------------------------
 
 
-def timeline(notes: Notes, rounds: Sequence[RoundFacts]) -> tuple[Event, ...]:
+def timeline(notes: Notes, rounds: Sequence[RoundFacts]) -> tuple[DrillEvent, ...]:
     """Everything worth telling, in the order of time."""
     events = [*notes.events, *_role_events(notes.seen)]
     for one in rounds:
         if not math.isnan(one.first_failed_s):
             events.append(
-                Event(one.first_failed_s, EventKind.FIRST_FAILED, f"first failed append: {one.first_failed_why}")
+                DrillEvent(one.first_failed_s, EventKind.FIRST_FAILED, f"first failed append: {one.first_failed_why}")
             )
         if not math.isnan(one.first_acknowledged_s):
             text = f"first append acknowledged again, after {one.without_service_s:.2f} s without"
-            events.append(Event(one.first_acknowledged_s, EventKind.FIRST_ACKNOWLEDGED, text))
+            events.append(DrillEvent(one.first_acknowledged_s, EventKind.FIRST_ACKNOWLEDGED, text))
     return tuple(sorted(events, key=lambda event: event.at_s))
 
 
-def _role_events(seen: Iterable[Seen]) -> list[Event]:
+def _role_events(seen: Iterable[SeenChange]) -> list[DrillEvent]:
     latest: dict[NodeId, NodeView] = {}
-    events: list[Event] = []
+    events: list[DrillEvent] = []
     for one in seen:
         before = latest.get(one.node)
         latest[one.node] = one.view
@@ -129,7 +129,9 @@ def _role_events(seen: Iterable[Seen]) -> list[Event]:
         ):
             continue
         term = f" in term {one.view.term}" if one.view.term >= 0 else ""
-        events.append(Event(one.at_s, EventKind.ROLE, f"{one.node} {one.view.words}{term}", one.node, one.view.term))
+        events.append(
+            DrillEvent(one.at_s, EventKind.ROLE, f"{one.node} {one.view.words}{term}", one.node, one.view.term)
+        )
     return events
 
 
@@ -141,9 +143,9 @@ class Lane(NamedTuple):
     view: NodeView
 
 
-def lanes(seen: Iterable[Seen], end_s: float) -> dict[NodeId, list[Lane]]:
+def lanes(seen: Iterable[SeenChange], end_s: float) -> dict[NodeId, list[Lane]]:
     """Per node what it was from the beginning to the end."""
-    changes: dict[NodeId, list[Seen]] = defaultdict(list)
+    changes: dict[NodeId, list[SeenChange]] = defaultdict(list)
     for one in seen:
         changes[one.node].append(one)
     found: dict[NodeId, list[Lane]] = {}
@@ -177,7 +179,7 @@ def series(notes: Notes, *, bucket_s: float = BUCKET_S) -> tuple[Bucket, ...]:
     failures: dict[int, int] = defaultdict(int)
     for one in notes.sends:
         number = int(one.ended_s / bucket_s)
-        if one.outcome is Outcome.ACKNOWLEDGED:
+        if one.outcome is SendOutcome.ACKNOWLEDGED:
             latencies[number].append((one.ended_s - one.sent_s) * 1000)
         else:
             failures[number] += 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from cluster.drill.history import Delivery, NodeCopy, Outcome, Send
+from cluster.drill.history import Delivery, DrillSend, NodeCopy, SendOutcome
 from dledger.types import NodeId
 
 EXAMPLES_MAX: Final = 5
@@ -50,7 +50,7 @@ class Defect:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DrillVerdict:
     """The figures, and every broken rule."""
 
     sent: int
@@ -75,7 +75,7 @@ class Verdict:
         return sum(one.count for one in self.defects if one.kind is kind)
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """Where a message is."""
 
     queue_id: int
@@ -85,7 +85,7 @@ class Place(NamedTuple):
         return f"queue {self.queue_id} offset {self.queue_offset}"
 
 
-def judge(sends: Sequence[Send], deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> Verdict:
+def judge(sends: Sequence[DrillSend], deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> DrillVerdict:
     """Hold everything against everything. ``sends`` are in the order of their numbers."""
     places = {copy.node: _places(copy) for copy in copies}
     anywhere = {body for one in places.values() for body in one}
@@ -103,12 +103,12 @@ def judge(sends: Sequence[Send], deliveries: Sequence[Delivery], copies: Sequenc
     ]
     outcomes = Counter(one.outcome for one in sends)
     consumed = {one.body for one in deliveries}
-    return Verdict(
+    return DrillVerdict(
         sent=len(sends),
-        acknowledged=outcomes[Outcome.ACKNOWLEDGED],
-        unknown=outcomes[Outcome.UNKNOWN],
-        unknown_stored=sum(one.outcome is Outcome.UNKNOWN and one.body in anywhere for one in sends),
-        refused=outcomes[Outcome.REFUSED],
+        acknowledged=outcomes[SendOutcome.ACKNOWLEDGED],
+        unknown=outcomes[SendOutcome.UNKNOWN],
+        unknown_stored=sum(one.outcome is SendOutcome.UNKNOWN and one.body in anywhere for one in sends),
+        refused=outcomes[SendOutcome.REFUSED],
         consumed=len(consumed),
         redelivered=len(deliveries) - len(consumed),
         nodes=tuple(copy.node for copy in copies),
@@ -123,24 +123,24 @@ def _defects(broken: Iterable[tuple[DefectKind, Iterable[str]]]) -> Iterator[Def
             yield Defect(kind, len(cases), tuple(cases[:EXAMPLES_MAX]))
 
 
-def _places(copy: NodeCopy) -> dict[bytes, list[Place]]:
-    places: dict[bytes, list[Place]] = defaultdict(list)
+def _places(copy: NodeCopy) -> dict[bytes, list[MessagePlace]]:
+    places: dict[bytes, list[MessagePlace]] = defaultdict(list)
     for queue_id, messages in copy.queues.items():
         for one in messages:
-            places[one.body].append(Place(queue_id, one.queue_offset))
+            places[one.body].append(MessagePlace(queue_id, one.queue_offset))
     return dict(places)
 
 
 # --- messages and where they are -------------------------------------------------------------------------------------
 
-_Places = Mapping[NodeId, Mapping[bytes, Sequence[Place]]]
+_Places = Mapping[NodeId, Mapping[bytes, Sequence[MessagePlace]]]
 
 
-def _lost(sends: Sequence[Send], places: _Places) -> Iterator[str]:
+def _lost(sends: Sequence[DrillSend], places: _Places) -> Iterator[str]:
     for one in _acknowledged(sends):
         missing = [node for node, here in places.items() if one.body not in here]
         if missing or not places:
-            where = Place(one.queue_id, one.queue_offset)
+            where = MessagePlace(one.queue_id, one.queue_offset)
             yield f"number {one.number}, acknowledged at {where}, is not on {', '.join(missing) or 'any node'}"
 
 
@@ -152,18 +152,18 @@ def _duplicated(places: _Places) -> Iterator[str]:
         yield f"{_text(body)} is on {node} {len(all_)} times: {'; '.join(map(str, all_))}"
 
 
-def _moved(sends: Sequence[Send], places: _Places) -> Iterator[str]:
+def _moved(sends: Sequence[DrillSend], places: _Places) -> Iterator[str]:
     for one in _acknowledged(sends):
-        told = Place(one.queue_id, one.queue_offset)
+        told = MessagePlace(one.queue_id, one.queue_offset)
         for node, here in places.items():
             if one.body in here and told not in here[one.body]:
                 yield f"number {one.number} was acknowledged at {told} and is at {here[one.body][0]} on {node}"
                 break
 
 
-def _out_of_order(sends: Sequence[Send]) -> Iterator[str]:
+def _out_of_order(sends: Sequence[DrillSend]) -> Iterator[str]:
     """By what was acknowledged; that it is really there is another rule."""
-    highest: dict[int, Send] = {}
+    highest: dict[int, DrillSend] = {}
     for one in _acknowledged(sends):
         before = highest.get(one.queue_id)
         if before is not None and one.queue_offset <= before.queue_offset:
@@ -175,9 +175,9 @@ def _out_of_order(sends: Sequence[Send]) -> Iterator[str]:
             highest[one.queue_id] = one
 
 
-def _refused_but_stored(sends: Sequence[Send], anywhere: set[bytes]) -> Iterator[str]:
+def _refused_but_stored(sends: Sequence[DrillSend], anywhere: set[bytes]) -> Iterator[str]:
     for one in sends:
-        if one.outcome is Outcome.REFUSED and one.body in anywhere:
+        if one.outcome is SendOutcome.REFUSED and one.body in anywhere:
             yield f"number {one.number} was refused ({one.error}) and is stored"
 
 
@@ -214,23 +214,23 @@ def _differing(copies: Sequence[NodeCopy]) -> Iterator[str]:
 # --- consumers -------------------------------------------------------------------------------------------------------
 
 
-def _not_consumed(sends: Sequence[Send], deliveries: Sequence[Delivery]) -> Iterator[str]:
+def _not_consumed(sends: Sequence[DrillSend], deliveries: Sequence[Delivery]) -> Iterator[str]:
     consumed = {one.body for one in deliveries}
     for one in _acknowledged(sends):
         if one.body not in consumed:
-            yield f"number {one.number}, at {Place(one.queue_id, one.queue_offset)}"
+            yield f"number {one.number}, at {MessagePlace(one.queue_id, one.queue_offset)}"
 
 
 def _consumed_wrongly(deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> Iterator[str]:
     stored = {
-        Place(queue_id, one.queue_offset): one.body
+        MessagePlace(queue_id, one.queue_offset): one.body
         for copy in copies[:1]
         for queue_id, messages in copy.queues.items()
         for one in messages
     }
     expected: dict[tuple[int, int], int] = {}
     for one in deliveries:
-        place = Place(one.queue_id, one.queue_offset)
+        place = MessagePlace(one.queue_id, one.queue_offset)
         if stored.get(place) != one.body:
             yield f"life {one.session} got {_text(one.body)} at {place}, where another message is stored"
         next_offset = expected.get((one.session, one.queue_id), one.queue_offset)
@@ -239,8 +239,8 @@ def _consumed_wrongly(deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]
         expected[one.session, one.queue_id] = one.queue_offset + 1
 
 
-def _acknowledged(sends: Sequence[Send]) -> Iterator[Send]:
-    return (one for one in sends if one.outcome is Outcome.ACKNOWLEDGED)
+def _acknowledged(sends: Sequence[DrillSend]) -> Iterator[DrillSend]:
+    return (one for one in sends if one.outcome is SendOutcome.ACKNOWLEDGED)
 
 
 def _text(body: bytes) -> str:

@@ -9,7 +9,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Final, Self
 
-from cluster.drill.history import NodeView, Recorder
+from cluster.drill.history import HistoryRecorder, NodeView
 from cluster.drill.target import SECURITY, DrillError
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
@@ -25,7 +25,7 @@ _POLL_S: Final = 0.02
 class Watch:
     """One thread per node, from entry to exit. ``statuses`` is what answered last, and only while it answers."""
 
-    def __init__(self, addresses: Mapping[NodeId, str], recorder: Recorder) -> None:
+    def __init__(self, addresses: Mapping[NodeId, str], recorder: HistoryRecorder) -> None:
         self._recorder = recorder
         self._lock = threading.Lock()  # guards the fields below
         self._statuses: dict[NodeId, tuple[float, BrokerStatus]] = {}

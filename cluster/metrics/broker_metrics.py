@@ -10,10 +10,10 @@ from prometheus_client.registry import Collector
 
 from cluster.metrics.families import Families
 from cluster.metrics.histogram import cumulative
-from cluster.metrics.recorder import Recorder
+from cluster.metrics.recorder import MetricsRecorder
 from rocketstore.broker.measurements import BrokerMeasurements
 from rocketstore.broker.server import BrokerServer
-from rocketstore.stats import LATENCY_BOUNDS_MS, StoreStats
+from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
 from rocketstore.types import BrokerRole
 
 _LEAST_LATENCY_S = 0.001
@@ -24,7 +24,7 @@ _LATENCY_BOUNDS_S = tuple(max(_LEAST_LATENCY_S, bound / 1000) for bound in LATEN
 class BrokerMetrics(Collector):
     """``rocketmq_…``."""
 
-    def __init__(self, broker: BrokerServer, recorder: Recorder) -> None:
+    def __init__(self, broker: BrokerServer, recorder: MetricsRecorder) -> None:
         self._broker = broker
         self._recorder = recorder
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """Prometheus's kinds."""
 
     GAUGE = "gauge"
@@ -24,7 +24,7 @@ class Spec:
     """One metric."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     meaning: str
     labels: tuple[str, ...] = ()
     """Besides those that all metrics of its family have."""
@@ -44,15 +44,15 @@ BROKER_LABELS: Final = ("cluster", "broker", "node")
 
 
 def _gauge(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
-    return Spec(name, Kind.GAUGE, meaning, labels, java)
+    return Spec(name, MetricKind.GAUGE, meaning, labels, java)
 
 
 def _counter(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
-    return Spec(name, Kind.COUNTER, meaning, labels, java)
+    return Spec(name, MetricKind.COUNTER, meaning, labels, java)
 
 
 def _histogram(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
-    return Spec(name, Kind.HISTOGRAM, meaning, labels, java)
+    return Spec(name, MetricKind.HISTOGRAM, meaning, labels, java)
 
 
 NODE_SPECS: Final = (

@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from cluster.metrics.broker_metrics import BrokerMetrics
 from cluster.metrics.http import MetricsPort, text_page
 from cluster.metrics.node_metrics import NodeMetrics
-from cluster.metrics.recorder import Recorder
+from cluster.metrics.recorder import MetricsRecorder
 from dledger.types import LogIndex, Position
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Exporter:
     """Use as a context: the port is answered within. Raises ``ConfigError`` from the constructor: port taken."""
 
     def __init__(self, host: str, port: int, peers: Iterable[Member] = ()) -> None:
-        self.instruments = Recorder(peer.node_id for peer in peers)
+        self.instruments = MetricsRecorder(peer.node_id for peer in peers)
         """For the server to be made with."""
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cluster.metrics.families import Families
-from cluster.metrics.recorder import Recorder
+from cluster.metrics.recorder import MetricsRecorder
 from dledger.measurements import NodeMeasurements
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, Role
@@ -19,7 +19,7 @@ class NodeMetrics(Collector):
     """``dledger_…``. ``applied`` gives the last entry that the application has; without one: what is committed."""
 
     def __init__(
-        self, server: DLedgerServer, recorder: Recorder, applied: Callable[[], LogIndex] | None = None
+        self, server: DLedgerServer, recorder: MetricsRecorder, applied: Callable[[], LogIndex] | None = None
     ) -> None:
         self._server = server
         self._recorder = recorder

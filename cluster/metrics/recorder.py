@@ -23,7 +23,7 @@ class PeerRecord:
         self.size_bytes = Histogram(BYTES_BOUNDS)
 
 
-class Recorder(Instruments):
+class MetricsRecorder(Instruments):
     """The port that ``dledger.instruments`` names, and a ``RoleChangeHandler``."""
 
     def __init__(self, peers: Iterable[NodeId] = ()) -> None:

@@ -30,7 +30,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:%|/@+?\[\]-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AuditEvent:
     """What was asked for. ``resource`` is empty where the action says it all; an unproved ``caller`` ends in ``?``."""
 
     caller: str
@@ -45,19 +45,19 @@ class AuditLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows, all of this second
-        self._repeated: dict[Event, int] = {}
+        self._repeated: dict[AuditEvent, int] = {}
         self._lines: Counter[str] = Counter()  # by source
         self._left_out: Counter[str] = Counter()  # by address
 
-    def allowed(self, event: Event) -> None:
+    def allowed(self, event: AuditEvent) -> None:
         """An administrator's change was let through."""
         _log.info("%s", _text(event, "allowed"), extra=_facts(event, "allowed"))
 
-    def denied(self, event: Event) -> None:
+    def denied(self, event: AuditEvent) -> None:
         """Something was refused."""
         # A peer's port changes with every connection; the address does not.
         host = event.peer.rpartition(":")[0]
-        alike = Event(event.caller, host, event.action, event.resource, event.reason)
+        alike = AuditEvent(event.caller, host, event.action, event.resource, event.reason)
         source = f"{event.caller}@" if event.caller and not event.caller.endswith("?") else host
         with self._lock:
             if alike in self._repeated:
@@ -81,21 +81,21 @@ class AuditLog:
                 facts = _facts(event, "denied") | {"repeated": times}
                 _log.warning("%s repeated=%d", _text(event, "denied"), times, extra=facts)
         for host, times in left_out.items():
-            event = Event("", host, "", "", "too many different refusals to write each")
+            event = AuditEvent("", host, "", "", "too many different refusals to write each")
             facts = _facts(event, "denied") | {"others": times}
             _log.warning("%s others=%d", _text(event, "denied"), times, extra=facts)
 
 
-def _text(event: Event, result: str) -> str:
+def _text(event: AuditEvent, result: str) -> str:
     return " ".join(f"{name}={_quoted(text)}" for name, text in _words(event, result).items() if text)
 
 
-def _facts(event: Event, result: str) -> dict[str, object]:
+def _facts(event: AuditEvent, result: str) -> dict[str, object]:
     """The same as fields of the log record, for logs as JSON."""
     return {"event": "audit", **_words(event, result)}
 
 
-def _words(event: Event, result: str) -> dict[str, str]:
+def _words(event: AuditEvent, result: str) -> dict[str, str]:
     return {
         "result": result,
         "action": event.action,

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from dledger.access.guard import Guard
-from dledger.access.rules import Rules
+from dledger.access.guard import AccessGuard
+from dledger.access.rules import AccessRules
 from dledger.access.rules_file import RulesFile
 from dledger.clock import Clock
 from dledger.config import AccessConfig
@@ -18,7 +18,7 @@ _log = logging.getLogger("dledger.access")
 class AccessControl:
     """Made by ``of``; ``start`` once there is an event loop, ``close`` ends its thread."""
 
-    def __init__(self, file: RulesFile, guard: Guard) -> None:
+    def __init__(self, file: RulesFile, guard: AccessGuard) -> None:
         self.guard = guard
         self._file = file
 
@@ -33,12 +33,12 @@ class AccessControl:
                 _log.warning("acl_file is given but acl_enable is not true: everybody may do everything")
             return None
         file = RulesFile(config.acl_file, name=name)
-        return cls(file, Guard(file.rules, name=name, clock=clock))
+        return cls(file, AccessGuard(file.rules, name=name, clock=clock))
 
     def start(self, post: Callable[[Callable[[], None]], None]) -> None:
         """Follow the file; ``post`` runs something on the guard's event loop."""
 
-        def changed(rules: Rules) -> None:
+        def changed(rules: AccessRules) -> None:
             post(partial(self.guard.apply, rules))
 
         self._file.watch(changed, self.guard.audit)

@@ -16,11 +16,11 @@ from enum import StrEnum
 
 from dledger.access import signing
 from dledger.access.addresses import AddressPattern, address_of, any_matches, host_of, peer_text
-from dledger.access.audit import AuditLog, Event
+from dledger.access.audit import AuditEvent, AuditLog
 from dledger.access.permissions import Permission, permission_text
 from dledger.access.quota import Quota, Quotas
 from dledger.access.replay import ReplayWindow, TooManySessionsError
-from dledger.access.rules import Account, Rules
+from dledger.access.rules import AccessRules, Account
 from dledger.access.signing import Signed
 from dledger.clock import Clock
 from dledger.errors import AccessDeniedError, PendingFullError
@@ -41,7 +41,7 @@ class SessionsFullError(PendingFullError):
     """Raised when no further client can be remembered; nobody is forgotten instead."""
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     """What permissions are given on."""
 
     TOPIC = "topic"
@@ -69,16 +69,16 @@ class Caller:
         """For people: the access key, or the trusted address."""
         return self.account.access_key if self.account.access_key != _TRUSTED else "trusted-address"
 
-    def may(self, kind: Kind, name: str, needed: Permission) -> bool:
+    def may(self, kind: ResourceKind, name: str, needed: Permission) -> bool:
         """Whether it has this permission: one look into a dictionary."""
         account = self.account
-        return bool((account.topic(name) if kind is Kind.TOPIC else account.group(name)) & needed)
+        return bool((account.topic(name) if kind is ResourceKind.TOPIC else account.group(name)) & needed)
 
 
-class Guard:
+class AccessGuard:
     """Lives on the loop. ``name`` is for people; each process gets an ``audience`` of its own."""
 
-    def __init__(self, rules: Rules, *, name: str, clock: Clock) -> None:
+    def __init__(self, rules: AccessRules, *, name: str, clock: Clock) -> None:
         self.audience = f"{name}.{secrets.token_hex(8)}"
         """What requests to this process are signed for."""
         self.audit = AuditLog()
@@ -88,7 +88,7 @@ class Guard:
         self._open: dict[Caller, tuple[Callable[[str], None], Callable[[], bool]]] = {}
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> AccessRules:
         """What holds now."""
         return self._rules
 
@@ -112,7 +112,7 @@ class Guard:
         except OtherAudienceError:
             raise  # the client does not know us yet: nothing to tell
         except (NotAuthenticatedError, SessionsFullError) as error:
-            self.audit.denied(Event(_claimed(signed), peer_text(peer), _action(method), "", str(error)))
+            self.audit.denied(AuditEvent(_claimed(signed), peer_text(peer), _action(method), "", str(error)))
             raise
         return Caller(account, peer, _quota_of(account, peer, quotas), signed=proved)
 
@@ -161,7 +161,7 @@ class Guard:
 
     # --- whether ------------------------------------------------------------------------------------------------------
 
-    def require(self, caller: Caller, action: str, kind: Kind, name: str, needed: Permission) -> None:
+    def require(self, caller: Caller, action: str, kind: ResourceKind, name: str, needed: Permission) -> None:
         """Raises ``AccessDeniedError`` unless the caller has the permission."""
         if caller.may(kind, name, needed):
             return
@@ -176,16 +176,16 @@ class Guard:
 
     def note(self, caller: Caller, action: str, resource: str) -> None:
         """A change that is allowed, for the audit log."""
-        self.audit.allowed(Event(caller.name, caller.peer, action, resource))
+        self.audit.allowed(AuditEvent(caller.name, caller.peer, action, resource))
 
     def denied(self, caller: Caller, action: str, resource: str, reason: str) -> AccessDeniedError:
         """The error of a refusal, which is in the audit log then."""
-        self.audit.denied(Event(caller.name, caller.peer, action, resource, reason))
+        self.audit.denied(AuditEvent(caller.name, caller.peer, action, resource, reason))
         return AccessDeniedError(f"{caller.name} may not do this: {action} {reason}")
 
     def ended(self, caller: Caller, why: str) -> AccessDeniedError:
         """The error of a stream that was open when the rules changed, which is in the audit log then."""
-        self.audit.denied(Event(caller.name, caller.peer, "Stream", "", why))
+        self.audit.denied(AuditEvent(caller.name, caller.peer, "Stream", "", why))
         return AccessDeniedError(f"the stream of {caller.name} was ended: {why}")
 
     # --- streams and changes ------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Guard:
         """It has ended."""
         self._open.pop(caller, None)
 
-    def apply(self, rules: Rules) -> None:
+    def apply(self, rules: AccessRules) -> None:
         """Decide by these rules from now on, also on open streams."""
         self._rules = rules
         for caller, (end, still_allowed) in tuple(self._open.items()):

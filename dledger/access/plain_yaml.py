@@ -40,7 +40,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """One key of a mapping, where it stands, and its value."""
 
     key: str
@@ -52,7 +52,7 @@ class Entry:
 class Mapping:
     """Keys and values in the order of the text; no key twice."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[YamlEntry, ...]
     line: int
 
 
@@ -147,7 +147,7 @@ class _Parser:
 
     def _mapping(self, indent: int, depth: int) -> Mapping:
         number = self.line.number
-        entries: dict[str, Entry] = {}
+        entries: dict[str, YamlEntry] = {}
         while not self.at_end and self.line.indent == indent and not _is_item(self.line.text):
             line = self.line
             match = _KEY.match(line.text)
@@ -164,7 +164,7 @@ class _Parser:
                 value = self._nested(indent, depth, line.number, items_too=True)
             else:
                 value = self._scalar(rest, line.number)
-            entries[key] = Entry(key, line.number, value)
+            entries[key] = YamlEntry(key, line.number, value)
             self._refuse_deeper(indent)
         return Mapping(tuple(entries.values()), number)
 

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from dledger.access import plain_yaml
 from dledger.access.addresses import AddressPattern, parse_patterns
 from dledger.access.permissions import BOTH, RETRY_PREFIX, Permission, parse_permission
-from dledger.access.plain_yaml import Entry, Node, Scalar, Sequence
+from dledger.access.plain_yaml import Node, Scalar, Sequence, YamlEntry
 from dledger.errors import ConfigError
 
 SECRET_CHARS_MIN: Final = 8
@@ -54,14 +54,14 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AccessRules:
     """All accounts by access key, and the addresses from which everything is allowed without one."""
 
     accounts: Mapping[str, Account] = field(default_factory=dict)
     trusted: tuple[AddressPattern, ...] = ()
 
 
-def parse_rules(text: str) -> Rules:
+def parse_rules(text: str) -> AccessRules:
     """Raises ``ConfigError`` with everything that is wrong; no problem quotes a secret."""
     root = plain_yaml.parse(text)
     reader = _Reader()
@@ -75,7 +75,7 @@ class _Reader:
     def __init__(self) -> None:
         self.problems: list[str] = []
 
-    def rules(self, root: Node) -> Rules:
+    def rules(self, root: Node) -> AccessRules:
         accounts: dict[str, Account] = {}
         trusted: list[AddressPattern] = []
         lines: dict[str, int] = {}
@@ -103,10 +103,10 @@ class _Reader:
             self.problems.append("there is neither an account nor a white address: nobody could do anything")
         if len(accounts) > ACCOUNTS_MAX:
             self.problems.append(f"{len(accounts)} accounts are more than {ACCOUNTS_MAX}")
-        return Rules(accounts, tuple(trusted))
+        return AccessRules(accounts, tuple(trusted))
 
     def _account(self, node: Node) -> Account | None:
-        values: dict[str, Entry] = {one.key: one for one in self._entries(node, "an account", _FIELDS)}
+        values: dict[str, YamlEntry] = {one.key: one for one in self._entries(node, "an account", _FIELDS)}
         before = len(self.problems)
 
         def read(name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
@@ -136,7 +136,7 @@ class _Reader:
         )
         return account if access_key else None
 
-    def _permissions(self, entry: Entry | None) -> dict[str, Permission]:
+    def _permissions(self, entry: YamlEntry | None) -> dict[str, Permission]:
         found: dict[str, Permission] = {}
         for item in self._items(entry) if entry is not None else ():
             pair = self._read(item, entry.key if entry is not None else "", _assignment)
@@ -149,7 +149,7 @@ class _Reader:
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
-    def _entries(self, node: Node, what: str, known: tuple[str, ...]) -> tuple[Entry, ...]:
+    def _entries(self, node: Node, what: str, known: tuple[str, ...]) -> tuple[YamlEntry, ...]:
         if not isinstance(node, plain_yaml.Mapping):
             self._complain(node.line, f"{what} is made of lines `name: value`, for example `{known[0]}: …`")
             return ()
@@ -158,7 +158,7 @@ class _Reader:
                 self._complain(entry.line, f"unknown name {entry.key!r}: {what} has {', '.join(known)}")
         return node.entries
 
-    def _items(self, entry: Entry) -> tuple[Node, ...]:
+    def _items(self, entry: YamlEntry) -> tuple[Node, ...]:
         if isinstance(entry.value, Sequence):
             return entry.value.items
         if not (isinstance(entry.value, Scalar) and not entry.value.text):

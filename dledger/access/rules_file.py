@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.access.audit import AuditLog
-from dledger.access.rules import Rules, parse_rules
+from dledger.access.rules import AccessRules, parse_rules
 from dledger.errors import ConfigError
 
 _log = logging.getLogger("dledger.access")
@@ -27,12 +27,12 @@ _FORBIDDEN: Final = stat.S_IRWXO | stat.S_IWGRP
 _Stamp = tuple[int, int, int, int]
 
 
-def load_rules(file: Path) -> Rules:
+def load_rules(file: Path) -> AccessRules:
     """Raises ``ConfigError`` with everything that is wrong with the file."""
     return _load(file)[0]
 
 
-def _load(file: Path) -> tuple[Rules, _Stamp]:
+def _load(file: Path) -> tuple[AccessRules, _Stamp]:
     try:
         with file.open("rb") as opened:
             status = os.fstat(opened.fileno())
@@ -79,10 +79,10 @@ class RulesFile:
         self._told: _Stamp | str = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"dledger-access-{name}", daemon=True)
-        self._changed: Callable[[Rules], None] = lambda _rules: None
+        self._changed: Callable[[AccessRules], None] = lambda _rules: None
         self._audit: AuditLog | None = None
 
-    def watch(self, changed: Callable[[Rules], None], audit: AuditLog) -> None:
+    def watch(self, changed: Callable[[AccessRules], None], audit: AuditLog) -> None:
         """Call ``changed`` on the thread for every good change from now on; has the audit log write its counts."""
         self._changed, self._audit = changed, audit
         self._thread.start()

@@ -6,7 +6,7 @@ from dledger.client.bulk import ReadFrom
 from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client.shared import AppendResult
 from dledger.client.sync import DLedgerClient
-from dledger.rpc.client_codec import ReadMode
+from dledger.rpc.clients.codec import ReadMode
 
 __all__ = [
     "AppendFuture",

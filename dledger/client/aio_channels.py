@@ -11,7 +11,7 @@ import grpc
 import tenacity
 
 from dledger.client.channels import Service
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Report, Search
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
 from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, retry_options
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
@@ -152,7 +152,7 @@ class AsyncSeeker(Generic[_StatusT]):
         self,
         directory: Directory,
         ask_all: Callable[[Collection[str], Deadline], AsyncGenerator[tuple[str, _StatusT | DLedgerError], None]],
-        report_of: Callable[[_StatusT], Report],
+        report_of: Callable[[_StatusT], ServerReport],
     ) -> None:
         self._directory = directory
         self._ask_all = ask_all

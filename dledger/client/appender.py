@@ -14,7 +14,7 @@ from dledger.sending.aio import AsyncLinks, AsyncSender
 from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES
 from dledger.sending.futures import SentItem, SentMany
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.threads import Links, Sender
 from dledger.sending.window import Window, WindowOptions
 
@@ -48,7 +48,7 @@ class AppenderOptions:
             timeout_ms=self.timeout_s * 1000.0,
             retry_unknown=self.retry_unknown,
         )
-        return Window(options, RULES, Numbering() if self.idempotent else None)
+        return Window(options, RULES, ProducerNumbering() if self.idempotent else None)
 
 
 class Appender:

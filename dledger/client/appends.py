@@ -11,13 +11,13 @@ from dledger.client.shared import AppendResult, is_retried, results_of, rpc_fail
 from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.records import record
-from dledger.rpc import client_codec as codec
-from dledger.sending.batch import AllStored, Answer, Batch, Rules
+from dledger.rpc.clients import codec
+from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
 from dledger.sending.stream import Wire
 from dledger.sending.window import WindowOptions
 from dledger.types import AppendedBatch, LogIndex, Position, ProducerBatch
 
-AppendBatch = Batch[None, AppendResult]
+AppendBatch = OutgoingBatch[None, AppendResult]
 INFLIGHT_REQUESTS_MAX: Final = 32
 """Requests under way at once: a leader remembers the places of as many, for the case that they come again."""
 DIRECT: Final = WindowOptions(
@@ -51,7 +51,7 @@ class AppendedResults(Sequence[AppendResult]):
         return iter(results_of(self._batch))
 
 
-RULES: Final[Rules[None, AppendResult]] = Rules(
+RULES: Final[WindowRules[None, AppendResult]] = WindowRules(
     is_retried=is_retried,
     bad_answer=InvalidRequestError,
     is_final=lambda error: isinstance(error, InvalidRequestError),

@@ -37,8 +37,8 @@ from dledger.errors import (
     IndexOutOfRangeError,
     UnavailableError,
 )
-from dledger.rpc import bulk_codec as codec
 from dledger.rpc import options
+from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import NodeStatus
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role
 
@@ -64,7 +64,7 @@ class ReadFrom(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BulkTarget:
     """Whom to ask: a kind of member, or the one at ``address``. ``timeout_s`` is for every step that brings nothing."""
 
     read_from: ReadFrom
@@ -91,7 +91,7 @@ class BulkReads:
         self._client = client
         self._random = random.Random()  # spreads load
 
-    def fetch(self, request: codec.FetchLog, target: Target) -> Iterator[LogChunk]:
+    def fetch(self, request: codec.FetchLog, target: BulkTarget) -> Iterator[LogChunk]:
         """See ``DLedgerClient.fetch_log``."""
         next_index, end, got = request.first_index, request.end_index, 0
         patience = _Patience(self._client.channels.closing, target.timeout_s)
@@ -115,7 +115,7 @@ class BulkReads:
                 self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=_is_retried(error) or patience.refused_by(node, error, target))
 
-    def digests(self, request: codec.BlockDigests, target: Target) -> Iterator[BlockDigest]:
+    def digests(self, request: codec.BlockDigests, target: BulkTarget) -> Iterator[BlockDigest]:
         """See ``DLedgerClient.block_digests``."""
         position, end = request.from_position, request.end_position
         block_bytes = request.block_bytes or codec.BLOCK_BYTES_DEFAULT
@@ -141,7 +141,7 @@ class BulkReads:
                 self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=_is_retried(error))
 
-    def locate(self, request: codec.Locate, target: Target) -> codec.Located:
+    def locate(self, request: codec.Locate, target: BulkTarget) -> codec.LocatedEntries:
         """See ``DLedgerClient.locate``."""
         patience = _Patience(self._client.channels.closing, target.timeout_s)
         while True:
@@ -153,7 +153,7 @@ class BulkReads:
                 self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=_is_retried(error) or patience.refused_by(node, error, target))
 
-    def _choose(self, target: Target, patience: _Patience) -> str:
+    def _choose(self, target: BulkTarget, patience: _Patience) -> str:
         """The address of a member to ask now. Raises ``UnavailableError`` and whatever makes asking hopeless."""
         while True:
             try:
@@ -161,14 +161,14 @@ class BulkReads:
             except DLedgerError as error:  # what a node said before tells more than that no time was left to find one
                 patience.wait_after(patience.failure or error, retried=is_retried_read(error))
 
-    def _find(self, target: Target, deadline: Deadline) -> str:
+    def _find(self, target: BulkTarget, deadline: Deadline) -> str:
         if target.address is not None:
             return target.address
         if target.read_from is ReadFrom.LEADER:
             return self._client.seeker.leader(deadline)
         return self._pick(target, self._present(deadline))
 
-    def _find_other(self, target: Target, patience: _Patience) -> str:
+    def _find_other(self, target: BulkTarget, patience: _Patience) -> str:
         """A member that has not refused yet, and has all that those who have knew to be committed.
 
         Raises what was refused, damage rather than "no longer kept", once nobody is left who could be asked.
@@ -191,7 +191,7 @@ class BulkReads:
             raise UnavailableError("no other member is known to have all that is committed yet")
         return self._pick(target, caught_up)
 
-    def _pick(self, target: Target, members: Sequence[tuple[str, NodeStatus]]) -> str:
+    def _pick(self, target: BulkTarget, members: Sequence[tuple[str, NodeStatus]]) -> str:
         wanted = {ReadFrom.LEADER: {Role.LEADER}, ReadFrom.FOLLOWER: set(Role) - {Role.LEADER}, ReadFrom.ANY: set(Role)}
         fitting = [address for address, one in members if one.role in wanted[target.read_from]]
         return self._random.choice(fitting or [address for address, _ in members])
@@ -262,7 +262,7 @@ class _Patience:
         """What members that refused say now; one that has restarted may say less than it knew."""
         self.floor = max((*committed, *(() if self.floor is None else (self.floor,))), default=None)
 
-    def refused_by(self, node: str, error: DLedgerError, target: Target) -> bool:
+    def refused_by(self, node: str, error: DLedgerError, target: BulkTarget) -> bool:
         """Note that a member's own log is why it failed; whether others are to be asked."""
         if target.address is not None or not isinstance(error, _ONE_MEMBERS):
             return False

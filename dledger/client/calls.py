@@ -31,12 +31,12 @@ from dledger.client.shared import (
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
 from dledger.records import record
-from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from dledger.rpc.client_codec import ReadMode
+from dledger.rpc.clients import codec
+from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.futures import SentItem, wait_for_batch
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
 from dledger.sending.window import Window
@@ -133,7 +133,7 @@ class Calls:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
         deadline = self._deadline(timeout_s)
-        sender = self._sender(Numbering(producer))
+        sender = self._sender(ProducerNumbering(producer))
         try:
             return self._append_parts(sender, bodies, deadline, sequence)
         finally:  # whoever is cancelled does not wait until the deadline of what is under way
@@ -165,10 +165,10 @@ class Calls:
                     raise UnavailableError("the client is closed")
                 sender = self._direct
                 if sender is None:
-                    sender = self._direct = self._sender(Numbering() if self._idempotent else None)
+                    sender = self._direct = self._sender(ProducerNumbering() if self._idempotent else None)
         return sender
 
-    def _sender(self, numbering: Numbering | None) -> Sender[None, AppendResult]:
+    def _sender(self, numbering: ProducerNumbering | None) -> Sender[None, AppendResult]:
         options = replace(DIRECT, timeout_ms=self.timeout_s * 1000.0)
         return Sender(self._links, Window(options, RULES, numbering), "dledger-appends")
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar
 import grpc
 import tenacity
 
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Report, Search
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
 from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, retry_options
 from dledger.client.signing import is_challenge
@@ -218,7 +218,7 @@ class Seeker(Generic[_StatusT]):
         self,
         directory: Directory,
         ask_all: Callable[[Collection[str], Deadline], Iterator[tuple[str, _StatusT | DLedgerError]]],
-        report_of: Callable[[_StatusT], Report],
+        report_of: Callable[[_StatusT], ServerReport],
     ) -> None:
         self._directory = directory
         self._ask_all = ask_all

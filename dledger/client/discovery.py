@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from dledger.client.whereabouts import Whereabouts
+from dledger.client.whereabouts import AddressBook
 from dledger.errors import (
     AccessDeniedError,
     ConfigError,
@@ -57,7 +57,7 @@ _HOPELESS: Final = (InvalidRequestError, IdentityError, AccessDeniedError)
 
 
 @record(frozen=True, slots=True)
-class Report:
+class ServerReport:
     """What a server says of itself and its group."""
 
     node: str
@@ -69,10 +69,10 @@ class Report:
     """Every member's name, and where it is said to be; empty if that is not known."""
 
 
-def report_of_node(status: NodeStatus) -> Report:
+def report_of_node(status: NodeStatus) -> ServerReport:
     """A node's metadata as a report."""
     members: dict[str, str] = {member.node_id: member.client_address for member in status.members}
-    return Report(status.node_id, status.role is Role.LEADER, status.term, status.leader, members)
+    return ServerReport(status.node_id, status.role is Role.LEADER, status.term, status.leader, members)
 
 
 def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class Directory:
     def __init__(self, addresses: tuple[str, ...], leader_is: str = "leader") -> None:
         self.leader_is: Final = leader_is
         self._lock = threading.Lock()  # guards all fields
-        self._whereabouts = Whereabouts(addresses)
+        self._whereabouts = AddressBook(addresses)
         self._leader: str | None = None
         self._suspect: str | None = None
         self._silent: dict[str, float] = {}  # until when
@@ -131,7 +131,7 @@ class Directory:
             self._silent = {one: until for one, until in self._silent.items() if until > now}
         return self._silent
 
-    def learn(self, address: str, report: Report) -> None:
+    def learn(self, address: str, report: ServerReport) -> None:
         """Take what the server at ``address`` said of itself and the others."""
         with self._lock:
             if report.node:
@@ -189,7 +189,7 @@ class Search:
         self._doubting = doubting
         self._asked: set[str] = set()
         self._failures: dict[str, DLedgerError] = {}
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, ServerReport] = {}
 
     def whom_to_ask(self) -> list[str]:
         """All addresses that were not named before: answers tell of further ones. Empty: the round is over."""
@@ -197,7 +197,7 @@ class Search:
         self._asked.update(addresses)
         return addresses
 
-    def take(self, address: str, answer: Report | DLedgerError) -> bool:
+    def take(self, address: str, answer: ServerReport | DLedgerError) -> bool:
         """Note an answer; whether it settles who leads."""
         if isinstance(answer, DLedgerError):
             self._failures[address] = answer
@@ -242,7 +242,7 @@ class Search:
         return UnavailableError(f"no {self._directory.leader_is} found: {'; '.join(map(str, failures)) or otherwise}")
 
 
-def _agreed_leader(reports: Mapping[str, Report]) -> str | None:
+def _agreed_leader(reports: Mapping[str, ServerReport]) -> str | None:
     """Whom a majority of its group follows in its term: then nobody else can lead."""
     for address, one in reports.items():
         if not (one.leads and one.members):

@@ -42,7 +42,7 @@ class _Details(NamedTuple):
     compression: Any
 
 
-def told(error: object) -> dict[str, str]:
+def trailing_metadata(error: object) -> dict[str, str]:
     """The trailing metadata of a call that ended badly."""
     pairs: Any = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
     return {str(key): str(value) for key, value in pairs}
@@ -50,7 +50,7 @@ def told(error: object) -> dict[str, str]:
 
 def is_challenge(call: object) -> bool:
     """Whether a call ended because it was signed for another server process: one that is made now is not."""
-    return told(call).get(REFUSAL) == CHALLENGE
+    return trailing_metadata(call).get(REFUSAL) == CHALLENGE
 
 
 class SigningInterceptor(_Unary, _UnaryStream, _Stream):
@@ -87,7 +87,7 @@ class SigningInterceptor(_Unary, _UnaryStream, _Stream):
         return _signed(self._signer, self._address, details, request)
 
     def _learn(self, call: Any) -> bool:  # noqa: ANN401
-        return self._signer.learn(self._address, told(call))
+        return self._signer.learn(self._address, trailing_metadata(call))
 
 
 def async_interceptors(signer: Signer, address: str) -> list[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dledger.client.bulk import BulkReads, ClientContext, ReadFrom, Target
+from dledger.client.bulk import BulkReads, BulkTarget, ClientContext, ReadFrom
 from dledger.client.calls import Calls
 from dledger.client.security import ClientSecurity
-from dledger.rpc.bulk_codec import BlockDigests, FetchLog, Locate, Located
+from dledger.rpc.clients.bulk_codec import BlockDigests, FetchLog, Locate, LocatedEntries
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
 
 
@@ -95,7 +95,7 @@ class DLedgerClient(Calls):
         read_from: ReadFrom = ReadFrom.LEADER,
         address: str | None = None,
         timeout_s: float | None = None,
-    ) -> Located:
+    ) -> LocatedEntries:
         """Where these entries begin, which entries begin at or after these positions, and which were stored then.
 
         One place per question: first for ``indexes``, then ``positions``, then ``store_times_ms`` (brokers' logs only,
@@ -111,5 +111,5 @@ class DLedgerClient(Calls):
         located = self.locate(store_times_ms=(store_time_ms,), read_from=read_from, address=address)
         return located.places[0].index
 
-    def _target(self, read_from: ReadFrom, address: str | None, timeout_s: float | None) -> Target:
-        return Target(ReadFrom(read_from), address, self._timeout_s(timeout_s))
+    def _target(self, read_from: ReadFrom, address: str | None, timeout_s: float | None) -> BulkTarget:
+        return BulkTarget(ReadFrom(read_from), address, self._timeout_s(timeout_s))

@@ -16,7 +16,7 @@ and a server may say anything."""
 _T = TypeVar("_T")
 
 
-class Whereabouts:
+class AddressBook:
     """What is known of nodes' addresses. Not thread-safe: its owner's lock guards it."""
 
     def __init__(self, given: tuple[str, ...]) -> None:

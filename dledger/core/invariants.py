@@ -15,14 +15,14 @@ from dledger.types import LogIndex, Term
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LastCheck:
     """What an earlier check saw of a member since its last start; later values must not be lower."""
 
     term: Term
     commit_index: LogIndex
 
 
-def check(node: Node, before: Seen | None = None) -> Seen:
+def check(node: Node, before: LastCheck | None = None) -> LastCheck:
     """Raise ``InvariantError`` if ``node`` contradicts itself or its past; gives what the next check compares with."""
     state = node.state
     log = state.log
@@ -45,4 +45,4 @@ def check(node: Node, before: Seen | None = None) -> Seen:
         for peer, match in state.role.match.items():
             invariant(match <= log.last.index, "match <= end", peer=peer, match=match)
         invariant(state.has_standing, "a leader has standing", node=state.node_id)
-    return Seen(state.term, state.commit_index)
+    return LastCheck(state.term, state.commit_index)

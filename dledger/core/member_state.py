@@ -82,7 +82,7 @@ _BOOT_ID_STEP: Final = 0x2545F4914F6CDD1D
 
 
 @record(frozen=True, slots=True)
-class Run:
+class MemberRun:
     """One run of a member: ``boot_id`` differs between any two; ``countersign`` is random, a secret, and not 0."""
 
     boot_id: int
@@ -99,7 +99,7 @@ class MemberState:
         log: Log,
         hard_state: HardState,
         random: Random,
-        run: Run,
+        run: MemberRun,
         now_ms: int,
     ) -> None:
         self.node_id = config.node_id

@@ -12,7 +12,7 @@ from typing import Final, assert_never
 from dledger.config import ServerConfig
 from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
 from dledger.core.leader_elector import LeaderElector, TransferDone
-from dledger.core.member_state import Leader, MemberState, Run
+from dledger.core.member_state import Leader, MemberRun, MemberState
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -56,7 +56,7 @@ class Node:
         log: Log,
         hard_state: HardState,
         random: Random,
-        run: Run,
+        run: MemberRun,
         now_ms: int,
         remembered: Mapping[NodeId, EntryId] = NOTHING_REMEMBERED,
     ) -> None:

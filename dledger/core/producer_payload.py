@@ -70,7 +70,7 @@ class ProducerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ProducerSnapshot:
     """All producers. ``next_slot`` is what the next registration may take."""
 
     next_slot: int
@@ -86,7 +86,7 @@ class Registration:
     dropped: int = 0
 
 
-Payload = Snapshot | Registration
+Payload = ProducerSnapshot | Registration
 
 
 def check_name(name: str) -> None:
@@ -147,7 +147,7 @@ def describe_payload(body: bytes) -> str:
     except UnreadableProducersError as error:
         return str(error)
     match payload:
-        case Snapshot(producers=producers):
+        case ProducerSnapshot(producers=producers):
             return f"{len(producers)} producers"
         case Registration(name=name, slot=slot):
             return f"producer {name} from here on, slot {slot}"
@@ -155,7 +155,7 @@ def describe_payload(body: bytes) -> str:
             return ""
 
 
-def _decode_snapshot(rest: bytes) -> Snapshot:
+def _decode_snapshot(rest: bytes) -> ProducerSnapshot:
     next_slot, count = _TABLE.unpack_from(rest)
     at = _TABLE.size
     producers: list[ProducerRecord] = []
@@ -171,7 +171,7 @@ def _decode_snapshot(rest: bytes) -> Snapshot:
     distinct = len({one.slot for one in producers}) == len({one.name for one in producers}) == count
     if at != len(rest) or not distinct or not 0 < next_slot <= SLOT_MAX:
         raise InvalidRequestError(f"{count} producers, {at} of {len(rest)} bytes, next slot {next_slot}")
-    return Snapshot(next_slot, tuple(producers))
+    return ProducerSnapshot(next_slot, tuple(producers))
 
 
 def _decode_registration(rest: bytes) -> Registration:

@@ -43,9 +43,9 @@ from dledger.core.producer_payload import (
     SLOT_MAX,
     Payload,
     ProducerRecord,
+    ProducerSnapshot,
     Registration,
     RunRecord,
-    Snapshot,
     UnreadableProducersError,
     check_name,
     decode_payload,
@@ -89,7 +89,7 @@ _CHUNK_ENTRIES: Final = 8192
 
 
 @dataclass(slots=True)
-class Producer:
+class KnownProducer:
     """One that the leader knows."""
 
     name: str
@@ -103,7 +103,7 @@ class Producer:
 class Plan:
     """What to do with a batch: of its entries the first ``stored`` are in the log, up to ``stored_index``."""
 
-    producer: Producer | None
+    producer: KnownProducer | None
     """None: it must be registered first."""
     stored: int
     stored_index: LogIndex
@@ -118,9 +118,9 @@ class ProducerTable:
         self._max = config.max_producers
         self._expiry_ms = config.producer_expiry_ms
         self._snapshot_entries = config.producer_snapshot_entries
-        self._by_name: dict[str, Producer] = {}  # the least recently active one first
-        self._made_up: dict[str, Producer] = {}  # those under names of clients' own making, in the same order
-        self._by_slot: dict[int, Producer] = {}
+        self._by_name: dict[str, KnownProducer] = {}  # the least recently active one first
+        self._made_up: dict[str, KnownProducer] = {}  # those under names of clients' own making, in the same order
+        self._by_slot: dict[int, KnownProducer] = {}
         self._of_account: Counter[str] = Counter()
         self._next_slot = 1
         self._bytes = EMPTY_SNAPSHOT_BYTES  # of a snapshot with a single run of each
@@ -206,7 +206,7 @@ class ProducerTable:
             dropped = idle.slot
         return Registration(name, self._free_slot(), dropped)
 
-    def _giving_way(self, newcomer: str, room: int, now_ms: int, account: str = "") -> Producer | None:
+    def _giving_way(self, newcomer: str, room: int, now_ms: int, account: str = "") -> KnownProducer | None:
         """Who makes room for a newcomer, so that the others fit ``room`` bytes: the one that is idle for longest.
 
         With ``account`` one of that account's.
@@ -229,7 +229,7 @@ class ProducerTable:
                 return oldest
         return None
 
-    def _ended_before(self, newcomer: str, now_ms: int) -> Producer | None:
+    def _ended_before(self, newcomer: str, now_ms: int) -> KnownProducer | None:
         """The longest idle task of an earlier batch of the newcomer's stream, if it is one's."""
         batch = stream_batch(newcomer)
         if batch is None:
@@ -249,20 +249,20 @@ class ProducerTable:
             slot = slot % SLOT_MAX + 1
         return slot
 
-    def register(self, registration: Registration, index: LogIndex, position: int, now_ms: int) -> Producer:
+    def register(self, registration: Registration, index: LogIndex, position: int, now_ms: int) -> KnownProducer:
         """A registration was written at ``index``; the log ends at ``position``."""
         name, slot = registration.name, registration.slot
         for stale in (self._by_slot.get(registration.dropped), self._by_slot.get(slot), self._by_name.get(name)):
             if stale is not None:
                 self._forget(stale)
-        producer = self._add(Producer(name, slot, 0, now_ms, deque(maxlen=RUNS_KEPT)))
+        producer = self._add(KnownProducer(name, slot, 0, now_ms, deque(maxlen=RUNS_KEPT)))
         self._next_slot = slot % SLOT_MAX + 1
         self._registrations += 1
         if self._due is None:
             self._plan_snapshot(index, position, now_ms)
         return producer
 
-    def note(self, producer: Producer, first_index: int, count: int, now_ms: int) -> None:
+    def note(self, producer: KnownProducer, first_index: int, count: int, now_ms: int) -> None:
         """``count`` entries of a producer were written from ``first_index`` on."""
         runs = producer.runs
         last = runs[-1] if runs else None
@@ -273,7 +273,7 @@ class ProducerTable:
         producer.next_sequence += count
         self.touch(producer, now_ms)
 
-    def touch(self, producer: Producer, now_ms: int) -> None:
+    def touch(self, producer: KnownProducer, now_ms: int) -> None:
         """A producer is active, be it that it repeats or asks."""
         producer.active_ms = now_ms
         self._by_name[producer.name] = self._by_name.pop(producer.name)
@@ -340,7 +340,7 @@ class ProducerTable:
 
     # -- what is found in the log --------------------------------------------------------------------------------
 
-    def load(self, snapshot: Snapshot, now_ms: int) -> None:
+    def load(self, snapshot: ProducerSnapshot, now_ms: int) -> None:
         """Be what a snapshot says, whatever was before."""
         self._by_name.clear()
         self._made_up.clear()
@@ -350,9 +350,9 @@ class ProducerTable:
         self._next_slot = snapshot.next_slot
         for one in sorted(snapshot.producers, key=lambda one: -one.idle_ms):
             runs = deque(one.runs, maxlen=RUNS_KEPT)
-            self._add(Producer(one.name, one.slot, one.next_sequence, now_ms - one.idle_ms, runs))
+            self._add(KnownProducer(one.name, one.slot, one.next_sequence, now_ms - one.idle_ms, runs))
 
-    def _add(self, producer: Producer) -> Producer:
+    def _add(self, producer: KnownProducer) -> KnownProducer:
         self._by_name[producer.name] = self._by_slot[producer.slot] = producer
         if is_made_up(producer.name):
             self._made_up[producer.name] = producer
@@ -362,7 +362,7 @@ class ProducerTable:
         self._bytes += _size_of(producer.name)
         return producer
 
-    def _forget(self, producer: Producer) -> None:
+    def _forget(self, producer: KnownProducer) -> None:
         if self._by_name.get(producer.name) is producer:
             del self._by_name[producer.name]
             self._made_up.pop(producer.name, None)
@@ -379,7 +379,7 @@ def _size_of(name: str) -> int:
     return PRODUCER_BYTES + len(name) + RUN_BYTES
 
 
-def _stored_runs(producer: Producer, sequence: int, count: int) -> tuple[tuple[StoredRun, ...], LogIndex]:
+def _stored_runs(producer: KnownProducer, sequence: int, count: int) -> tuple[tuple[StoredRun, ...], LogIndex]:
     """Where the producer's entries ``[sequence, sequence + count)`` are, and the last index that any of them can have.
 
     What is older than the remembered runs lies before the first of them.
@@ -429,7 +429,7 @@ def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -
     table = ProducerTable(config.replication, config.store.segment_bytes)
     needed: int | None = None
     newest = found.payloads.get(found.start)
-    if isinstance(newest, Snapshot):
+    if isinstance(newest, ProducerSnapshot):
         table.load(newest, now_ms)
         needed = found.start
     for channel, first, count in found.runs:
@@ -459,7 +459,7 @@ def _look_back(log: Log, last_index: LogIndex, walk_bytes: int) -> _Found:
             payload = decode_payload(log.read(index).body)
             if payload is not None:
                 payloads[index] = payload
-            if isinstance(payload, Snapshot):
+            if isinstance(payload, ProducerSnapshot):
                 chunks.append(_after(runs, index))
                 return _Found([run for chunk in reversed(chunks) for run in chunk], payloads, index)
         chunks.append(runs)

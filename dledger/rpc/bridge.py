@@ -118,7 +118,7 @@ class LoopThread:
         await self._stop.wait()
 
 
-class Outcome(Generic[_T]):
+class LoopCallback(Generic[_T]):
     """A thread-safe ``done`` callback and the future that it resolves."""
 
     def __init__(self, bridge: LoopBridge, settled: Callable[[], None] | None = None) -> None:

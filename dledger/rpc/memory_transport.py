@@ -24,7 +24,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import DLedgerError, InvalidRequestError, InvariantError, ResponseCode
-from dledger.rpc.identity import Identity
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.ports import Receiver
 from dledger.types import NodeId
 
@@ -87,7 +87,7 @@ class MemoryTransport:
     """Implements ``Transport``. Two threads deliver: one runs requests, which may wait, one everything else."""
 
     def __init__(self, network: MemoryNetwork, config: ServerConfig, *, client_address: str = "") -> None:
-        self.identity = Identity.of(config)
+        self.identity = PeerIdentity.of(config)
         self.node_id = config.node_id
         self.client_address = client_address
         self._network = network

@@ -12,13 +12,13 @@ from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
 from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
-from dledger.sending.batch import Answer, Batch, ItemT, ResultT, partly_added
+from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT, partly_added
 from dledger.sending.window import NEVER, Window, Wish, connect_timeout_s
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
 
 
-OnAnswer: TypeAlias = Callable[[AsyncStream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None]
+OnAnswer: TypeAlias = Callable[[AsyncStream[ItemT, ResultT], OutgoingBatch[ItemT, ResultT], Answer[ResultT]], None]
 OnEnd: TypeAlias = Callable[[AsyncStream[ItemT, ResultT]], None]
 
 
@@ -70,7 +70,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         item: ItemT | None = None,
         sequence: int | None = None,
         timeout_s: float | None = None,
-    ) -> tuple[Batch[ItemT, ResultT], int]:
+    ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
         """As ``Sender.add``; waits only while too much is pending."""
         window = self._window
         now_ms = _now_ms()
@@ -86,10 +86,10 @@ class AsyncSender(Generic[ItemT, ResultT]):
 
     async def add_many(
         self, payloads: Sequence[bytes], *, items: Sequence[ItemT] = (), sequence: int | None = None
-    ) -> list[tuple[Batch[ItemT, ResultT], int, int]]:
+    ) -> list[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
         """As ``Sender.add_many``. Nothing that others add comes between, unless it has to wait for room."""
         window = self._window
-        spans: list[tuple[Batch[ItemT, ResultT], int, int]] = []
+        spans: list[tuple[OutgoingBatch[ItemT, ResultT], int, int]] = []
         at = 0
         try:
             while at < len(payloads):
@@ -108,7 +108,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
 
     async def add_whole(
         self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
-    ) -> Batch[ItemT, ResultT]:
+    ) -> OutgoingBatch[ItemT, ResultT]:
         """As ``Sender.add_whole``."""
         window = self._window
         now_ms = _now_ms()
@@ -194,7 +194,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         return sent
 
     def _answered(
-        self, stream: AsyncStream[ItemT, ResultT], batch: Batch[ItemT, ResultT], answer: Answer[ResultT]
+        self, stream: AsyncStream[ItemT, ResultT], batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]
     ) -> None:
         blamed = self._window.answered(batch, answer, _now_ms())
         if blamed is not None:
@@ -251,7 +251,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         self._go_on()
 
     def _on_answer(
-        self, stream: AsyncStream[ItemT, ResultT], batch: Batch[ItemT, ResultT], answer: Answer[ResultT]
+        self, stream: AsyncStream[ItemT, ResultT], batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]
     ) -> None:
         self._answered(stream, batch, answer)
         self._go_on()

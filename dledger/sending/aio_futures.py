@@ -7,11 +7,11 @@ from collections.abc import Generator
 from typing import Any, Generic
 
 from dledger.errors import DLedgerError
-from dledger.sending.batch import Batch, ResultT
+from dledger.sending.batch import OutgoingBatch, ResultT
 from dledger.sending.futures import NO_OUTCOME, SentItem
 
 
-async def wait_for_batch(batch: Batch[Any, Any]) -> None:
+async def wait_for_batch(batch: OutgoingBatch[Any, Any]) -> None:
     """Return when the batch is done; it has a deadline. To be awaited on the loop of its sender."""
     if not batch.done:
         waiting = asyncio.Event()
@@ -42,7 +42,7 @@ class AsyncSentMany(Generic[ResultT]):
 
     __slots__ = ("_spans",)
 
-    def __init__(self, spans: list[tuple[Batch[Any, ResultT], int, int]]) -> None:
+    def __init__(self, spans: list[tuple[OutgoingBatch[Any, ResultT], int, int]]) -> None:
         self._spans = spans  # batches, the place of the first item in each, and how many there are
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from typing import Generic
 import grpc
 
 from dledger.errors import DLedgerError, UnavailableError
-from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT
 from dledger.sending.stream import LAST_WORD_S, Wire
 
 
@@ -27,7 +27,7 @@ class AsyncStream(Generic[ItemT, ResultT]):
         open_call: Callable[[AsyncIterator[bytes]], grpc.aio.StreamStreamCall[bytes, bytes]],
         address: str,
         wire: Wire[ItemT, ResultT],
-        on_answer: Callable[[AsyncStream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], None],
+        on_answer: Callable[[AsyncStream[ItemT, ResultT], OutgoingBatch[ItemT, ResultT], Answer[ResultT]], None],
         on_end: Callable[[AsyncStream[ItemT, ResultT]], None],
     ) -> None:
         self.address = address
@@ -36,7 +36,7 @@ class AsyncStream(Generic[ItemT, ResultT]):
         self._wire = wire
         self._on_answer = on_answer
         self._on_end = on_end
-        self._pending: dict[int, Batch[ItemT, ResultT]] = {}
+        self._pending: dict[int, OutgoingBatch[ItemT, ResultT]] = {}
         self._next_number = 0
         self._handed = 0  # the number of the last request that gRPC has
         self._closed_because = ""
@@ -63,7 +63,7 @@ class AsyncStream(Generic[ItemT, ResultT]):
         self.server_memory = self._wire.server_memory(told)
         self._reader = asyncio.create_task(self._read())
 
-    def submit(self, batch: Batch[ItemT, ResultT]) -> DLedgerError | None:
+    def submit(self, batch: OutgoingBatch[ItemT, ResultT]) -> DLedgerError | None:
         """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
         if self.broken is not None:
             return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")

@@ -41,7 +41,7 @@ Answer: TypeAlias = AllStored[ResultT] | Sequence[ResultT | DLedgerError] | DLed
 
 
 @record(frozen=True, slots=True)
-class Rules(Generic[ItemT, ResultT]):
+class WindowRules(Generic[ItemT, ResultT]):
     """What the window must know of a protocol."""
 
     is_retried: Callable[[DLedgerError], bool]
@@ -56,7 +56,7 @@ class Rules(Generic[ItemT, ResultT]):
     """Where order counts of items without numbers, as sent or as stored; None: everywhere at once."""
 
 
-class Batch(Generic[ItemT, ResultT]):
+class OutgoingBatch(Generic[ItemT, ResultT]):
     """Items that travel together. Whoever drives the window may read it without a lock once ``done`` is true."""
 
     __slots__ = (
@@ -143,7 +143,7 @@ class Batch(Generic[ItemT, ResultT]):
         self.was_first = is_first
 
     def take(
-        self, answer: Answer[ResultT], rules: Rules[ItemT, ResultT], *, repeats: bool, given: bool
+        self, answer: Answer[ResultT], rules: WindowRules[ItemT, ResultT], *, repeats: bool, given: bool
     ) -> DLedgerError | None:
         """Note an answer; returns the gravest failure in it. ``left`` is then what to send again.
 
@@ -199,7 +199,7 @@ class Batch(Generic[ItemT, ResultT]):
         outcomes: list[ResultT | DLedgerError | None],
         sent: Sequence[int],
         results: Sequence[ResultT | DLedgerError],
-        rules: Rules[ItemT, ResultT],
+        rules: WindowRules[ItemT, ResultT],
         *,
         repeats: bool,
     ) -> tuple[DLedgerError | None, Sequence[int]]:
@@ -226,7 +226,7 @@ class Batch(Generic[ItemT, ResultT]):
         outcomes: list[ResultT | DLedgerError | None],
         sent: Sequence[int],
         results: Sequence[ResultT | DLedgerError],
-        rules: Rules[ItemT, ResultT],
+        rules: WindowRules[ItemT, ResultT],
         *,
         given: bool,
     ) -> tuple[DLedgerError | None, Sequence[int]]:
@@ -261,7 +261,7 @@ class Batch(Generic[ItemT, ResultT]):
                 outcomes[place] = error
         self.outcomes, self.left = outcomes, ()
 
-    def expire(self, rules: Rules[ItemT, ResultT]) -> None:
+    def expire(self, rules: WindowRules[ItemT, ResultT]) -> None:
         """The time is over: what may be stored, or is under way, is unknown; the rest certainly is not stored."""
         outcomes = self._own_outcomes()
         under_way = set(self.sent)
@@ -339,7 +339,7 @@ def partly_added(error: DLedgerError, added: int) -> DLedgerError:
     return error
 
 
-def _bad_answer(rules: Rules[ItemT, ResultT], why: str) -> DLedgerError:
+def _bad_answer(rules: WindowRules[ItemT, ResultT], why: str) -> DLedgerError:
     """The error for an answer that makes no sense: whoever gives such a one may have stored anything."""
     error = rules.bad_answer(why)
     error.outcome = "unknown"
@@ -351,7 +351,7 @@ def is_unknown(outcome: object) -> bool:
     return isinstance(outcome, DLedgerError) and outcome.outcome == "unknown"
 
 
-def is_sent_again(error: DLedgerError, rules: Rules[ItemT, ResultT], *, doubtful: bool, given: bool) -> bool:
+def is_sent_again(error: DLedgerError, rules: WindowRules[ItemT, ResultT], *, doubtful: bool, given: bool) -> bool:
     """Whether to send a numbered item again; ``doubtful``: an earlier attempt may have been stored."""
     if isinstance(error, UnknownProducerError):
         return not doubtful  # nobody can tell any more

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from dledger.errors import DLedgerError, InvariantError
-from dledger.sending.batch import Batch, ResultT
+from dledger.sending.batch import OutgoingBatch, ResultT
 
 SelfT = TypeVar("SelfT", bound="SentItem[Any]")
-AnyBatch = Batch[Any, ResultT]
+AnyBatch = OutgoingBatch[Any, ResultT]
 NO_OUTCOME: Final = InvariantError("it is done, and has no outcome")
 
 

@@ -35,11 +35,11 @@ from dledger.errors import (
     TooManyProducersError,
     UnknownProducerError,
 )
-from dledger.sending.batch import Batch
+from dledger.sending.batch import OutgoingBatch
 
 UNNUMBERED_MS: Final = 60_000.0
 """How long nothing is numbered after a server had no room for one more producer."""
-AnyBatch = Batch[Any, Any]  # Any: numbers do not depend on what is numbered
+AnyBatch = OutgoingBatch[Any, Any]  # Any: numbers do not depend on what is numbered
 
 
 def new_producer_name() -> str:
@@ -47,7 +47,7 @@ def new_producer_name() -> str:
     return made_up_name(secrets.token_bytes(MADE_UP_BYTES))
 
 
-class Numbering:
+class ProducerNumbering:
     """Of one window. ``given_name``: the application's own, which has been checked; then it gives the numbers, too."""
 
     def __init__(self, given_name: str = "", *, make_name: Callable[[], str] = new_producer_name) -> None:

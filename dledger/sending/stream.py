@@ -16,7 +16,7 @@ import grpc
 
 from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.records import record
-from dledger.sending.batch import Answer, Batch, ItemT, ResultT
+from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 LAST_WORD_S: Final = 1.0
@@ -28,7 +28,7 @@ no end then."""
 class Wire(Generic[ItemT, ResultT]):
     """A protocol's words."""
 
-    encode: Callable[[Batch[ItemT, ResultT], int], bytes]
+    encode: Callable[[OutgoingBatch[ItemT, ResultT], int], bytes]
     """What is ``sent`` of a batch, as the request with that number."""
     decode: Callable[[bytes, str], tuple[int, Answer[ResultT]]]
     """The number of a request, and the answer of the server at that address. Raises ``DLedgerError`` for garbage."""
@@ -42,7 +42,7 @@ class Wire(Generic[ItemT, ResultT]):
     server_memory: Callable[[Any], str] = lambda _metadata: ""
     """What the server says of its memory when it establishes a stream: see ``Window.connected``."""
 
-    def encoded(self, batch: Batch[ItemT, ResultT], number: int) -> bytes | DLedgerError:
+    def encoded(self, batch: OutgoingBatch[ItemT, ResultT], number: int) -> bytes | DLedgerError:
         """The request, or why there can be none: an item in it is not what it should be."""
         try:
             return self.encode(batch, number)
@@ -73,7 +73,9 @@ class Stream(Generic[ItemT, ResultT]):
         open_call: Callable[[Iterator[bytes]], grpc.CallIterator[bytes]],
         address: str,
         wire: Wire[ItemT, ResultT],
-        on_answer: Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], Callable[[], object]],
+        on_answer: Callable[
+            [Stream[ItemT, ResultT], OutgoingBatch[ItemT, ResultT], Answer[ResultT]], Callable[[], object]
+        ],
         on_end: Callable[[Stream[ItemT, ResultT]], None],
     ) -> None:
         self.address = address
@@ -82,7 +84,7 @@ class Stream(Generic[ItemT, ResultT]):
         self._on_answer = on_answer
         self._on_end = on_end
         self._lock = threading.Lock()  # guards the fields below
-        self._pending: dict[int, Batch[ItemT, ResultT]] = {}
+        self._pending: dict[int, OutgoingBatch[ItemT, ResultT]] = {}
         self._next_number = 0
         self._handed = 0  # the number of the last request that gRPC has
         self._broken: DLedgerError | None = None
@@ -106,7 +108,7 @@ class Stream(Generic[ItemT, ResultT]):
         """Why nothing can be sent any more."""
         return self._broken
 
-    def submit(self, batch: Batch[ItemT, ResultT]) -> DLedgerError | None:
+    def submit(self, batch: OutgoingBatch[ItemT, ResultT]) -> DLedgerError | None:
         """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
         with self._lock:
             if self._broken is not None:

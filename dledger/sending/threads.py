@@ -12,12 +12,14 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from dledger.errors import DLedgerError, InvalidRequestError, PendingFullError, UnavailableError
 from dledger.records import record
-from dledger.sending.batch import Answer, Batch, ItemT, ResultT, partly_added
+from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT, partly_added
 from dledger.sending.futures import wait_for
 from dledger.sending.stream import Stream
 from dledger.sending.window import LOOK_AFTER_MS, NEVER, Window, Wish, connect_timeout_s
 
-OnAnswer: TypeAlias = Callable[[Stream[ItemT, ResultT], Batch[ItemT, ResultT], Answer[ResultT]], Callable[[], object]]
+OnAnswer: TypeAlias = Callable[
+    [Stream[ItemT, ResultT], OutgoingBatch[ItemT, ResultT], Answer[ResultT]], Callable[[], object]
+]
 OnEnd: TypeAlias = Callable[[Stream[ItemT, ResultT]], None]
 SelfT = TypeVar("SelfT", bound="Sender[Any, Any]")
 _log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class Sender(Generic[ItemT, ResultT]):
         item: ItemT | None = None,
         sequence: int | None = None,
         timeout_s: float | None = None,
-    ) -> tuple[Batch[ItemT, ResultT], int]:
+    ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
         """Queue an item; gives its batch and its place in it.
 
         Raises ``PendingFullError`` if too much waits for too long (in a callback: at once), ``UnavailableError`` after
@@ -102,7 +104,7 @@ class Sender(Generic[ItemT, ResultT]):
                 self._go_on()
         return batch, place
 
-    def put(self, payload: bytes) -> tuple[Batch[ItemT, ResultT], int]:
+    def put(self, payload: bytes) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
         """As ``add``, cheaply: for what goes without a number of the application's, an item or its own time-out."""
         window = self._window
         with self._lock:
@@ -115,13 +117,13 @@ class Sender(Generic[ItemT, ResultT]):
 
     def add_many(
         self, payloads: Sequence[bytes], *, items: Sequence[ItemT] = (), sequence: int | None = None
-    ) -> list[tuple[Batch[ItemT, ResultT], int, int]]:
+    ) -> list[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
         """Queue items in order; gives their batches, the place of the first in each, and how many there are in each.
 
         Raises as ``add`` does; with ``outcome="unknown"`` if the first of them were queued.
         """
         window = self._window
-        spans: list[tuple[Batch[ItemT, ResultT], int, int]] = []
+        spans: list[tuple[OutgoingBatch[ItemT, ResultT], int, int]] = []
         at = 0
         with self._lock:
             try:
@@ -141,7 +143,7 @@ class Sender(Generic[ItemT, ResultT]):
 
     def add_whole(
         self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
-    ) -> Batch[ItemT, ResultT]:
+    ) -> OutgoingBatch[ItemT, ResultT]:
         """Queue what is to be stored together or not at all. Raises as ``add`` does."""
         window = self._window
         with self._lock:
@@ -236,7 +238,7 @@ class Sender(Generic[ItemT, ResultT]):
     def _answered(
         self,
         stream: Stream[ItemT, ResultT],
-        batch: Batch[ItemT, ResultT],
+        batch: OutgoingBatch[ItemT, ResultT],
         answer: Answer[ResultT],
         now_ms: float,
     ) -> None:
@@ -244,7 +246,7 @@ class Sender(Generic[ItemT, ResultT]):
         if blamed is not None:
             self._blamed.append((stream.address, blamed))
 
-    def _take_news(self) -> tuple[list[Batch[ItemT, ResultT]], list[tuple[str, DLedgerError]]]:
+    def _take_news(self) -> tuple[list[OutgoingBatch[ItemT, ResultT]], list[tuple[str, DLedgerError]]]:
         """What is to be told without the lock."""
         done, self._window.done = self._window.done, []
         blamed, self._blamed = self._blamed, []
@@ -252,7 +254,7 @@ class Sender(Generic[ItemT, ResultT]):
             self._room.notify_all()
         return done, blamed
 
-    def _tell(self, done: list[Batch[ItemT, ResultT]], blamed: list[tuple[str, DLedgerError]]) -> None:
+    def _tell(self, done: list[OutgoingBatch[ItemT, ResultT]], blamed: list[tuple[str, DLedgerError]]) -> None:
         me = threading.get_ident()
         is_outermost = me not in self._tellers
         self._tellers.add(me)
@@ -268,7 +270,7 @@ class Sender(Generic[ItemT, ResultT]):
     # --- on the stream's thread -------------------------------------------------------------------------------------
 
     def _on_answer(
-        self, stream: Stream[ItemT, ResultT], batch: Batch[ItemT, ResultT], answer: Answer[ResultT]
+        self, stream: Stream[ItemT, ResultT], batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]
     ) -> Callable[[], object]:
         with self._lock:
             now_ms = _now_ms()

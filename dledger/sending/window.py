@@ -41,8 +41,8 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from dledger.records import record
-from dledger.sending.batch import ITEM_OVERHEAD_BYTES, Answer, Batch, ItemT, ResultT, Rules
-from dledger.sending.numbering import Numbering, is_misplaced
+from dledger.sending.batch import ITEM_OVERHEAD_BYTES, Answer, ItemT, OutgoingBatch, ResultT, WindowRules
+from dledger.sending.numbering import ProducerNumbering, is_misplaced
 
 LOOK_AFTER_MS: Final = 500.0
 """An answer that takes longer is overdue."""
@@ -114,19 +114,19 @@ class Window(Generic[ItemT, ResultT]):
     """See above. Not thread-safe: its driver's lock guards it. ``done`` is for the driver to take away and announce."""
 
     def __init__(
-        self, options: WindowOptions, rules: Rules[ItemT, ResultT], numbering: Numbering | None = None
+        self, options: WindowOptions, rules: WindowRules[ItemT, ResultT], numbering: ProducerNumbering | None = None
     ) -> None:
         self.options = options
-        self.open: Batch[ItemT, ResultT] | None = None
+        self.open: OutgoingBatch[ItemT, ResultT] | None = None
         self.pending_bytes = 0
         self.failed_items = 0
         self.closed = False
-        self.done: list[Batch[ItemT, ResultT]] = []
+        self.done: list[OutgoingBatch[ItemT, ResultT]] = []
         self._rules = rules
         self._numbering = numbering
-        self._backlog: deque[Batch[ItemT, ResultT]] = deque()
-        self._inflight: deque[Batch[ItemT, ResultT]] = deque()
-        self._again: list[Batch[ItemT, ResultT]] = []
+        self._backlog: deque[OutgoingBatch[ItemT, ResultT]] = deque()
+        self._inflight: deque[OutgoingBatch[ItemT, ResultT]] = deque()
+        self._again: list[OutgoingBatch[ItemT, ResultT]] = []
         self._inflight_items = 0
         self._batches = 0
         self.is_connected = False
@@ -165,12 +165,12 @@ class Window(Generic[ItemT, ResultT]):
         """Nothing that is sealed is given up earlier."""
         return self._expiry_ms
 
-    def waiting(self) -> list[Batch[ItemT, ResultT]]:
+    def waiting(self) -> list[OutgoingBatch[ItemT, ResultT]]:
         """All that is sealed and not done."""
         return [*self._inflight, *self._again, *self._backlog]
 
     def check_number(self, sequence: int | None) -> None:
-        """Of the item that is added next; see ``Numbering.check``. To be called before ``add``."""
+        """Of the item that is added next; see ``ProducerNumbering.check``. To be called before ``add``."""
         if self._numbering is not None:
             self._numbering.check(sequence)
         elif sequence is not None:
@@ -199,7 +199,7 @@ class Window(Generic[ItemT, ResultT]):
         item: ItemT | None = None,
         sequence: int | None = None,
         timeout_ms: float | None = None,
-    ) -> tuple[Batch[ItemT, ResultT], int]:
+    ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
         """Take an item; gives its batch and its place in it. Raises ``UnavailableError`` if it is closed."""
         cost = len(payload) + ITEM_OVERHEAD_BYTES
         batch = self.open
@@ -222,7 +222,7 @@ class Window(Generic[ItemT, ResultT]):
         *,
         items: Sequence[ItemT] = (),
         sequence: int | None = None,
-    ) -> tuple[Batch[ItemT, ResultT], int, int]:
+    ) -> tuple[OutgoingBatch[ItemT, ResultT], int, int]:
         """Take as many of ``payloads`` from ``start`` on as go into a batch: which, the place of the first, how many.
 
         ``sequence`` is the number of ``payloads[start]``, if the application gives numbers; see ``check_number``.
@@ -244,7 +244,7 @@ class Window(Generic[ItemT, ResultT]):
         if self._numbering is not None:
             self._numbering.follow(sequence)
 
-    def _count(self, batch: Batch[ItemT, ResultT], cost: int) -> None:
+    def _count(self, batch: OutgoingBatch[ItemT, ResultT], cost: int) -> None:
         self.pending_bytes += cost
         batch.size += cost
         if batch.size >= self.options.batch_bytes or len(batch.payloads) >= self.options.batch_items:
@@ -257,7 +257,7 @@ class Window(Generic[ItemT, ResultT]):
         *,
         sequence: int | None = None,
         timeout_ms: float | None = None,
-    ) -> Batch[ItemT, ResultT]:
+    ) -> OutgoingBatch[ItemT, ResultT]:
         """Take what goes in one request, however large, and with nothing else."""
         size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
         batch = self._begin(now_ms, sequence, timeout_ms)
@@ -270,14 +270,14 @@ class Window(Generic[ItemT, ResultT]):
         self.seal()
         return batch
 
-    def _begin(self, now_ms: float, sequence: int | None, timeout_ms: float | None) -> Batch[ItemT, ResultT]:
+    def _begin(self, now_ms: float, sequence: int | None, timeout_ms: float | None) -> OutgoingBatch[ItemT, ResultT]:
         if self.closed:
             raise UnavailableError("it is closed: nothing more can be sent")
         self.seal()
         options = self.options
         timeout_ms = options.timeout_ms if timeout_ms is None else timeout_ms
         self._batches += 1
-        batch = self.open = Batch(self._batches, now_ms + options.linger_ms, now_ms + timeout_ms, timeout_ms)
+        batch = self.open = OutgoingBatch(self._batches, now_ms + options.linger_ms, now_ms + timeout_ms, timeout_ms)
         if self._numbering is not None:
             self._numbering.begin(batch, sequence)
         return batch
@@ -291,7 +291,7 @@ class Window(Generic[ItemT, ResultT]):
             self._expiry_ms = min(self._expiry_ms, batch.give_up_at_ms)
             self.open = None
 
-    def next_to_send(self, now_ms: float) -> Batch[ItemT, ResultT] | None:
+    def next_to_send(self, now_ms: float) -> OutgoingBatch[ItemT, ResultT] | None:
         """A batch for the stream, which counts as under way from now on; None if there is none, or no room.
 
         The driver sends the payloads of the places in ``sent``, under ``producer`` and from ``sequence`` on.
@@ -328,7 +328,9 @@ class Window(Generic[ItemT, ResultT]):
 
     # --- what became of it ------------------------------------------------------------------------------------------
 
-    def answered(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT], now_ms: float) -> DLedgerError | None:
+    def answered(
+        self, batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT], now_ms: float
+    ) -> DLedgerError | None:
         """The answer to a batch that is under way, or why there will be none.
 
         Gives the error that says something about the server: the driver may have to ask another one.
@@ -349,7 +351,7 @@ class Window(Generic[ItemT, ResultT]):
             self._regroup(now_ms)
         return blamed
 
-    def _take(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
+    def _take(self, batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
         numbering = self._numbering
         first = batch.sequence
         given = numbering is not None and numbering.are_given
@@ -372,7 +374,7 @@ class Window(Generic[ItemT, ResultT]):
             self._finish(batch)
         return trouble
 
-    def _take_late(self, batch: Batch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
+    def _take_late(self, batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
         """Who sent it was told that nobody knows; what it was numbered as matters to what follows."""
         numbering = self._numbering
         first = batch.sequence
@@ -384,7 +386,7 @@ class Window(Generic[ItemT, ResultT]):
                 self._note_failed(numbering, batch)
         return answer if isinstance(answer, DLedgerError) else None
 
-    def _is_of_items(self, batch: Batch[ItemT, ResultT], trouble: DLedgerError) -> bool:
+    def _is_of_items(self, batch: OutgoingBatch[ItemT, ResultT], trouble: DLedgerError) -> bool:
         """Whether nothing is wrong but with items."""
         if trouble.outcome == "unknown":
             return False
@@ -403,7 +405,7 @@ class Window(Generic[ItemT, ResultT]):
             return 0.0
         return min(RETRY_WAIT_MS_MIN * (1 << min(self._failures, 10)), RETRY_WAIT_MS_MAX)
 
-    def _finish(self, batch: Batch[ItemT, ResultT]) -> None:
+    def _finish(self, batch: OutgoingBatch[ItemT, ResultT]) -> None:
         self.pending_bytes -= batch.size
         failed = batch.failed
         self.failed_items += failed
@@ -414,7 +416,7 @@ class Window(Generic[ItemT, ResultT]):
         batch.done = True
         self.done.append(batch)
 
-    def _note_failed(self, numbering: Numbering, batch: Batch[ItemT, ResultT]) -> None:
+    def _note_failed(self, numbering: ProducerNumbering, batch: OutgoingBatch[ItemT, ResultT]) -> None:
         numbering.failed(batch)
         self._draining = True  # the numbers of those behind it are no longer right
 
@@ -430,7 +432,7 @@ class Window(Generic[ItemT, ResultT]):
                 self._give_up_all(numbering)
         self._draining = False
 
-    def _give_up_all(self, numbering: Numbering) -> None:
+    def _give_up_all(self, numbering: ProducerNumbering) -> None:
         """Fail all that waits: it is numbered as if something before it was stored that is not."""
         self.seal()
         broken = list(self._backlog)
@@ -468,7 +470,7 @@ class Window(Generic[ItemT, ResultT]):
             # Nothing helps against an address that is no server of this kind: tell it at once.
             self._fail(list(self._backlog), error)
 
-    def _fail(self, batches: list[Batch[ItemT, ResultT]], error: DLedgerError) -> None:
+    def _fail(self, batches: list[OutgoingBatch[ItemT, ResultT]], error: DLedgerError) -> None:
         """Give up what waits in the backlog."""
         for batch in batches:
             self._backlog.remove(batch)
@@ -536,7 +538,7 @@ class Window(Generic[ItemT, ResultT]):
         ready = not (self.is_connected or self._is_connecting or self._inflight)
         return ready and bool(self._backlog)
 
-    def _seal_at_ms(self, batch: Batch[ItemT, ResultT]) -> float:
+    def _seal_at_ms(self, batch: OutgoingBatch[ItemT, ResultT]) -> float:
         """When the open batch waits for more no longer."""
         held_ms = HELD_OPEN_SHARE * batch.timeout_ms if self._backlog else 0.0
         return min(batch.linger_until_ms + held_ms, batch.give_up_at_ms)

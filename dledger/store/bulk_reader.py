@@ -22,7 +22,7 @@ from dledger.errors import (
     InvalidRequestError,
     UntimedLogError,
 )
-from dledger.store.format import HEADER, Header, magic_of, scan_run
+from dledger.store.format import HEADER, EntryHeader, magic_of, scan_run
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.reader import LogReader
@@ -186,7 +186,7 @@ class BulkReader(LogReader):
 
     def _store_time(self, index: int, store_time: StoreTime) -> int | None:
         run = self._read_run(LogIndex(index), LogIndex(index), verified=True, hot_from=_COLD)
-        header = Header(*HEADER.unpack_from(run.data))
+        header = EntryHeader(*HEADER.unpack_from(run.data))
         if magic_of(header.magic, header.channel) is not Magic.NORMAL:
             return None
         return store_time(run.data[HEADER.size : HEADER.size + _HEAD_BYTES])

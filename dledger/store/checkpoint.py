@@ -45,7 +45,7 @@ _GENESIS_MARK: Final = mark_of(GENESIS)
 
 
 @record(frozen=True, slots=True)
-class Checkpoint:
+class LogCheckpoint:
     """The facts recorded. ``indexed`` is the last entry whose index unit is durable."""
 
     flushed: Mark = _GENESIS_MARK
@@ -70,14 +70,14 @@ class Checkpoint:
         )
 
 
-def decode_checkpoint(payload: bytes) -> Checkpoint:
+def decode_checkpoint(payload: bytes) -> LogCheckpoint:
     """Read a slot's payload. Raises ``struct.error`` for one of another length."""
     index, position, chain, indexed, committed, begin_index, term, begin_position, crc, clean = _RECORD.unpack(payload)
     begin = Boundary(LogIndex(begin_index), Term(term), Position(begin_position), crc)
-    return Checkpoint(Mark(index, position, chain), LogIndex(indexed), LogIndex(committed), begin, clean)
+    return LogCheckpoint(Mark(index, position, chain), LogIndex(indexed), LogIndex(committed), begin, clean)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> LogCheckpoint:
     """The newest readable checkpoint. Raises ``CorruptLogError`` if there is none."""
     if not path.exists():
         raise CorruptLogError(path, 0, "the checkpoint is missing", REPAIR_ADVICE)
@@ -87,12 +87,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     raise CorruptLogError(path, 0, "no slot of the checkpoint is readable", REPAIR_ADVICE)
 
 
-def create_checkpoint(fs: FileSystem, path: Path, checkpoint: Checkpoint) -> None:
+def create_checkpoint(fs: FileSystem, path: Path, checkpoint: LogCheckpoint) -> None:
     """Create or replace the file durably."""
     create_slots(fs, path, _SLOTS, checkpoint.encode())
 
 
-class CheckpointFile:
+class LogCheckpointFile:
     """The open checkpoint. Thread-safe: ``_lock`` guards the slot choice, ``_sync_lock`` admits one sync at a time.
 
     ``current`` is called under ``_lock``, so of two writes the later one never records older facts.
@@ -106,15 +106,15 @@ class CheckpointFile:
         self._sequence = slots[0].sequence if slots else 0
         self._durable = slots[0].number if slots else 0
         self._syncing: int | None = None
-        self._durable_checkpoint: Checkpoint | None = None
-        self._latest: Checkpoint | None = None
+        self._durable_checkpoint: LogCheckpoint | None = None
+        self._latest: LogCheckpoint | None = None
 
-    def write(self, current: Callable[[], Checkpoint]) -> None:
+    def write(self, current: Callable[[], LogCheckpoint]) -> None:
         """Record the facts; they survive the process, not yet the power. Raises ``OSError``."""
         with self._lock:
             self._write(current())
 
-    def write_durably(self, current: Callable[[], Checkpoint]) -> None:
+    def write_durably(self, current: Callable[[], LogCheckpoint]) -> None:
         """Record the facts and return when they are durable; nothing to do if they already are. Raises ``OSError``."""
         with self._sync_lock:
             with self._lock:
@@ -128,7 +128,7 @@ class CheckpointFile:
                 self._durable, self._syncing = slot, None
                 self._durable_checkpoint = checkpoint
 
-    def _write(self, checkpoint: Checkpoint) -> int:
+    def _write(self, checkpoint: LogCheckpoint) -> int:
         slot = next(one for one in range(_SLOTS) if one not in (self._durable, self._syncing))
         self._sequence += 1
         self._file.write(slot, self._sequence, checkpoint.encode())

@@ -41,7 +41,7 @@ from dledger.store.bulk_reader import BulkReader
 from dledger.store.checkpoint import Mark
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.store.hard_state import FileHardState
-from dledger.store.identity import Identity
+from dledger.store.identity import StoreIdentity
 from dledger.store.log_files import Write
 from dledger.store.log_state import LogState
 from dledger.store.mending import Mender
@@ -121,7 +121,7 @@ class FileStore:
         ``DiskFullError``.
         """
         fs = fs or RealFileSystem()
-        identity = Identity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
+        identity = StoreIdentity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
         return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs)
 
     @property
@@ -335,7 +335,7 @@ class FileStore:
             while self._unwiped:
                 position, data = self._unwiped[-1]
                 file = self._files.data.find(position)
-                if file is not None:  # else a reset or a truncation has dropped it
+                if file is not None:  # else a truncation has dropped it
                     file.zero(position - file.base, position - file.base + len(data))
                     file.sync()
                 self._unwiped = self._unwiped[:-1]
@@ -389,7 +389,7 @@ class FileStore:
                 self._checkpoint_file.write_durably(state.checkpoint)
                 self._files.data.drop_from(0)
                 self._files.index.drop_from(0)
-                self._unwiped = []  # gone with its file
+                self._unwiped = []  # it went with its file
                 touched = self._write_head_blank(begin.position)
             except OSError as error:
                 raise state.poisoned("resetting the log", error) from error

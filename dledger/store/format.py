@@ -88,7 +88,7 @@ invariant(BLANK.size == MIN_BLANK_BYTES, "blank", size=BLANK.size)
 
 
 @record(frozen=True, slots=True)
-class Header:
+class EntryHeader:
     """An entry header, field by field."""
 
     magic: int
@@ -103,7 +103,7 @@ class Header:
 
 
 @record(frozen=True, slots=True)
-class Unit:
+class IndexUnit:
     """An index unit, field by field."""
 
     magic: int
@@ -176,7 +176,7 @@ def split_batch(bodies: Sequence[Body], end: int, segment_bytes: int, channel: i
 
 
 @record(frozen=True, slots=True)
-class Encoded:
+class EncodedRecords:
     """Contiguous records ready to be written, with their index units."""
 
     records: bytes
@@ -185,7 +185,7 @@ class Encoded:
     chain_crc: int
 
 
-def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> Encoded:
+def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> EncodedRecords:
     """Encode one piece of a batch: the leader's hot loop, under the node's lock."""
     if len(piece.bodies) >= _MANY_ENTRIES:
         return _encode_many(magic, term, first_index, piece, chain_crc)
@@ -205,10 +205,10 @@ def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_cr
         add_position(position)
         position += size
         index += 1
-    return Encoded(b"".join(parts), b"".join(units), positions, chain)
+    return EncodedRecords(b"".join(parts), b"".join(units), positions, chain)
 
 
-def _encode_many(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> Encoded:
+def _encode_many(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> EncodedRecords:
     """As ``encode_piece``, field by field: a batch may have 65,536 entries, and votes and heartbeats wait meanwhile."""
     bodies, count = piece.bodies, len(piece.bodies)
     lengths = np.fromiter(map(len, bodies), np.int64, count)
@@ -226,7 +226,7 @@ def _encode_many(magic: int, term: int, first_index: int, piece: Piece, chain_cr
     opaque = chained.view(f"V{_CHAINED_HEADERS.itemsize}").tolist()
     headers["chain_crc"] = [chain_crc := crc32c(header, chain_crc) for header in opaque]
     records = chain.from_iterable(zip(headers.view(f"V{_HEADERS.itemsize}").tolist(), bodies, strict=True))
-    return Encoded(b"".join(records), units.tobytes(), positions.tolist(), chain_crc)
+    return EncodedRecords(b"".join(records), units.tobytes(), positions.tolist(), chain_crc)
 
 
 def encode_record(
@@ -351,7 +351,7 @@ def _why_stopped(window: ScanWindow, offset: int, follow: Follow) -> tuple[StopK
         return _why_stopped_short(view, offset, rest)
     if not any(view[offset : offset + ENTRY_HEADER_BYTES]):
         return StopKind.ZERO, "no record starts here"
-    header = Header(*HEADER.unpack_from(view, offset))
+    header = EntryHeader(*HEADER.unpack_from(view, offset))
     if header.magic == BLANK_MAGIC:
         return StopKind.BLANK, f"a blank of {header.size} bytes"
     problem = header_problem(header, window.base + offset, follow)
@@ -370,7 +370,7 @@ def _why_stopped_short(view: memoryview, offset: int, rest: int) -> tuple[StopKi
     return StopKind.BAD, f"{rest} bytes are left, less than an entry header"
 
 
-def header_chain_crc(header: Header, seed: int) -> int:
+def header_chain_crc(header: EntryHeader, seed: int) -> int:
     """The chain CRC that a header's other fields give, seeded with the previous entry's."""
     return crc32c(
         CHAINED_HEADER.pack(
@@ -387,12 +387,12 @@ def header_chain_crc(header: Header, seed: int) -> int:
     )
 
 
-def unit_of(header: Header) -> Unit:
+def unit_of(header: EntryHeader) -> IndexUnit:
     """The index unit that names a record."""
-    return Unit(header.magic, header.position, header.size, header.index, header.term)
+    return IndexUnit(header.magic, header.position, header.size, header.index, header.term)
 
 
-def header_problem(header: Header, position: int, follow: Follow) -> str:
+def header_problem(header: EntryHeader, position: int, follow: Follow) -> str:
     """What is wrong with a header at ``position`` after ``follow``, as a clause; empty when nothing is."""
     if header.magic not in _VALID_MAGICS:
         return f"magic {header.magic} is not an entry's"
@@ -447,7 +447,7 @@ def decode_run(run: EntryRun, *, unchecked: bool = False) -> tuple[list[Entry], 
 
 def decode_entry(records: bytes, offset: int = 0) -> Entry:
     """The entry whose verified record starts at ``offset``."""
-    header = Header(*HEADER.unpack_from(records, offset))
+    header = EntryHeader(*HEADER.unpack_from(records, offset))
     return Entry(
         index=LogIndex(header.index),
         term=Term(header.term),

@@ -27,8 +27,8 @@ from dledger.store.format import (
     CHAIN_CRC_OFFSET,
     HEADER,
     UNIT,
+    EntryHeader,
     Follow,
-    Header,
     after,
     header_chain_crc,
     header_problem,
@@ -52,13 +52,13 @@ class Headers:
         self._state = state
         self._unchecked = unchecked
 
-    def proven(self, index: int, hot_from: int = 0) -> Header:
+    def proven(self, index: int, hot_from: int = 0) -> EntryHeader:
         """An entry's header. Raises ``IndexBeforeBeginError``, ``SuspectEntryError``, ``DiskError``."""
         header = self._files.located(index, hot_from)
         self.require_continuing(header, self.seed(index, hot_from))
         return header
 
-    def require_continuing(self, header: Header, seed: int) -> None:
+    def require_continuing(self, header: EntryHeader, seed: int) -> None:
         """Raise ``SuspectEntryError`` unless a header continues the chain from ``seed`` on."""
         if not self._continues(header, seed):
             raise self._files.suspect(header.index)
@@ -70,7 +70,7 @@ class Headers:
             return begin.chain_crc
         return self._files.located(index - 1, hot_from).chain_crc
 
-    def _continues(self, header: Header, seed: int) -> bool:
+    def _continues(self, header: EntryHeader, seed: int) -> bool:
         if header_chain_crc(header, seed) == header.chain_crc:
             return True
         return self._unchecked and header.chain_crc == 0 and header.body_crc == 0
@@ -166,7 +166,7 @@ class Headers:
             follow, end = Follow(header.index, header.term, header.chain_crc), header.position + header.size
         return follow, end
 
-    def _next(self, follow: Follow, end: int) -> Header:
+    def _next(self, follow: Follow, end: int) -> EntryHeader:
         """The header that continues ``follow``: at ``end``, or at the next segment's begin. ``CorruptLogError``."""
         first_problem = ""
         next_segment = self._files.data.base_of(end) + self._files.segment_bytes
@@ -181,7 +181,7 @@ class Headers:
             first_problem = first_problem or problem
         raise self._damaged(end, first_problem, follow.index + 1)
 
-    def _problem(self, header: Header, position: int, follow: Follow) -> str:
+    def _problem(self, header: EntryHeader, position: int, follow: Follow) -> str:
         problem = header_problem(header, position, follow)
         if (
             not problem
@@ -198,13 +198,13 @@ class Headers:
             raise IndexBeforeBeginError(f"position {position} is no longer kept here")
         return CorruptLogError(file.path, position - file.base, reason, REPAIR_ADVICE, index)
 
-    def _is_named_right(self, header: Header) -> bool:
+    def _is_named_right(self, header: EntryHeader) -> bool:
         try:
             return self._files.unit(header.index) == unit_of(header)
         except (SuspectEntryError, IndexBeforeBeginError):
             return False
 
-    def _write_unit(self, header: Header) -> None:
+    def _write_unit(self, header: EntryHeader) -> None:
         unit = unit_of(header)
         packed = UNIT.pack(unit.magic, unit.position, unit.size, unit.index, unit.term)
         self._state.units_written(self._files.write_units(header.index, packed))

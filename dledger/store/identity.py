@@ -20,7 +20,7 @@ LOCK_FILE: Final = "lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class StoreIdentity:
     """What must agree between a directory and the node that opens it."""
 
     cluster_id: str
@@ -31,13 +31,13 @@ class Identity:
     format_version: int = FORMAT_VERSION
 
 
-def read_identity(directory: Path) -> Identity | None:
+def read_identity(directory: Path) -> StoreIdentity | None:
     """The directory's identity; ``None`` if it has none yet. Raises ``CorruptLogError`` if it is unreadable."""
     path = directory / IDENTITY_FILE
     if not path.exists():
         return None
     try:
-        found = Identity(**json.loads(read_whole(path)))
+        found = StoreIdentity(**json.loads(read_whole(path)))
     except (ValueError, TypeError, RecursionError):
         found = None
     if found is None or any(type(value) is not type(asdict(_EXAMPLE)[name]) for name, value in asdict(found).items()):
@@ -46,20 +46,20 @@ def read_identity(directory: Path) -> Identity | None:
     return found
 
 
-_EXAMPLE: Final = Identity("", "", "", 0, 0)
+_EXAMPLE: Final = StoreIdentity("", "", "", 0, 0)
 
 
-def as_text(identity: Identity) -> str:
+def as_text(identity: StoreIdentity) -> str:
     """What the file holds."""
     return json.dumps(asdict(identity), indent=2) + "\n"
 
 
-def write_identity(fs: FileSystem, directory: Path, identity: Identity) -> None:
+def write_identity(fs: FileSystem, directory: Path, identity: StoreIdentity) -> None:
     """Record the identity durably."""
     replace_durably(fs, directory / IDENTITY_FILE, as_text(identity).encode())
 
 
-def check_identity(directory: Path, found: Identity, wanted: Identity) -> None:
+def check_identity(directory: Path, found: StoreIdentity, wanted: StoreIdentity) -> None:
     """Raise ``IdentityError`` naming every field in which the directory and the configuration differ."""
     there, here = asdict(found), asdict(wanted)
     differences = [

@@ -18,18 +18,18 @@ from crc32c import crc32c
 
 from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError
-from dledger.store.checkpoint import Checkpoint, read_checkpoint
+from dledger.store.checkpoint import LogCheckpoint, read_checkpoint
 from dledger.store.extents import extents
 from dledger.store.format import (
     BLANK,
     BLANK_MAGIC,
     HEADER,
     UNIT,
+    EntryHeader,
     Follow,
-    Header,
+    IndexUnit,
     ScanWindow,
     StopKind,
-    Unit,
     after,
     header_problem,
     parse_segment_name,
@@ -48,7 +48,7 @@ class RecordItem:
 
     path: Path
     offset: int
-    header: Header
+    header: EntryHeader
     body: bytes
 
 
@@ -67,7 +67,7 @@ class UnitItem:
 
     path: Path
     offset: int
-    unit: Unit
+    unit: IndexUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def begin_of(directory: Path) -> Boundary:
     return checkpoint.begin if checkpoint else GENESIS
 
 
-def _checkpoint_of(directory: Path) -> Checkpoint | None:
+def _checkpoint_of(directory: Path) -> LogCheckpoint | None:
     try:
         return read_checkpoint(directory / "checkpoint")
     except CorruptLogError:
@@ -221,7 +221,7 @@ def _item_at(file: _Mapped, offset: int, follow: Follow | None) -> DataItem:
         return EndItem(file.path, offset)
     if len(head) < ENTRY_HEADER_BYTES:
         return ProblemItem(file.path, offset, "less than an entry header is left")
-    header = Header(*HEADER.unpack(head))
+    header = EntryHeader(*HEADER.unpack(head))
     reason = _unchained_problem(file, offset, header) if follow is None else _chained_problem(file, offset, follow)
     if reason:
         return ProblemItem(file.path, offset, reason)
@@ -235,7 +235,7 @@ def _chained_problem(file: _Mapped, offset: int, follow: Follow) -> str:
     return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no record starts here"
 
 
-def _unchained_problem(file: _Mapped, offset: int, header: Header) -> str:
+def _unchained_problem(file: _Mapped, offset: int, header: EntryHeader) -> str:
     problem = header_problem(header, file.base + offset, Follow(header.index - 1, 0, 0))
     if problem:
         return problem
@@ -253,12 +253,12 @@ def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
         if isinstance(file, ProblemItem):
             yield file
             continue
-        previous: Unit | None = None
+        previous: IndexUnit | None = None
         begin = file.first_used()  # a log that begins later leaves the units before its begin empty
         begin -= begin % INDEX_UNIT_BYTES
         for offset in range(begin, file.size - INDEX_UNIT_BYTES + 1, INDEX_UNIT_BYTES):
-            unit = Unit(*UNIT.unpack_from(file.map, offset))
-            if unit == Unit(0, 0, 0, 0, 0):
+            unit = IndexUnit(*UNIT.unpack_from(file.map, offset))
+            if unit == IndexUnit(0, 0, 0, 0, 0):
                 yield EndItem(path, offset)
                 break
             reason = _unit_problem(unit, (file.base + offset) // INDEX_UNIT_BYTES, previous)
@@ -271,7 +271,7 @@ def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
             yield ProblemItem(path, file.size, file.unreadable)
 
 
-def _unit_problem(unit: Unit, index: int, previous: Unit | None) -> str:
+def _unit_problem(unit: IndexUnit, index: int, previous: IndexUnit | None) -> str:
     if unit.index != index:
         return f"index {unit.index} found in the place of {index}"
     if previous and (unit.position < previous.position + previous.size or unit.term < previous.term):
@@ -300,7 +300,7 @@ def problems(directory: Path, data_dirs: tuple[Path, ...] = ()) -> Iterator[Prob
             if alone is not None and is_known:
                 yield alone
             is_known = True
-            wanted = Unit(header.magic, header.position, header.size, header.index, header.term)
+            wanted = IndexUnit(header.magic, header.position, header.size, header.index, header.term)
             if units.next is None or units.next.unit != wanted:
                 yield ProblemItem(item.path, item.offset, f"the index does not agree about entry {header.index}")
             units.pass_by(header.index)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, invariant
-from dledger.store.format import HEADER, UNIT, Header, Unit, blank_head
+from dledger.store.format import HEADER, UNIT, EntryHeader, IndexUnit, blank_head
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import MappedFileList
 from dledger.types import LogIndex
@@ -74,13 +74,13 @@ class LogFiles:
         self.index = index
         self.segment_bytes = data.segment_bytes
 
-    def unit(self, index: int) -> Unit:
+    def unit(self, index: int) -> IndexUnit:
         """An entry's index unit. Raises ``IndexBeforeBeginError`` if its segment is gone, ``SuspectEntryError``."""
         position = index * INDEX_UNIT_BYTES
         file = self.index.find(position)
         if file is None:
             raise IndexBeforeBeginError(f"entry {index} is no longer kept here")
-        unit = Unit(*UNIT.unpack_from(file.map, position - file.base))
+        unit = IndexUnit(*UNIT.unpack_from(file.map, position - file.base))
         if unit.index != index:
             raise SuspectEntryError(file.path, position - file.base, index)
         return unit
@@ -93,17 +93,17 @@ class LogFiles:
             raise IndexBeforeBeginError(f"entry {index} is no longer kept here")
         return SuspectEntryError(file.path, position - file.base, index)
 
-    def header_at(self, position: int, hot_from: int = 0) -> Header | None:
+    def header_at(self, position: int, hot_from: int = 0) -> EntryHeader | None:
         """Whatever stands where a header could begin; None if no file has room for one there. Raises ``DiskError``."""
         file = self.data.find(position) if position >= 0 else None
         if file is None or position - file.base + HEADER.size > file.size:
             return None
         if position >= hot_from:
-            return Header(*HEADER.unpack_from(file.map, position - file.base))
+            return EntryHeader(*HEADER.unpack_from(file.map, position - file.base))
         data = file.read_cold(position - file.base, HEADER.size)
-        return Header(*HEADER.unpack(data)) if len(data) == HEADER.size else None
+        return EntryHeader(*HEADER.unpack(data)) if len(data) == HEADER.size else None
 
-    def located(self, index: int, hot_from: int = 0) -> Header:
+    def located(self, index: int, hot_from: int = 0) -> EntryHeader:
         """The header that an entry's index unit names. Raises as ``unit`` does, also if the two disagree."""
         unit = self.unit(index)
         header = self.header_at(unit.position, hot_from)

@@ -22,7 +22,7 @@ from dledger.errors import (
     IndexOutOfRangeError,
     ShutdownError,
 )
-from dledger.store.checkpoint import Checkpoint, Mark, mark_of
+from dledger.store.checkpoint import LogCheckpoint, Mark, mark_of
 from dledger.store.mmap_file import MappedFile
 from dledger.types import Boundary, EntryId, FlushMark, LogIndex
 
@@ -30,7 +30,7 @@ from dledger.types import Boundary, EntryId, FlushMark, LogIndex
 class LogState:
     """The published state of one open log."""
 
-    def __init__(self, recovered: Checkpoint, last: EntryId) -> None:
+    def __init__(self, recovered: LogCheckpoint, last: EntryId) -> None:
         self.lock = threading.Lock()
         self.shape_lock = threading.RLock()
         self.generation = 0
@@ -174,10 +174,10 @@ class LogState:
         self.flushed = flushed
         self.flush_mark = FlushMark(LogIndex(flushed.index), sequence)
 
-    def checkpoint(self, *, clean_stop: bool = False) -> Checkpoint:
+    def checkpoint(self, *, clean_stop: bool = False) -> LogCheckpoint:
         """The facts to record. Commit counts only as far as flushed: async flushing may be behind it."""
         with self.lock:
-            return Checkpoint(
+            return LogCheckpoint(
                 flushed=self.durable,
                 indexed=LogIndex(min(self.indexed, self.durable.index)),
                 committed=LogIndex(min(self.committed, self.durable.index)),

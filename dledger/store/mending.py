@@ -32,7 +32,7 @@ from dledger.store.fs import TMP_SUFFIX, FileSystem
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.mmap_file import MappedFile, UnreadableError
-from dledger.store.scrub import STEP_BYTES, DamagedError, Place, verify_file, verify_step
+from dledger.store.scrub import STEP_BYTES, DamagedError, ScrubPlace, verify_file, verify_step
 from dledger.types import LogIndex
 
 
@@ -127,7 +127,7 @@ class Mender:
         flushed, committed = state.flushed, state.committed
         return flushed if flushed.index <= committed else self._mark_at(LogIndex(max(committed, state.begin.index)))
 
-    def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[Place, CorruptLogError | None]:
+    def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[ScrubPlace, CorruptLogError | None]:
         """Verify a segment up to ``end``, and that it continues the one before: where that came to, and the damage.
 
         Where two sound segments do not fit together either may be wrong, so both count as damaged.
@@ -148,10 +148,12 @@ class Mender:
             return place, None
         return place, CorruptLogError(self._path(base), 0, reason, REPAIR_ADVICE)
 
-    def _verify_alone(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[Place, CorruptLogError | None]:
+    def _verify_alone(
+        self, base: int, end: Mark, pause: Callable[[], None]
+    ) -> tuple[ScrubPlace, CorruptLogError | None]:
         """The same of its own records only, of which the first one's header is taken as it is."""
         begin, files = self._state.begin, self._files
-        place = Place(base, None) if base > begin.position else Place(begin.position, after(begin))
+        place = ScrubPlace(base, None) if base > begin.position else ScrubPlace(begin.position, after(begin))
         if place.position >= min(base + files.segment_bytes, end.position):
             return place, None
         file = files.data.find(base)
@@ -177,7 +179,7 @@ class Mender:
     def _verify_head(self, base: int, end: Mark) -> bool:
         """Whether the first records of a segment are sound among themselves."""
         file = self._files.data.find(base)
-        place = Place(base, None)
+        place = ScrubPlace(base, None)
         try:
             for _ in range(2):
                 if file is None:
@@ -200,15 +202,15 @@ class Mender:
             return True
         return header_chain_crc(header, follow.chain_crc) == header.chain_crc
 
-    def _before(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[int, Place]:
+    def _before(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[int, ScrubPlace]:
         """The first damaged segment of those next to each other, and what its first record must continue."""
         begin, step = self._state.begin, self._files.segment_bytes
         while base > begin.position:
             place, damage = self._verify(base - step, end, pause)
             if damage is None:
-                return base, Place(base, place.follow)
+                return base, ScrubPlace(base, place.follow)
             base -= step
-        return base, Place(begin.position, after(begin))
+        return base, ScrubPlace(begin.position, after(begin))
 
     # -- what comes ------------------------------------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class Mender:
             fs.close(fd)
         return MappedFile(fs, path, base, size, writable=True)
 
-    def _prove(self, file: MappedFile, place: Place, end: Mark) -> None:
+    def _prove(self, file: MappedFile, place: ScrubPlace, end: Mark) -> None:
         """Verify what came. Of what fills a segment up behind its last record nothing is proven: that is zeroed."""
         ends = [place.position]
         try:
@@ -255,7 +257,7 @@ class Mender:
             file.zero(filler, stray)
             file.sync()
 
-    def _prove_end(self, place: Place, end: Mark) -> None:
+    def _prove_end(self, place: ScrubPlace, end: Mark) -> None:
         """The last segment's part must end with the entry that is known to be the last committed one."""
         follow = place.follow
         found = None if follow is None else Mark(follow.index, place.position, follow.chain_crc)
@@ -351,7 +353,9 @@ class Mender:
         for file in fetched:
             if begin.position >= file.base + file.size:
                 continue
-            place = Place(file.base, None) if file.base > begin.position else Place(begin.position, after(begin))
+            place = (
+                ScrubPlace(file.base, None) if file.base > begin.position else ScrubPlace(begin.position, after(begin))
+            )
             current = self._files.data.find(file.base)
             if current is not None:
                 verify_file(current, place, end.position, unchecked=self._unchecked, on_scan=write)

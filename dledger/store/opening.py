@@ -12,8 +12,8 @@ from dledger.config import INDEX_UNIT_BYTES, StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, IdentityError
 from dledger.store.checkpoint import (
     REPAIR_ADVICE,
-    Checkpoint,
-    CheckpointFile,
+    LogCheckpoint,
+    LogCheckpointFile,
     Mark,
     create_checkpoint,
     mark_of,
@@ -25,7 +25,7 @@ from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard
 from dledger.store.identity import (
     IDENTITY_FILE,
     DirectoryLock,
-    Identity,
+    StoreIdentity,
     as_text,
     check_identity,
     read_identity,
@@ -36,7 +36,7 @@ from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
 from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
-from dledger.store.scan import ScanOutcome, ScanSettings, Walk, scan_log, walk
+from dledger.store.scan import LogScanOutcome, ScanSettings, ScanWalk, scan_log, walk
 from dledger.store.traces import last_life, traces_of, write_traces
 from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, Standing, Term
 
@@ -98,8 +98,8 @@ class Opened:
     layout: Layout
     locks: list[DirectoryLock]
     files: LogFiles
-    checkpoint_file: CheckpointFile
-    checkpoint: Checkpoint
+    checkpoint_file: LogCheckpointFile
+    checkpoint: LogCheckpoint
     last: EntryId
     hard_state: FileHardState
     report: RecoveryReport
@@ -109,7 +109,7 @@ class Opened:
 
 
 def open_directory(
-    config: StoreConfig, identity: Identity, clock: Clock, fs: FileSystem, *, mend: bool = False
+    config: StoreConfig, identity: StoreIdentity, clock: Clock, fs: FileSystem, *, mend: bool = False
 ) -> Opened:
     """Open or create a node's directory. Raises what ``FileStore.open`` documents."""
     started_ms = clock.monotonic_ms()
@@ -146,7 +146,7 @@ class _Opener:
     def __init__(
         self,
         config: StoreConfig,
-        identity: Identity,
+        identity: StoreIdentity,
         fs: FileSystem,
         layout: Layout,
         locks: list[DirectoryLock],
@@ -201,7 +201,7 @@ class _Opener:
         write_traces(self._fs, layout.directory, traces_of(layout.directory, _OWN_FILES, config.flush_mode))
         report = replace(self._report(outcome, decision, checkpoint, end), doubt=doubted)
         foreign = (*data.foreign, *index.foreign)
-        file = CheckpointFile(self._fs, layout.checkpoint)
+        file = LogCheckpointFile(self._fs, layout.checkpoint)
         holes = () if self._damage is None else tuple(self._damage.holes)
         return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign, holes)
 
@@ -243,12 +243,12 @@ class _Opener:
             self._doubt_imported()  # before the checkpoint, which may be all that tells of Java
             committed = java_committed(path)
             if committed is not None:
-                create_checkpoint(self._fs, path, Checkpoint(committed=committed, begin=self._begin_of(data, index)))
+                create_checkpoint(self._fs, path, LogCheckpoint(committed=committed, begin=self._begin_of(data, index)))
                 return True
             ours = read_checkpoint(path)
             first = data.segments[0].base if data.segments else 0
             begin = ours.begin if ours.begin.position >= first else self._begin_of(data, index)
-            create_checkpoint(self._fs, path, Checkpoint(committed=ours.committed, begin=begin))
+            create_checkpoint(self._fs, path, LogCheckpoint(committed=ours.committed, begin=begin))
             return True
         if data.segments and not self._config.import_unchecked:
             raise IdentityError(
@@ -260,7 +260,7 @@ class _Opener:
         begin = self._begin_of(data, index)
         create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
         create_checkpoint(
-            self._fs, path, Checkpoint(committed=NO_INDEX if committed is None else committed, begin=begin)
+            self._fs, path, LogCheckpoint(committed=NO_INDEX if committed is None else committed, begin=begin)
         )
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
@@ -273,7 +273,7 @@ class _Opener:
     def _begin_of(self, data: Found, index: Found) -> Boundary:
         return begin_of(data, index, self._config.segment_bytes)
 
-    def _check_import(self, files: LogFiles, outcome: ScanOutcome, checkpoint: Checkpoint) -> None:
+    def _check_import(self, files: LogFiles, outcome: LogScanOutcome, checkpoint: LogCheckpoint) -> None:
         """Nothing vouches for an imported log: refuse to drop more than a torn end. Raises ``CorruptLogError``."""
         facts = outcome.facts
         later = files.data.base_of(facts.stop.position) + files.segment_bytes
@@ -296,7 +296,7 @@ class _Opener:
             MappedFileList(self._fs, Placement((self._layout.index,)), config.index_segment_bytes),
         )
 
-    def _adopt(self, files: LogFiles, data: Found, index: Found, checkpoint: Checkpoint) -> tuple[FoundFile, ...]:
+    def _adopt(self, files: LogFiles, data: Found, index: Found, checkpoint: LogCheckpoint) -> tuple[FoundFile, ...]:
         """Map what has the right size and is not below the begin; returns data files of a wrong size."""
         begin = checkpoint.begin
         misshapen: list[FoundFile] = []
@@ -326,7 +326,7 @@ class _Opener:
             self._fs.sync_dir(directory)
         self._removed = doomed
 
-    def _carry_out(self, files: LogFiles, outcome: ScanOutcome, decision: Plan) -> Mark:
+    def _carry_out(self, files: LogFiles, outcome: LogScanOutcome, decision: Plan) -> Mark:
         """Drop what the plan drops and mend the index; afterwards everything kept is durable."""
         end = decision.end if isinstance(decision, Cut) else outcome.facts.end
         clean = outcome.facts.checkpoint.clean_stop and not isinstance(decision, Cut)
@@ -345,8 +345,8 @@ class _Opener:
         files.sync_dirs()
         return end
 
-    def _rewrite_index(self, files: LogFiles, outcome: ScanOutcome, end: Mark) -> None:
-        start = Walk(outcome.start.follow, outcome.start.end, outcome.start.stop_position)
+    def _rewrite_index(self, files: LogFiles, outcome: LogScanOutcome, end: Mark) -> None:
+        start = ScanWalk(outcome.start.follow, outcome.start.end, outcome.start.stop_position)
         for first, scan in walk(files, start, end.index, unchecked=self._config.import_unchecked):
             if first > end.index:
                 return
@@ -357,21 +357,21 @@ class _Opener:
         if file is not None and not file.writable:
             raise ConfigError([f"{file.path} is still being written: it must lie in a writable data directory"])
 
-    def _mark_in_use(self, checkpoint: Checkpoint, end: Mark) -> Checkpoint:
+    def _mark_in_use(self, checkpoint: LogCheckpoint, end: Mark) -> LogCheckpoint:
         """Record the recovered state durably, the clean stop taken back, before anything new is written."""
         begin = checkpoint.begin
         if end.index == begin.index:
             end = mark_of(begin)
         committed = LogIndex(max(checkpoint.committed, begin.index))
-        recovered = Checkpoint(end, LogIndex(end.index), committed, begin, clean_stop=False)
-        file = CheckpointFile(self._fs, self._layout.checkpoint)
+        recovered = LogCheckpoint(end, LogIndex(end.index), committed, begin, clean_stop=False)
+        file = LogCheckpointFile(self._fs, self._layout.checkpoint)
         try:
             file.write_durably(lambda: recovered)
         finally:
             file.close()
         return recovered
 
-    def _report(self, outcome: ScanOutcome, decision: Plan, checkpoint: Checkpoint, end: Mark) -> RecoveryReport:
+    def _report(self, outcome: LogScanOutcome, decision: Plan, checkpoint: LogCheckpoint, end: Mark) -> RecoveryReport:
         cut = decision if isinstance(decision, Cut) else None
         return RecoveryReport(
             clean_stop=checkpoint.clean_stop,
@@ -385,7 +385,7 @@ class _Opener:
         )
 
 
-def _entry_at(files: LogFiles, recovered: Checkpoint) -> EntryId:
+def _entry_at(files: LogFiles, recovered: LogCheckpoint) -> EntryId:
     index = recovered.flushed.index
     if index == recovered.begin.index:
         return EntryId(recovered.begin.term, recovered.begin.index)

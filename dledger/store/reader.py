@@ -18,7 +18,7 @@ from dledger.errors import (
     InvalidRequestError,
 )
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
-from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, Header, Scan, decode_run, is_magic, scan_run
+from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, EntryHeader, Scan, decode_run, is_magic, scan_run
 from dledger.store.headers import Headers
 from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState
@@ -331,7 +331,7 @@ class LogReader:
 
     def _sound_many(self, data: bytes, position: int) -> int:
         """How much of ``data`` its whole entries take if the index knows them and all check out at once; or else 0."""
-        first, files = Header(*HEADER.unpack_from(data)).index, self._files
+        first, files = EntryHeader(*HEADER.unpack_from(data)).index, self._files
         with suppress(CorruptLogError, IndexBeforeBeginError, UnreadableError):
             if self._state.begin.index < first <= self._state.committed:
                 last = files.slice_end(first, self._state.committed, len(data), self._hot_from)
@@ -443,7 +443,7 @@ class LogReader:
 
     def _record_size_at(self, position: int, stop: int) -> int:
         head = self._files.read(position, HEADER.size, self._hot_from)
-        header = Header(*HEADER.unpack(head)) if len(head) == HEADER.size else None
+        header = EntryHeader(*HEADER.unpack(head)) if len(head) == HEADER.size else None
         if header is None or header.position != position or not is_magic(header.magic):
             raise IndexOutOfRangeError(f"no entry starts at position {position}")
         return min(header.size, stop - position)
@@ -498,7 +498,7 @@ class LogReader:
         if file is None or position - file.base + HEADER.size > file.size:
             raise nothing
         begin, last = state.begin, state.last
-        index = Header(*HEADER.unpack(files.read(position, HEADER.size, self._hot_from))).index
+        index = EntryHeader(*HEADER.unpack(files.read(position, HEADER.size, self._hot_from))).index
         if not begin.index < index <= last.index or files.located(index, self._hot_from).position != position:
             index = files.first_index_at(position, begin.index + 1, last.index)  # that header may be damaged
             if index > last.index or files.located(index, self._hot_from).position != position:

@@ -42,7 +42,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dledger.store.checkpoint import Checkpoint, Mark
+from dledger.store.checkpoint import LogCheckpoint, Mark
 from dledger.store.traces import LastLife
 
 
@@ -60,7 +60,7 @@ class Damage:
 class ScanFacts:
     """What recovery knows after looking, before changing anything."""
 
-    checkpoint: Checkpoint
+    checkpoint: LogCheckpoint
     end: Mark
     """The last verified entry (or the boundary), its end and its chain CRC."""
     stop: Damage

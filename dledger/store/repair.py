@@ -11,7 +11,7 @@ from pathlib import Path
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError
 from dledger.store.aside import check_room_for_log, next_aside
-from dledger.store.checkpoint import Checkpoint, create_checkpoint
+from dledger.store.checkpoint import LogCheckpoint, create_checkpoint
 from dledger.store.fs import FileSystem, RealFileSystem
 from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
 from dledger.store.identity import DirectoryLock
@@ -59,7 +59,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         remembered = layout.directory / REMEMBERED_FILE
         if state.fenced and remembered.exists():
             fs.rename(remembered, aside / REMEMBERED_FILE)
-        create_checkpoint(fs, checkpoint, Checkpoint())
+        create_checkpoint(fs, checkpoint, LogCheckpoint())
         if state.fenced:
             create_hard_state(fs, layout.directory, blank)
         fs.sync_dir(aside)

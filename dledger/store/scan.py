@@ -13,13 +13,13 @@ from pathlib import Path
 
 from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.store.checkpoint import Checkpoint, Mark
+from dledger.store.checkpoint import LogCheckpoint, Mark
 from dledger.store.format import (
     BLANK,
     BLANK_MAGIC,
     HEADER,
+    EntryHeader,
     Follow,
-    Header,
     Scan,
     ScanWindow,
     StopKind,
@@ -41,7 +41,7 @@ _CHUNK_ENTRIES = 16 * 1024
 
 
 @dataclass(slots=True)
-class Walk:
+class ScanWalk:
     """The state of one pass over the records: what was verified last and where it ended."""
 
     follow: Follow
@@ -56,7 +56,7 @@ class Walk:
         return Mark(self.follow.index, self.end, self.follow.chain_crc)
 
 
-def walk(files: LogFiles, state: Walk, pause_at: int, *, unchecked: bool) -> Iterator[tuple[int, Scan]]:
+def walk(files: LogFiles, state: ScanWalk, pause_at: int, *, unchecked: bool) -> Iterator[tuple[int, Scan]]:
     """Verify records from ``state`` on over all segments; yields (first index, scan); a chunk ends at ``pause_at``."""
     probed: MappedFile | None = None
     while (file := files.data.find(state.stop_position)) is not None:
@@ -89,11 +89,11 @@ def _blank_to_the_end(file: MappedFile, offset: int) -> bool:
 
 
 @dataclass(slots=True)
-class ScanOutcome:
+class LogScanOutcome:
     """Facts for the plan, and what carrying it out needs."""
 
     facts: ScanFacts
-    start: Walk
+    start: ScanWalk
     last: Follow
     entries: int
     index_wrong_from: int | None
@@ -111,14 +111,14 @@ class ScanSettings:
 
 
 def scan_log(
-    files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: Checkpoint, settings: ScanSettings
-) -> ScanOutcome:
+    files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: LogCheckpoint, settings: ScanSettings
+) -> LogScanOutcome:
     """Look through the log."""
     bad_files = _misshapen_or_missing(files, misshapen, checkpoint, settings)
     heads_bad, index_agrees = _check_heads(files, checkpoint)
     from_index = _start_from_index(files, checkpoint, settings) if index_agrees else None
     state = from_index or _start_at_begin(checkpoint)
-    start = Walk(state.follow, state.end, state.stop_position)
+    start = ScanWalk(state.follow, state.end, state.stop_position)
     mark, wrong_from, count = checkpoint.flushed, None, 0
     mark_agrees = state.follow.index != mark.index or state.mark == mark
     for first, scan in walk(files, state, mark.index, unchecked=settings.unchecked):
@@ -138,15 +138,15 @@ def scan_log(
         bad_files=tuple(sorted((*bad_files, *heads_bad), key=lambda one: one.position)),
         misshapen_middle=_middle(files, misshapen),
     )
-    return ScanOutcome(facts, start, state.follow, count, wrong_from)
+    return LogScanOutcome(facts, start, state.follow, count, wrong_from)
 
 
-def _start_at_begin(checkpoint: Checkpoint) -> Walk:
+def _start_at_begin(checkpoint: LogCheckpoint) -> ScanWalk:
     begin = checkpoint.begin
-    return Walk(after(begin), begin.position, begin.position)
+    return ScanWalk(after(begin), begin.position, begin.position)
 
 
-def _start_from_index(files: LogFiles, checkpoint: Checkpoint, settings: ScanSettings) -> Walk | None:
+def _start_from_index(files: LogFiles, checkpoint: LogCheckpoint, settings: ScanSettings) -> ScanWalk | None:
     """The state before the first entry to verify, or ``None`` to start at the begin."""
     begin, last = checkpoint.begin, min(checkpoint.flushed.index, checkpoint.indexed)
     target = checkpoint.flushed.position - settings.verify_bytes
@@ -160,7 +160,7 @@ def _start_from_index(files: LogFiles, checkpoint: Checkpoint, settings: ScanSet
     if header is None:
         return None
     end = header.position + header.size
-    return Walk(Follow(previous, header.term, header.chain_crc), end, end)
+    return ScanWalk(Follow(previous, header.term, header.chain_crc), end, end)
 
 
 def _units_present(files: LogFiles, first: int, last: int) -> bool:
@@ -169,7 +169,7 @@ def _units_present(files: LogFiles, first: int, last: int) -> bool:
     return all(files.index.find(base) for base in bases)
 
 
-def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: bool) -> Header | None:
+def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: bool) -> EntryHeader | None:
     """The header of an entry after ``begin`` that index and chain confirm."""
     if index <= begin.index:
         return None
@@ -180,7 +180,7 @@ def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: b
     return None
 
 
-def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage], bool]:
+def _check_heads(files: LogFiles, checkpoint: LogCheckpoint) -> tuple[list[Damage], bool]:
     """Look at the first record of every segment below the mark: (damage, whether the index agrees with all of them)."""
     damage: list[Damage] = []
     agrees = True
@@ -188,7 +188,7 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
         if not checkpoint.begin.position <= file.base < checkpoint.flushed.position:
             continue
         try:
-            header = Header(*HEADER.unpack(file.read_cold(0, HEADER.size)))
+            header = EntryHeader(*HEADER.unpack(file.read_cold(0, HEADER.size)))
         except UnreadableError as error:
             damage.append(Damage(file.path, 0, file.base, error.as_damage().reason))
             continue
@@ -201,7 +201,7 @@ def _check_heads(files: LogFiles, checkpoint: Checkpoint) -> tuple[list[Damage],
     return damage, agrees
 
 
-def _unit_agrees(files: LogFiles, header: Header) -> bool:
+def _unit_agrees(files: LogFiles, header: EntryHeader) -> bool:
     try:
         return _units_present(files, header.index, header.index) and files.unit(header.index) == unit_of(header)
     except CorruptLogError:
@@ -209,7 +209,7 @@ def _unit_agrees(files: LogFiles, header: Header) -> bool:
 
 
 def _misshapen_or_missing(
-    files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: Checkpoint, settings: ScanSettings
+    files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: LogCheckpoint, settings: ScanSettings
 ) -> list[Damage]:
     size = files.segment_bytes
     damage = [_misshapen(files, one) for one in misshapen]
@@ -240,7 +240,7 @@ def _in_use_from(files: LogFiles, position: int) -> bool:
     return False
 
 
-def _is_torn(files: LogFiles, state: Walk) -> bool:
+def _is_torn(files: LogFiles, state: ScanWalk) -> bool:
     file = files.data.find(state.stop_position)
     if file is None:
         return True
@@ -248,7 +248,7 @@ def _is_torn(files: LogFiles, state: Walk) -> bool:
         return is_torn(segment, file.base, state.stop_position - file.base, state.follow)
 
 
-def _stop(files: LogFiles, state: Walk, settings: ScanSettings) -> Damage:
+def _stop(files: LogFiles, state: ScanWalk, settings: ScanSettings) -> Damage:
     file = files.data.find(state.stop_position)
     base = files.data.base_of(state.stop_position)
     path = file.path if file else settings.directory / segment_name(base)

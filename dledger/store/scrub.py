@@ -20,8 +20,8 @@ from dledger.store.format import (
     BLANK,
     BLANK_MAGIC,
     HEADER,
+    EntryHeader,
     Follow,
-    Header,
     Scan,
     ScanWindow,
     after,
@@ -50,7 +50,7 @@ class DamagedError(Exception):
 
 
 @dataclass(slots=True)
-class Place:
+class ScrubPlace:
     """Where a walk has come to: the next record's position, and what it must continue (None: taken as it is)."""
 
     position: int
@@ -58,7 +58,7 @@ class Place:
 
 
 def verify_step(
-    file: MappedFile, place: Place, stop: int, max_bytes: int, *, unchecked: bool, on_scan: OnScan | None = None
+    file: MappedFile, place: ScrubPlace, stop: int, max_bytes: int, *, unchecked: bool, on_scan: OnScan | None = None
 ) -> int:
     """Verify what is at ``place``, which moves on: some records, or the blank at the end. Gives the bytes read.
 
@@ -68,7 +68,7 @@ def verify_step(
     offset = place.position - file.base
     room = min(file.size, stop - file.base) - offset
     data = file.read_cold(offset, min(room, max_bytes))
-    header = Header(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
+    header = EntryHeader(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
     if header is not None and len(data) < header.size <= room:
         data = file.read_cold(offset, header.size)
     if len(data) < min(room, max_bytes):
@@ -91,7 +91,7 @@ def verify_step(
     return len(data)
 
 
-def _as_it_is(header: Header | None, data: bytes, position: int) -> Follow:
+def _as_it_is(header: EntryHeader | None, data: bytes, position: int) -> Follow:
     """What the record after a first one must continue. Raises ``DamagedError`` if that is none."""
     if header is None:
         raise DamagedError(0, "less than an entry header is left", None)
@@ -107,7 +107,7 @@ def _as_it_is(header: Header | None, data: bytes, position: int) -> Follow:
 
 def verify_file(
     file: MappedFile,
-    place: Place,
+    place: ScrubPlace,
     stop: int,
     *,
     unchecked: bool,
@@ -139,7 +139,7 @@ class Scrub:
         self._state = state
         self._mend = mend
         self._unchecked = unchecked
-        self._place = Place(-1, None)
+        self._place = ScrubPlace(-1, None)
         self.position = 0
         """Up to where the present pass has come."""
 
@@ -148,17 +148,17 @@ class Scrub:
         state, files, place = self._state, self._files, self._place
         generation, begin, stop = state.generation, state.begin, stable_end(state, files).position
         if place.position < begin.position:
-            self._place = place = Place(begin.position, after(begin))
+            self._place = place = ScrubPlace(begin.position, after(begin))
         self.position = place.position
         if place.position >= stop:
-            self._place = Place(-1, None)
+            self._place = ScrubPlace(-1, None)
             return ScrubStep(0, finished=True)
         file = files.data.find(place.position)
         if file is None:
             if generation != state.generation or state.closed:
                 return ScrubStep(0)
             base = files.data.base_of(place.position)
-            self._place = Place(base + files.segment_bytes, None)
+            self._place = ScrubPlace(base + files.segment_bytes, None)
             path = files.data.placement.writable[0] / segment_name(base)
             return ScrubStep(0, CorruptLogError(path, 0, "the segment is missing", REPAIR_ADVICE))
         wrong: list[int] = []
@@ -171,13 +171,13 @@ class Scrub:
         try:
             read = verify_step(file, place, stop, max_bytes, unchecked=self._unchecked, on_scan=compare)
         except DamagedError as damage:
-            self._place = Place(file.base + file.size, None)
+            self._place = ScrubPlace(file.base + file.size, None)
             if generation != state.generation or files.data.find(file.base) is not file:
                 return ScrubStep(max_bytes)  # it was replaced or removed meanwhile
             error = CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
             return ScrubStep(max_bytes, error)
         except UnreadableError as error:
-            self._place = Place(file.base + file.size, None)
+            self._place = ScrubPlace(file.base + file.size, None)
             return ScrubStep(max_bytes, error.as_damage())
         if wrong and generation == state.generation:
             self._mend(wrong[0])

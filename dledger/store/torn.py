@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from dledger.store.format import HEADER, Follow, Header, header_chain_crc, header_problem
+from dledger.store.format import HEADER, EntryHeader, Follow, header_chain_crc, header_problem
 
 SECTOR_BYTES: Final = 512
 """What a disk writes all of, or nothing."""
@@ -49,7 +49,7 @@ def is_torn(segment: memoryview, base: int, offset: int, follow: Follow) -> bool
         )
     if header_end - offset < HEADER.size:
         return False
-    header = Header(*HEADER.unpack_from(segment, offset))
+    header = EntryHeader(*HEADER.unpack_from(segment, offset))
     end = offset + header.size
     if header_problem(header, base + offset, follow) or end > len(segment):
         return False

@@ -19,10 +19,18 @@ from typing import Final
 
 from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import CorruptLogError
-from dledger.store.checkpoint import Checkpoint, Mark, mark_of, read_checkpoint
-from dledger.store.format import HEADER, Follow, Header, Unit, header_problem, parse_segment_name, segment_name
+from dledger.store.checkpoint import LogCheckpoint, Mark, mark_of, read_checkpoint
+from dledger.store.format import (
+    HEADER,
+    EntryHeader,
+    Follow,
+    IndexUnit,
+    header_problem,
+    parse_segment_name,
+    segment_name,
+)
 from dledger.store.hard_state import read_hard_state
-from dledger.store.identity import Identity, read_identity
+from dledger.store.identity import StoreIdentity, read_identity
 from dledger.store.inspect import (
     DataItem,
     ProblemItem,
@@ -50,8 +58,8 @@ class VerifiedNode:
     data_dirs: tuple[Path, ...]
     segments: list[Path] = field(default_factory=list)
     """Those of the log that were looked through, oldest first."""
-    identity: Identity | None = None
-    checkpoint: Checkpoint | None = None
+    identity: StoreIdentity | None = None
+    checkpoint: LogCheckpoint | None = None
     entries: int = 0
     first_index: int = -1
     last_index: int = -1
@@ -197,7 +205,7 @@ def _check_records(found: VerifiedNode, data: list[Path], index: list[Path]) -> 
         found.add(path, 0, f"entries up to {committed} were committed, but the last one is {found.last_index}")
 
 
-def _count(found: VerifiedNode, header: Header, committed: int) -> None:
+def _count(found: VerifiedNode, header: EntryHeader, committed: int) -> None:
     found.entries += 1
     if found.first_index < 0:
         found.first_index = header.index
@@ -233,7 +241,7 @@ class _Units:
         while self._next is not None and self._next.unit.index < header.index:
             self._advance()
         unit = self._next.unit if self._next is not None else None
-        if unit == Unit(header.magic, header.position, header.size, header.index, header.term):
+        if unit == IndexUnit(header.magic, header.position, header.size, header.index, header.term):
             self._wrong = 0
             return
         self._wrong += 1
@@ -241,7 +249,7 @@ class _Units:
             found.add(record.path, record.offset, f"the index does not agree about entry {header.index}")
 
     @staticmethod
-    def _may_be_missing(found: VerifiedNode, header: Header) -> bool:
+    def _may_be_missing(found: VerifiedNode, header: EntryHeader) -> bool:
         """After an unclean stop, units behind the last durable one may be."""
         checkpoint = found.checkpoint
         return checkpoint is not None and not checkpoint.clean_stop and header.index > checkpoint.indexed
@@ -271,7 +279,7 @@ class _Units:
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class LogDivergence:
     """Two directories that hold different committed histories; ``index`` is the first entry that differs."""
 
     one: str
@@ -285,7 +293,7 @@ class Divergence:
         return f"{self.one} and {self.other} hold different committed entries from {self.index} on"
 
 
-def compare_nodes(nodes: Sequence[VerifiedNode]) -> Iterator[Divergence | str]:
+def compare_nodes(nodes: Sequence[VerifiedNode]) -> Iterator[LogDivergence | str]:
     """What differs between any two of them; a text where two cannot be compared."""
     for one, other in itertools.combinations(nodes, 2):
         if _group_of(one) != _group_of(other):
@@ -309,13 +317,13 @@ def _group_of(node: VerifiedNode) -> tuple[str, str] | None:
     return (node.identity.cluster_id, node.identity.group) if node.identity else None
 
 
-def _first_difference(one: VerifiedNode, other: VerifiedNode, low: int, high: int) -> Divergence | None:
+def _first_difference(one: VerifiedNode, other: VerifiedNode, low: int, high: int) -> LogDivergence | None:
     """The first entry in ``(low, high]`` whose chain CRCs differ."""
     theirs = {item.header.index: item.header.chain_crc for item in _records(other, low, high)}
     for item in _records(one, low, high):
         if theirs.get(item.header.index, item.header.chain_crc) != item.header.chain_crc:
             place = ProblemItem(item.path, item.offset, "the entries differ from here on")
-            return Divergence(str(one.directory), str(other.directory), item.header.index, place)
+            return LogDivergence(str(one.directory), str(other.directory), item.header.index, place)
     return None
 
 
@@ -349,6 +357,6 @@ def _first_index(path: Path) -> int | None:
         return None
     if len(head) < HEADER.size:
         return None
-    header = Header(*HEADER.unpack(head))
+    header = EntryHeader(*HEADER.unpack(head))
     problem = header_problem(header, parse_segment_name(path.name) or 0, Follow(header.index - 1, 0, 0))
     return None if problem else header.index

@@ -1,4 +1,4 @@
-"""A file store as ``dledger.runtime.watch`` sees it: what is verified, repaired and compared in the background."""
+"""A file store as ``dledger.watch`` sees it: what is verified, repaired and compared in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dledger.types import LogIndex
 
 
 class WatchedStore:
-    """Implements ``runtime.watch.WatchedLog``."""
+    """Implements ``watch.WatchedLog``."""
 
     def __init__(self, store: FileStore) -> None:
         self._store = store

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from dledger.access.guard import Caller, Guard, Kind
+from dledger.access.guard import AccessGuard, Caller, ResourceKind
 from dledger.access.permissions import Permission
 from dledger.core.producer_names import own_name
 from dledger.errors import AccessDeniedError
@@ -30,7 +30,7 @@ NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
 class BrokerAccess:
     """On the event loop. What it refuses is an ``AccessDeniedError``, and in the audit log."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: AccessGuard) -> None:
         self.guard: Final = guard
         self._checks: dict[str, Callable[[Caller, bytes], None]] = {
             "QueryByKey": self._query_by_key,
@@ -66,7 +66,7 @@ class BrokerAccess:
 
     def denied_topics(self, caller: Caller, messages: Iterable[Message]) -> Mapping[str, PutResult]:
         """Topics that the caller may not send to, and the refusal of their messages."""
-        denied = [name for name in {one.topic for one in messages} if not caller.may(Kind.TOPIC, name, PUB)]
+        denied = [name for name in {one.topic for one in messages} if not caller.may(ResourceKind.TOPIC, name, PUB)]
         if not denied:
             return NOTHING_DENIED
         return {name: self._send_refusal(caller, name) for name in denied}
@@ -83,7 +83,7 @@ class BrokerAccess:
         """Raises ``AccessDeniedError``."""
         self._may_read(caller, "Pull", pull.topic)
         if pull.group:
-            self.guard.require(caller, "Pull", Kind.GROUP, pull.group, SUB)
+            self.guard.require(caller, "Pull", ResourceKind.GROUP, pull.group, SUB)
 
     def check_after_wait(self, caller: Caller, pull: Pull) -> None:
         """As ``check_pull``, by the rules of now: a pull may have waited for a minute."""
@@ -95,7 +95,7 @@ class BrokerAccess:
     def _may_read(self, caller: Caller, action: str, topic: str) -> None:
         if topic in NO_SEND_TOPICS:
             self.guard.require_admin(caller, action, f"topic:{topic}", changes=False)
-        self.guard.require(caller, action, Kind.TOPIC, topic, SUB)
+        self.guard.require(caller, action, ResourceKind.TOPIC, topic, SUB)
 
     def _query_by_key(self, caller: Caller, data: bytes) -> None:
         self._may_read(caller, "QueryByKey", parse(pb.QueryByKeyRequest, data).topic)
@@ -109,7 +109,7 @@ class BrokerAccess:
     def _commit_offsets(self, caller: Caller, data: bytes) -> None:
         wire = parse(pb.CommitOffsetsRequest, data)
         action = "ResetOffsets" if wire.reset else "CommitOffsets"
-        self.guard.require(caller, action, Kind.GROUP, wire.group, SUB)
+        self.guard.require(caller, action, ResourceKind.GROUP, wire.group, SUB)
         for topic in {one.topic for one in wire.offsets}:
             self._may_read(caller, action, topic)
         if wire.reset:
@@ -117,14 +117,14 @@ class BrokerAccess:
 
     def _commit_position(self, caller: Caller, data: bytes) -> None:
         wire = parse(pb.CommitPositionRequest, data)
-        self.guard.require(caller, "CommitPosition", Kind.GROUP, wire.group, SUB)
+        self.guard.require(caller, "CommitPosition", ResourceKind.GROUP, wire.group, SUB)
         if not wire.topics:
             self.guard.require_admin(caller, "CommitPosition", f"group:{wire.group}", changes=False)
         for topic in set(wire.topics):
             self._may_read(caller, "CommitPosition", topic)
 
     def _fetch_offsets(self, caller: Caller, data: bytes) -> None:
-        self.guard.require(caller, "FetchOffsets", Kind.GROUP, parse(pb.FetchOffsetsRequest, data).group, SUB)
+        self.guard.require(caller, "FetchOffsets", ResourceKind.GROUP, parse(pb.FetchOffsetsRequest, data).group, SUB)
 
     def _put_topic(self, caller: Caller, data: bytes) -> None:
         self.guard.require_admin(caller, "PutTopic", f"topic:{parse(pb.PutTopicRequest, data).topic.name}")

@@ -7,13 +7,13 @@ from typing import Final, Protocol
 
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
-from dledger.rpc.bridge import LoopBridge, Outcome
+from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.codec import parse
 from rocketstore.broker.made import MadeByClients
 from rocketstore.broker.ports import StateDone, Store
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.pull import RunRead
-from rocketstore.broker.refusals import NotFoundError, NotStoredError
+from rocketstore.broker.refusals import NotFoundRefusalError, NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic
@@ -219,7 +219,7 @@ class AdminService:
         name = parse(pb.DeleteGroupRequest, data).name
         self._check_master()
         if not self._state.has_group(name):
-            raise NotFoundError(f"the group {name!r} does not exist here")
+            raise NotFoundRefusalError(f"the group {name!r} does not exist here")
         await self._change(lambda done: self._state.delete_group(name, done))
         return pb.DeleteGroupResponse().SerializeToString()
 
@@ -248,7 +248,7 @@ class AdminService:
 
     def _check_known(self, topic: str) -> None:
         if self._topics.find(topic) is None:
-            raise NotFoundError(f"the topic {topic!r} does not exist here")
+            raise NotFoundRefusalError(f"the topic {topic!r} does not exist here")
 
     def _check_master(self) -> None:
         if self._store.role is BrokerRole.SLAVE:
@@ -263,7 +263,7 @@ class AdminService:
             raise NotStoredError(result, self.leader_address())
 
     async def _changed(self, change: Callable[[StateDone], None]) -> PutResult:
-        outcome: Outcome[PutResult] = Outcome(self._bridge)
+        outcome: LoopCallback[PutResult] = LoopCallback(self._bridge)
         change(outcome.done)
         return await outcome.future
 

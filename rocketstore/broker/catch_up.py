@@ -16,7 +16,7 @@ from rocketstore.types import BrokerRole
 
 
 class CatchingStore(Protocol):
-    """``rocketstore.message_store.MessageStore``."""
+    """``rocketstore.store.message_store.MessageStore``."""
 
     @property
     def role(self) -> BrokerRole:

@@ -10,7 +10,7 @@ from google.protobuf.message import Message as Wire
 
 from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError, told
-from dledger.rpc.counted import Counted, check_count, elements, may_exceed
+from dledger.rpc.clients.counted import Counted, check_count, elements, may_exceed
 from dledger.types import ProducerBatch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_TRANSACTION, SYS_FLAG_PREPARED, HostAddress, Message
@@ -34,7 +34,7 @@ _COUNTED: Final[dict[type[Wire], Counted]] = {
 _PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 
 
-class Send(NamedTuple):
+class SendCall(NamedTuple):
     """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
 
     ``producer`` numbers the messages: then all of them are stored or none.
@@ -75,7 +75,7 @@ def _check_properties(data: bytes) -> None:
 
 def decode_send(
     data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int, quota: Quota | None = None
-) -> Send:
+) -> SendCall:
     """A send request. On the hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
     wire = parse(pb.SendRequest, data)
     messages: list[Message] = []
@@ -103,7 +103,7 @@ def decode_send(
         )
         message.property_string = text
         add(message)
-    return Send(
+    return SendCall(
         wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire), quota=quota
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rocketstore.state.changes import QueueOffset
-from rocketstore.stats import OTHERS, GroupTotals, StoreStats, TopicTotals
+from rocketstore.store.stats import OTHERS, GroupTotals, StoreStats, TopicTotals
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, BrokerRole
 
 
@@ -29,7 +29,7 @@ class MeasuredState(Protocol):
 
 
 class MeasuredStore(Protocol):
-    """``rocketstore.message_store.MessageStore``."""
+    """``rocketstore.store.message_store.MessageStore``."""
 
     @property
     def stats(self) -> StoreStats:

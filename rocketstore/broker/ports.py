@@ -18,7 +18,7 @@ QueueKey = tuple[str, int]
 
 
 class Store(Protocol):
-    """``rocketstore.message_store.MessageStore``. ``submit`` never waits for a disk or a quorum; reads may."""
+    """``rocketstore.store.message_store.MessageStore``. ``submit`` never waits for a disk or a quorum; reads may."""
 
     @property
     def role(self) -> BrokerRole:

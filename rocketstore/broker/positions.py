@@ -12,7 +12,7 @@ from typing import Final
 
 from dledger.errors import InvalidRequestError
 from rocketstore.broker.ports import Store
-from rocketstore.broker.refusals import NotFoundError
+from rocketstore.broker.refusals import NotFoundRefusalError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.state.changes import QueueOffset
@@ -49,11 +49,11 @@ class LogPositions:
         return self.of_position(self._position_of(index), topics)
 
     def of_position(self, position: int, topics: Iterable[str]) -> Reached:
-        """Of these topics, of all if none is given. Raises ``NotFoundError`` for one that does not exist."""
+        """Of these topics, of all if none is given. Raises ``NotFoundRefusalError`` for one that does not exist."""
         wanted = frozenset(topics)
         for name in sorted(wanted):
             if self._topics.find(name) is None:
-                raise NotFoundError(f"the topic {name!r} does not exist here")
+                raise NotFoundRefusalError(f"the topic {name!r} does not exist here")
         if self._store.dispatch_position < position:
             self._store.wait_dispatched(DISPATCH_WAIT_S)
         position = min(position, self._store.dispatch_position)  # before the queues are looked at: they only grow

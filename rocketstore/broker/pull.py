@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 from dledger.clock import Clock
-from dledger.rpc.answers import Leases
+from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.ports import Store

@@ -10,9 +10,9 @@ from typing import Final, NoReturn
 
 import grpc
 
-from dledger.access.guard import Guard
+from dledger.access.guard import AccessGuard
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, told
-from dledger.rpc import access_gate
+from dledger.rpc.clients import access_gate
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.index.service import IndexDamagedError
 from rocketstore.types import PutMessageStatus, PutResult
@@ -20,7 +20,7 @@ from rocketstore.types import PutMessageStatus, PutResult
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class NotFoundError(Exception):
+class NotFoundRefusalError(Exception):
     """Raised when a topic does not exist, or a client may not know of it."""
 
 
@@ -48,7 +48,7 @@ class CallTooLongError(Exception):
 REFUSALS: Final = (
     CallTooLongError,
     InvalidRequestError,
-    NotFoundError,
+    NotFoundRefusalError,
     NotPermittedError,
     OutOfRangeError,
     TooManyPullsError,
@@ -58,7 +58,7 @@ REFUSALS: Final = (
 """What handlers may raise and ``abort`` understands."""
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
-    (NotFoundError, grpc.StatusCode.NOT_FOUND),
+    (NotFoundRefusalError, grpc.StatusCode.NOT_FOUND),
     (NotPermittedError, grpc.StatusCode.PERMISSION_DENIED),
     (OutOfRangeError, grpc.StatusCode.OUT_OF_RANGE),
     (TooManyPullsError, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -84,7 +84,7 @@ def code_of(error: Exception) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
-async def abort(context: Context, error: Exception, guard: Guard | None = None) -> NoReturn:
+async def abort(context: Context, error: Exception, guard: AccessGuard | None = None) -> NoReturn:
     """End a call with an error of ``REFUSALS``."""
     if isinstance(error, access_gate.REFUSALS):
         code, metadata = access_gate.refusal_of(guard, error)

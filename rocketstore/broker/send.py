@@ -21,9 +21,9 @@ import grpc
 from dledger.access.quota import Quota
 from dledger.conditions import Conditions
 from dledger.config import MIB
-from dledger.rpc.bridge import LoopBridge, Outcome
-from dledger.rpc.calls import Call
-from rocketstore.broker.codec import ResultEncoder, Send
+from dledger.rpc.bridge import LoopBridge, LoopCallback
+from dledger.rpc.clients.calls import Call
+from rocketstore.broker.codec import ResultEncoder, SendCall
 from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
@@ -46,7 +46,7 @@ CreateTopic = Callable[[str, str], Awaitable[PutResult]]
 StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class Sender:
+class SendHandler:
     """Takes checked requests to the store. Lives on the event loop.
 
     ``create_topic`` makes a topic with the broker's defaults; ``leader_address`` is who takes writes, as far as known.
@@ -85,7 +85,7 @@ class Sender:
             or self.bytes_pending >= config.send_pending_bytes_max
         )
 
-    async def send(self, request: Send) -> Sequence[PutResult]:
+    async def send(self, request: SendCall) -> Sequence[PutResult]:
         """A single request."""
         if self.is_full or (request.quota is not None and request.quota.is_full):
             busy = PutResult(
@@ -98,11 +98,11 @@ class Sender:
             self._conditions.limit(busy.reason)
             return [busy] * len(request.messages)
         await self.ensure_topics(request)
-        outcome: Outcome[Sequence[PutResult]] = Outcome(self._bridge)
+        outcome: LoopCallback[Sequence[PutResult]] = LoopCallback(self._bridge)
         self.submit(request, outcome.done)
         return await outcome.future
 
-    async def ensure_topics(self, request: Send) -> None:
+    async def ensure_topics(self, request: SendCall) -> None:
         """Create the topics that do not exist yet, if this broker may; a topic that could not be is refused later."""
         owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
@@ -113,7 +113,7 @@ class Sender:
                     task.add_done_callback(partial(self._created, name))
                 await asyncio.shield(task)
 
-    def submit(self, request: Send, done: SendDone) -> None:
+    def submit(self, request: SendCall, done: SendDone) -> None:
         """Hand a request to the store; ``done`` is called once, on any thread, with one result per message."""
         count = len(request.messages)
         self.messages_pending += count
@@ -132,7 +132,7 @@ class Sender:
             refused |= {at: request.denied[one.topic] for at, one in places if one.topic in request.denied}
         self._store_allowed(request, refused, answered)
 
-    def _store_allowed(self, request: Send, refused: dict[int, PutResult], done: SendDone) -> None:
+    def _store_allowed(self, request: SendCall, refused: dict[int, PutResult], done: SendDone) -> None:
         """Store what is not refused. The store takes or refuses all it is given: whom it refuses is left out then.
 
         It says so before ``submit`` returns, so a later request cannot overtake the rest of this one. Of numbered
@@ -295,8 +295,8 @@ class SendStream:
         self,
         call: Call,
         bridge: LoopBridge,
-        sender: Sender,
-        decode: Callable[[bytes], Send],
+        sender: SendHandler,
+        decode: Callable[[bytes], SendCall],
         encoder: ResultEncoder,
         memory: str = "",
     ) -> None:
@@ -307,7 +307,7 @@ class SendStream:
         self._sender = sender
         self._decode = decode
         self._encoder = encoder
-        self._answers: deque[tuple[Send, Sequence[PutResult]]] = deque()
+        self._answers: deque[tuple[SendCall, Sequence[PutResult]]] = deque()
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._requests_pending = 0
@@ -372,7 +372,7 @@ class SendStream:
             or self._bytes_pending >= STREAM_BYTES_PENDING_MAX
         )
 
-    def _take(self, request: Send) -> None:
+    def _take(self, request: SendCall) -> None:
         self._requests_pending += 1
         self._messages_pending += len(request.messages)
         self._bytes_pending += request.size
@@ -382,7 +382,7 @@ class SendStream:
 
         self._sender.submit(request, done)
 
-    def _on_done(self, request: Send, results: Sequence[PutResult]) -> None:
+    def _on_done(self, request: SendCall, results: Sequence[PutResult]) -> None:
         if self._left:
             return
         if request.quota is not None:  # as long as the client has not taken the answer

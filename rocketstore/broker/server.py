@@ -18,17 +18,17 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from dledger.access.control import AccessControl
-from dledger.access.guard import Guard
+from dledger.access.guard import AccessGuard
 from dledger.clock import Clock, SystemClock
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
-from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from dledger.rpc.connections import Connections
-from dledger.rpc.standard_services import StandardServices
+from dledger.rpc.clients.aio_server import add_methods, aio_server
+from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
@@ -40,6 +40,8 @@ from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters,
 from rocketstore.broker.other_mode import refuse_other_mode
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
+from rocketstore.broker.role_change import BrokerRoleChange
+from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.service import STREAM_KINDS, BrokerService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
@@ -48,11 +50,9 @@ from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
 from rocketstore.config import KIB, MIB
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message_store import MessageStore
-from rocketstore.role_change import BrokerRoleChange
-from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
+from rocketstore.store.message_store import MessageStore
 
 _log = logging.getLogger("rocketstore")
 
@@ -232,7 +232,7 @@ class BrokerServer:
         return self.config.address(self._port)
 
     @property
-    def guard(self) -> Guard | None:
+    def guard(self) -> AccessGuard | None:
         """Who may do what; None: everybody everything."""
         if self.node is not None:
             return self.node.guard

@@ -17,18 +17,18 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import grpc
 
-from dledger.access.guard import Guard, quota_at
+from dledger.access.guard import AccessGuard, quota_at
 from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, PendingFullError
-from dledger.rpc import access_gate
 from dledger.rpc import options as rpc_options
-from dledger.rpc.aio_server import Methods
-from dledger.rpc.answers import AnswerRoom, Leases
-from dledger.rpc.bridge import LoopBridge, Outcome
-from dledger.rpc.calls import Call
-from dledger.rpc.connections import Connection, Connections
+from dledger.rpc.bridge import LoopBridge, LoopCallback
+from dledger.rpc.clients import access_gate
+from dledger.rpc.clients.aio_server import Methods
+from dledger.rpc.clients.answers import AnswerRoom, Leases
+from dledger.rpc.clients.calls import Call
+from dledger.rpc.clients.connections import Connection, Connections
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminHandler, AdminService, State
@@ -39,7 +39,7 @@ from rocketstore.broker.ports import GroupView, Store, TopicLike
 from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, abort
-from rocketstore.broker.send import Sender, SendStream
+from rocketstore.broker.send import SendHandler, SendStream
 from rocketstore.broker.status import ObservedStore, StatusReport
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
@@ -97,7 +97,7 @@ class BrokerService:
         view: Callable[[], GroupView],
         store_host: HostAddress,
         has_caught_up: Callable[[], bool] = lambda: True,
-        guard: Guard | None = None,
+        guard: AccessGuard | None = None,
         position_of: Callable[[int], int] = no_indexes,
         conditions: Conditions | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class BrokerService:
         self._admin.positions = LogPositions(store, topics, position_of)
         self._admin.leader_address = lambda: view().leader_address
         self._pulls = PullService(config, store, topics, self._waiting, self._run, clock)
-        self._sender = Sender(
+        self._sender = SendHandler(
             config,
             store,
             topics,
@@ -188,7 +188,7 @@ class BrokerService:
         check_producer_name(name)
         if self._access is not None and call.caller is not None:
             name = self._access.own_producer(call.caller, name)
-        outcome: Outcome[int | DLedgerError] = Outcome(self._bridge)
+        outcome: LoopCallback[int | DLedgerError] = LoopCallback(self._bridge)
         self._store.submit_producer(name, outcome.done)
         found = await outcome.future
         if isinstance(found, DLedgerError):
@@ -225,11 +225,11 @@ class BrokerService:
         codec.parse(pb.StatusRequest, data)
         return await self._run(self._report.encode)
 
-    def _decoder(self, call: Call) -> Callable[[bytes], codec.Send]:
+    def _decoder(self, call: Call) -> Callable[[bytes], codec.SendCall]:
         born_host = peer_host(call.connection.peer)
         access, caller, quota = self._access, call.caller, call.quota
 
-        def decode(data: bytes) -> codec.Send:
+        def decode(data: bytes) -> codec.SendCall:
             request = codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms(), quota)
             if access is None or caller is None:
                 return request
@@ -345,7 +345,7 @@ class BrokerService:
         return answer
 
     @property
-    def _guard(self) -> Guard | None:
+    def _guard(self) -> AccessGuard | None:
         return None if self._access is None else self._access.guard
 
     def _streaming(

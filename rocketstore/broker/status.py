@@ -13,7 +13,7 @@ from dledger.types import Role
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.stats import StoreStats
+from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rocketstore.broker.ports import TopicLike
-from rocketstore.broker.refusals import NotFoundError, NotPermittedError, OutOfRangeError
+from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 
 CURSORS_MAX: Final = 65_536
@@ -56,10 +56,10 @@ class TopicAccess:
         return next(cursor) % topic.write_queues
 
     def check_readable(self, name: str, queue_id: int) -> None:
-        """Raises ``NotFoundError``, ``NotPermittedError`` or ``OutOfRangeError`` unless the queue may be read."""
+        """Raises ``NotFoundRefusalError``, ``NotPermittedError`` or ``OutOfRangeError`` unless it may be read."""
         topic = self._find(name)
         if topic is None:
-            raise NotFoundError(f"the topic {name!r} does not exist here")
+            raise NotFoundRefusalError(f"the topic {name!r} does not exist here")
         if not self._broker_permission & topic.permission & PERMISSION_READ:
             raise NotPermittedError(f"the topic {name} or this broker allows no reads")
         # Queues that were taken away from writers stay readable until `read_queues` says otherwise.

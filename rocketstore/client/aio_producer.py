@@ -29,7 +29,7 @@ from rocketstore.client.aio_topic_cache import AsyncTopicCache
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
 from rocketstore.client.methods import PRODUCER
 from rocketstore.client.outgoing import check_message, encode, queue_of_key
-from rocketstore.client.sends import WIRE, Encoded, Result, SendOptions, SendReceipt, Sent, window_of
+from rocketstore.client.sends import WIRE, EncodedMessage, Result, SendOptions, SendReceipt, Sent, window_of
 from rocketstore.client.topics import PERMISSION_WRITE
 from rocketstore.message.message import Message
 from rocketstore.message.producer_names import check_producer_name
@@ -238,7 +238,7 @@ class AsyncProducer:
         if self._on_failure is not None:
             call(partial(self._on_failure, address, error))
 
-    async def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
+    async def _encode(self, message: Message, key: str | None, queue_id: int | None) -> EncodedMessage:
         check_message(message, queue_id, self._body_bytes_max)
         return encode(message, await self._choose(message.topic, key) if queue_id is None else queue_id)
 
@@ -256,7 +256,7 @@ class AsyncProducer:
 
 
 async def _add_many(
-    sender: AsyncSender[Sent, Result], encoded: Sequence[Encoded], sequence: int | None
+    sender: AsyncSender[Sent, Result], encoded: Sequence[EncodedMessage], sequence: int | None
 ) -> AsyncSendManyFuture:
     payloads = [data for data, _ in encoded]
     spans = await sender.add_many(payloads, items=[sent for _, sent in encoded], sequence=sequence)
@@ -271,7 +271,9 @@ class AsyncMessageSender:
     """
 
     def __init__(
-        self, sender: AsyncSender[Sent, Result], encode: Callable[[Message, str | None, int | None], Answer[Encoded]]
+        self,
+        sender: AsyncSender[Sent, Result],
+        encode: Callable[[Message, str | None, int | None], Answer[EncodedMessage]],
     ) -> None:
         self._sender = sender
         self._encode = encode

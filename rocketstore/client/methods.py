@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from dledger.client.discovery import Report
+from dledger.client.discovery import ServerReport
 from dledger.errors import LeaderHint
 from dledger.types import NodeId
 from rocketstore.client.errors import BadAnswerError
@@ -56,7 +56,7 @@ def is_master(status: pb.StatusResponse) -> bool:
     return status.broker_role in (BrokerRole.SYNC_MASTER, BrokerRole.ASYNC_MASTER)
 
 
-def report_of_broker(status: pb.StatusResponse) -> Report:
+def report_of_broker(status: pb.StatusResponse) -> ServerReport:
     """A broker's status as a report."""
     leader = LeaderHint(NodeId(status.leader), status.leader_address) if status.leader else None
-    return Report(status.node_id, is_master(status), status.term, leader, dict(status.members))
+    return ServerReport(status.node_id, is_master(status), status.term, leader, dict(status.members))

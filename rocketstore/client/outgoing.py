@@ -7,7 +7,7 @@ from typing import Final
 
 from dledger.errors import InvalidRequestError
 from rocketstore.client.errors import MessageRefusedError
-from rocketstore.client.sends import Encoded, Sent
+from rocketstore.client.sends import EncodedMessage, Sent
 from rocketstore.client.wire import encode_message
 from rocketstore.message.ids import unique_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
@@ -34,7 +34,7 @@ def check_message(message: Message, queue_id: int | None, body_bytes_max: int) -
         )
 
 
-def encode(message: Message, queue_id: int) -> Encoded:
+def encode(message: Message, queue_id: int) -> EncodedMessage:
     """As it goes to a broker, with what its receipt will say. Raises ``MessageRefusedError``."""
     topic, properties = message.topic, message.properties
     try:
@@ -56,7 +56,7 @@ def encode(message: Message, queue_id: int) -> Encoded:
         )
     except (InvalidRequestError, UnicodeEncodeError) as error:
         raise MessageRefusedError(f"the message cannot be sent: {error}") from error
-    return _make(Encoded, (data, _make(Sent, (topic, queue_id, unique_key))))
+    return _make(EncodedMessage, (data, _make(Sent, (topic, queue_id, unique_key))))
 
 
 def queue_of_key(key: str, queues: int) -> int:

@@ -29,7 +29,7 @@ from rocketstore.client.methods import PRODUCER
 from rocketstore.client.outgoing import check_message, encode, queue_of_key
 from rocketstore.client.sends import (
     WIRE,
-    Encoded,
+    EncodedMessage,
     Result,
     SendFuture,
     SendManyFuture,
@@ -245,7 +245,7 @@ class Producer:
         if self._on_failure is not None:
             call(partial(self._on_failure, address, error))
 
-    def _encode(self, message: Message, key: str | None, queue_id: int | None) -> Encoded:
+    def _encode(self, message: Message, key: str | None, queue_id: int | None) -> EncodedMessage:
         check_message(message, queue_id, self._body_bytes_max)
         return encode(message, self._choose(message.topic, key) if queue_id is None else queue_id)
 
@@ -262,7 +262,7 @@ class Producer:
         return queue_of_key(key, known.write_queues)
 
 
-def _add_many(sender: Sender[Sent, Result], encoded: Sequence[Encoded], sequence: int | None) -> SendManyFuture:
+def _add_many(sender: Sender[Sent, Result], encoded: Sequence[EncodedMessage], sequence: int | None) -> SendManyFuture:
     payloads = [data for data, _ in encoded]
     spans = sender.add_many(payloads, items=[sent for _, sent in encoded], sequence=sequence)
     return SendManyFuture(spans)
@@ -276,7 +276,9 @@ class MessageSender:
     """
 
     def __init__(
-        self, sender: Sender[Sent, Result], encode: Callable[[Message, str | None, int | None], Answer[Encoded]]
+        self,
+        sender: Sender[Sent, Result],
+        encode: Callable[[Message, str | None, int | None], Answer[EncodedMessage]],
     ) -> None:
         self._sender = sender
         self._encode = encode

@@ -10,9 +10,9 @@ import grpc
 from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError
 from dledger.records import record
-from dledger.sending.batch import ITEM_OVERHEAD_BYTES, AllStored, Answer, Batch, Rules
+from dledger.sending.batch import ITEM_OVERHEAD_BYTES, AllStored, Answer, OutgoingBatch, WindowRules
 from dledger.sending.futures import NO_OUTCOME, SentItem, SentMany
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.stream import Wire
 from dledger.sending.window import Window, WindowOptions
 from rocketstore.client.errors import (
@@ -79,7 +79,7 @@ class Sent(NamedTuple):
     unique_key: str
 
 
-class Encoded(NamedTuple):
+class EncodedMessage(NamedTuple):
     """A message ready to travel: its bytes as a field of a ``SendRequest``."""
 
     data: bytes
@@ -115,7 +115,7 @@ class StoredAt(NamedTuple):
 
 
 Result: TypeAlias = StoredAt | pb.SendResult
-SendBatch: TypeAlias = Batch[Sent, Result]
+SendBatch: TypeAlias = OutgoingBatch[Sent, Result]
 
 
 class SendFuture(SentItem[Any]):
@@ -196,7 +196,7 @@ def _queue_of(message: Sent, result: Result | None) -> tuple[str, int]:
 
 def window_of(options: SendOptions) -> Window[Sent, Result]:
     """What decides for a sender."""
-    rules: Rules[Sent, Result] = Rules(
+    rules: WindowRules[Sent, Result] = WindowRules(
         is_retried=is_retried,
         bad_answer=BadAnswerError,
         is_final=lambda error: isinstance(error, BadAnswerError),
@@ -216,7 +216,7 @@ def window_of(options: SendOptions) -> Window[Sent, Result]:
     )
     if options.producer_name:
         check_producer_name(options.producer_name)
-    return Window(settings, rules, Numbering(options.producer_name) if options.idempotent else None)
+    return Window(settings, rules, ProducerNumbering(options.producer_name) if options.idempotent else None)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ class GroupFlushService:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class FlushPace:
     """How often something is done: every ``interval_ms`` if ``least_pages`` wait, wholly every ``thorough_ms``.
 
     ``timed``: every interval even if work comes earlier; else as soon as there is work.
@@ -248,7 +248,7 @@ class Pace:
     timed: bool = True
 
     @classmethod
-    def of_flush(cls, config: MessageStoreConfig) -> Pace:
+    def of_flush(cls, config: MessageStoreConfig) -> FlushPace:
         """The pace at which ASYNC_FLUSH flushes."""
         return cls(
             config.flush_interval_commit_log,
@@ -258,7 +258,7 @@ class Pace:
         )
 
     @classmethod
-    def of_commit(cls, config: MessageStoreConfig) -> Pace:
+    def of_commit(cls, config: MessageStoreConfig) -> FlushPace:
         """The pace at which buffers of the transient pool are copied into files."""
         return cls(
             config.commit_interval_commit_log,
@@ -276,7 +276,7 @@ class PacedService:
     def __init__(
         self,
         name: str,
-        pace: Pace,
+        pace: FlushPace,
         work: Callable[[int], bool],
         waiting: Callable[[], bool],
         clock: Clock,
@@ -367,13 +367,13 @@ class CommitLogFlusher:
             self.noted = self.group.noted
             return
         flushing = PacedService(
-            "rocketstore-flush", Pace.of_flush(config), self._flush, self._flush_waits, clock, supervisor
+            "rocketstore-flush", FlushPace.of_flush(config), self._flush, self._flush_waits, clock, supervisor
         )
         self._paced = [flushing]
         self._flushing_noted = self.noted = flushing.noted
         if pooled:
             committing = PacedService(
-                "rocketstore-commit", Pace.of_commit(config), self._commit, self._commit_waits, clock, supervisor
+                "rocketstore-commit", FlushPace.of_commit(config), self._commit, self._commit_waits, clock, supervisor
             )
             self._paced.insert(0, committing)
             self.noted = committing.noted

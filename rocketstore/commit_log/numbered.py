@@ -14,7 +14,7 @@ from sys import maxsize
 from typing import Final
 
 from dledger.config import ReplicationConfig
-from dledger.core.producers import Plan, Producer, ProducerTable
+from dledger.core.producers import KnownProducer, Plan, ProducerTable
 from dledger.errors import DLedgerError
 from dledger.records import record
 from dledger.types import LogIndex, ProducerBatch, StoredRun
@@ -69,7 +69,7 @@ class NumberedPuts:
             first += count
         return found
 
-    def admit(self, plan: Plan, name: str, now_ms: int) -> Producer | DLedgerError:
+    def admit(self, plan: Plan, name: str, now_ms: int) -> KnownProducer | DLedgerError:
         """The producer of the planned batch, which is remembered from now on; or why it cannot be."""
         if plan.producer is not None:
             return plan.producer
@@ -78,7 +78,7 @@ class NumberedPuts:
             return registration
         return self._table.register(registration, LogIndex(self._count), 0, now_ms)
 
-    def note(self, producer: Producer, offset: int, count: int, now_ms: int) -> None:
+    def note(self, producer: KnownProducer, offset: int, count: int, now_ms: int) -> None:
         """``count`` new messages of the producer were stored by one put, which begins at ``offset``."""
         self._firsts.append(self._count)
         self._offsets.append(offset)

@@ -24,7 +24,7 @@ from rocketstore.commit_log.flush import CommitLogFlusher
 from rocketstore.commit_log.numbered import StoredStretch
 from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
 from rocketstore.commit_log.put import NUMBERING_BYTES_MAX, numbering_messages
-from rocketstore.commit_log.recovery import HeadsSink, Recovery, RecoveryReport
+from rocketstore.commit_log.recovery import HeadsSink, PlainRecoveryReport, Recovery
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.queue import MappedFileQueue
@@ -92,7 +92,7 @@ class PlainCommitLog:
         self._hot_bytes = _memory_bytes() * config.access_message_in_memory_max_ratio // 100
         self._on_readable: Callable[[], None] = lambda: None
         self._keep_from: Callable[[], int | None] = lambda: None
-        self.recovery_report: RecoveryReport | None = None
+        self.recovery_report: PlainRecoveryReport | None = None
         """What ``load`` found."""
 
     @staticmethod

@@ -15,7 +15,7 @@ from rocketstore.message.message import (
     SYS_FLAG_PREPARED,
     Message,
 )
-from rocketstore.types import QUEUE_NUMBERS_TOPIC, SCHEDULE_TOPIC, Outcome, PutMessageStatus, PutResult, Stored
+from rocketstore.types import QUEUE_NUMBERS_TOPIC, SCHEDULE_TOPIC, Outcome, PutMessageStatus, PutResult, StoredPlace
 
 TAKES_NO_QUEUE_OFFSET: Final = SYS_FLAG_PREPARED
 """The bit that prepared and rolled-back messages have and others do not: they get offset 0 and no place in a queue."""
@@ -99,7 +99,7 @@ class QueueOffsets:
 
 def stored_result(message: Message) -> PutResult:
     """The result of a message that is stored as its fields say."""
-    stored = Stored(message.offset, message.size, message.queue_id, message.queue_offset, message.store_timestamp)
+    stored = StoredPlace(message.offset, message.size, message.queue_id, message.queue_offset, message.store_timestamp)
     return PutResult(PutMessageStatus.PUT_OK, stored)
 
 

@@ -32,7 +32,7 @@ HeadsSink = Callable[[Sequence[RecordHead]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryReport:
+class PlainRecoveryReport:
     """What recovery found and did, for the log line. Offsets are physical."""
 
     start: int
@@ -108,7 +108,7 @@ class Recovery:
         heads = scan_records(file.peek(0, size), file.base, check_crc=False).heads
         return heads[0] if heads else None
 
-    def run(self, start: int, durable_offset: int | None, on_heads: HeadsSink | None) -> RecoveryReport:
+    def run(self, start: int, durable_offset: int | None, on_heads: HeadsSink | None) -> PlainRecoveryReport:
         """Read from ``start`` (where a file or record begins), hand over what is good, cut what follows it.
 
         Raises ``CorruptLogError`` if that must not be cut, with nothing changed; ``DiskError``.
@@ -130,7 +130,7 @@ class Recovery:
         for file in self._queue.files()[-CLEAN_FILES:]:
             file.sync()  # a process that was killed leaves them written, not durable
         self._queue.set_end(offset)
-        return RecoveryReport(start, offset, records, self._last_timestamp, reason)
+        return PlainRecoveryReport(start, offset, records, self._last_timestamp, reason)
 
     def _read_file(self, file: StoreFile, start: int, on_heads: HeadsSink | None) -> tuple[int, str, int]:
         """Read one file: where it ends, why not at its end (empty if there), and how many records there are."""

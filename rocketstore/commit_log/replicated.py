@@ -72,7 +72,7 @@ from rocketstore.message.record import (
     place_of,
     stored_at,
 )
-from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, ScannedRecords, Stored
+from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, ScannedRecords, StoredPlace
 
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _make: Final = tuple.__new__
@@ -515,19 +515,19 @@ class _Put:
             return
         status, leader = self._log.result_of(result)
         reason, outcome = str(result), result.outcome
-        written: Sequence[Stored] = self._stored() if self.positions else ()
+        written: Sequence[StoredPlace] = self._stored() if self.positions else ()
         # Whether those that were there before stay is not known, either.
-        places: list[Stored | None] = [*([None] * (self._count - len(written))), *written]
+        places: list[StoredPlace | None] = [*([None] * (self._count - len(written))), *written]
         self._done([PutResult(status, place, outcome, reason, leader) for place in places])
 
-    def _stored(self) -> list[Stored]:
+    def _stored(self) -> list[StoredPlace]:
         """Where the messages are, also noted in them; from our own notes: a message may be under way a second time."""
-        found: list[Stored] = []
+        found: list[StoredPlace] = []
         add, timestamp = found.append, self.store_timestamp
         places = zip(self.messages, self.records, self.positions, self.queue_offsets, strict=True)
         for message, record, position, queue_offset in places:
             message.offset = offset = position + ENTRY_HEADER_BYTES
-            add(_make(Stored, (offset, len(record), message.queue_id, queue_offset, timestamp)))
+            add(_make(StoredPlace, (offset, len(record), message.queue_id, queue_offset, timestamp)))
         return found
 
 

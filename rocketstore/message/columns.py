@@ -26,7 +26,7 @@ from rocketstore.message.scan import (
     COMPATIBLE_NOOP_CHANNEL,
     ENTRY_HEADER_BYTES,
     ENTRY_MAGIC,
-    ScanOutcome,
+    RecordScanOutcome,
     entries_stopped,
     known_topic,
     records_stopped,
@@ -190,7 +190,7 @@ def sizes_of(heads: Sequence[RecordHead]) -> Collection[int]:
     return heads.sizes.tolist() if isinstance(heads, RecordColumns) else [head[3] for head in heads]
 
 
-def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> ScanOutcome:
+def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:
     """As ``scan_records`` without checking CRCs, faster where there are many ordinary records."""
     if len(data) >= FEWEST * OVERHEAD:
         starts, end = _walk(data, _SIZE_AT, OVERHEAD)
@@ -201,7 +201,7 @@ def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | N
     return scan_records(data, base_offset, check_crc=False, delay_levels=delay_levels)
 
 
-def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> ScanOutcome:
+def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:
     """As ``scan_entries`` without checking CRCs, faster where there are many ordinary records."""
     if len(data) >= FEWEST * (ENTRY_HEADER_BYTES + OVERHEAD):
         starts, end = _walk(data, _ENTRY_SIZE_AT, ENTRY_HEADER_BYTES + OVERHEAD)

@@ -28,7 +28,7 @@ from rocketstore.message.message import (
     Message,
 )
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
-from rocketstore.types import Stored
+from rocketstore.types import StoredPlace
 
 MESSAGE_MAGIC: Final = -626_843_481
 """0xDAA320A7."""
@@ -120,14 +120,14 @@ def body_at(sys_flag: int) -> int:
     return _LAYOUTS[sys_flag & HOST_V6_FLAGS].body_at
 
 
-def place_of(head: bytes, offset: int) -> Stored | None:
+def place_of(head: bytes, offset: int) -> StoredPlace | None:
     """Where the record's message is, as its first ``OVERHEAD`` bytes say; None if no record begins at ``offset``."""
     size, magic, _, queue_id = _FIRST.unpack_from(head)
     queue_offset, physical_offset = OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)
     if magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2) or physical_offset != offset:
         return None
     (store_timestamp,) = TIMESTAMP.unpack_from(head, store_timestamp_at(head[SYS_FLAG_AT + 3]))
-    return Stored(offset, size, queue_id, queue_offset, store_timestamp)
+    return StoredPlace(offset, size, queue_id, queue_offset, store_timestamp)
 
 
 def record_length(message: Message) -> int:

@@ -63,7 +63,7 @@ _topics: dict[bytes, str] = {}
 _make_head = tuple.__new__
 
 
-class ScanOutcome(NamedTuple):
+class RecordScanOutcome(NamedTuple):
     """What a scan found.
 
     ``heads`` are the records of the first ``consumed`` bytes. ``end`` says why it stopped there: ``"more"``, the data
@@ -90,7 +90,7 @@ def _refuse(reason: str) -> NoReturn:
 
 def scan_records(
     data: bytes | memoryview, base_offset: int, *, check_crc: bool, delay_levels: DelayLevels | None = None
-) -> ScanOutcome:
+) -> RecordScanOutcome:
     """Read the records of a plain log from ``base_offset`` on, where ``data`` begins. Never raises.
 
     Stops before a blank; ``needed`` is its length. With ``delay_levels``, the tags code of delayed messages is the time
@@ -108,26 +108,28 @@ def scan_records(
                 break
             add(_head(raw, at, size, base_offset + at, view if check_crc else None, delay_levels))
         except _DamagedError as damage:
-            return ScanOutcome(heads, at, "damaged", f"offset {base_offset + at}: {damage}")
+            return RecordScanOutcome(heads, at, "damaged", f"offset {base_offset + at}: {damage}")
         at += size
     return records_stopped(heads, raw, at, base_offset + at)
 
 
-def records_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> ScanOutcome:
+def records_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> RecordScanOutcome:
     """The outcome where the data ends, or at a blank, or at a record that is longer than the data."""
     if at + BLANK.size > len(raw):
-        return ScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
+        return RecordScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
     size, magic = BLANK.unpack_from(raw, at)
     if magic == BLANK_MAGIC and size >= _BLANK_BYTES_MIN:
-        return ScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
+        return RecordScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
     if magic in _MESSAGE_MAGICS and size >= OVERHEAD:
-        return ScanOutcome(heads, at, "more", f"offset {offset}: a record of {size} bytes is cut off", size)
-    return ScanOutcome(heads, at, "damaged", f"offset {offset}: no record (size {size}, magic {magic & 0xFFFFFFFF:#x})")
+        return RecordScanOutcome(heads, at, "more", f"offset {offset}: a record of {size} bytes is cut off", size)
+    return RecordScanOutcome(
+        heads, at, "damaged", f"offset {offset}: no record (size {size}, magic {magic & 0xFFFFFFFF:#x})"
+    )
 
 
 def scan_entries(
     data: bytes | memoryview, base_offset: int, *, check_crc: bool, delay_levels: DelayLevels | None = None
-) -> ScanOutcome:
+) -> RecordScanOutcome:
     """Read the records in a replicated log's entries from ``base_offset`` on, where ``data`` begins. Never raises.
 
     Heads have the offsets and sizes of the records, without the entries around them; ``consumed`` counts entries and
@@ -158,25 +160,25 @@ def scan_entries(
                 elif head[0] != TERM_START_TOPIC:
                     _refuse(f"the channel says that it is a no-op, the topic {head[0]!r} that it is none")
         except _DamagedError as damage:
-            return ScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")
+            return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")
         next_index = index + 1
         at += size
     return entries_stopped(heads, raw, at, base_offset + at)
 
 
-def entries_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> ScanOutcome:
+def entries_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> RecordScanOutcome:
     """The outcome where no whole entry follows."""
     remaining = len(raw) - at
     if remaining < _BLANK_BYTES_MIN:
-        return ScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
+        return RecordScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
     magic, size = BLANK.unpack_from(raw, at)
     if magic == ENTRY_BLANK_MAGIC and size >= _BLANK_BYTES_MIN:
         if size <= remaining:
-            return ScanOutcome(heads, at + size, "more", f"offset {offset + size}: the data ends")
-        return ScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
+            return RecordScanOutcome(heads, at + size, "more", f"offset {offset + size}: the data ends")
+        return RecordScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
     if magic in _ENTRY_MAGICS and size >= ENTRY_HEADER_BYTES:
-        return ScanOutcome(heads, at, "more", f"offset {offset}: an entry of {size} bytes is cut off", size)
-    return ScanOutcome(heads, at, "damaged", f"offset {offset}: no entry (magic {magic}, size {size})")
+        return RecordScanOutcome(heads, at, "more", f"offset {offset}: an entry of {size} bytes is cut off", size)
+    return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: no entry (magic {magic}, size {size})")
 
 
 def _entry_problem(size: int, body_bytes: int, position: int, index: int, next_index: int) -> str:

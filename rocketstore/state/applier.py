@@ -31,7 +31,7 @@ from rocketstore.state.changes import (
     decode_state,
 )
 from rocketstore.state.port import StateStore
-from rocketstore.state.snapshot import Snapshot
+from rocketstore.state.snapshot import BrokerSnapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult
 
@@ -95,7 +95,7 @@ class StateApplier:
             return self.complete
         return self._store.numbers_known
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: BrokerSnapshot) -> None:
         """Begin with a snapshot; only before the first ``step``."""
         self.tables = Tables(snapshot.changes)
         self.next_offset = snapshot.next_offset
@@ -103,12 +103,12 @@ class StateApplier:
         self._last_record = snapshot.last_record
         self._verified = snapshot.last_record is None
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> BrokerSnapshot:
         """What a restart can begin with; on the applying thread."""
         with self.lock:
             tables = self.tables.copy()
             next_offset, last_record, complete = self.next_offset, self._last_record, self.complete
-        return Snapshot(tuple(tables.as_changes()), next_offset, last_record, complete)
+        return BrokerSnapshot(tuple(tables.as_changes()), next_offset, last_record, complete)
 
     @property
     def end_offset(self) -> int:

@@ -43,7 +43,7 @@ from rocketstore.state.limits import LimitChecks, StateLimits
 from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
-from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
@@ -133,7 +133,7 @@ class BrokerState:
         self._rocketmq_files_saved = -1
         self._unwritten: tuple[int, int, Tables] | None = None
         """The same for RocketMQ's files as ``_unsaved`` for the snapshot."""
-        self._unsaved: tuple[int, int, Snapshot] | None = None
+        self._unsaved: tuple[int, int, BrokerSnapshot] | None = None
         """What is to be written once the log is durable up to it: number of changes, the log's offset, content."""
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
         """What may still be made; its methods are called under the applier's lock."""
@@ -156,9 +156,9 @@ class BrokerState:
                 _log.warning("%s: RocketMQ has used this store since: its files are taken over", self._config_dir)
                 snapshot, taken_over = replace(snapshot, changes=newer), True
         elif self._applier.end_offset == 0:
-            snapshot = Snapshot(read_rocketmq_files(self._config_dir))
+            snapshot = BrokerSnapshot(read_rocketmq_files(self._config_dir))
             taken_over = bool(snapshot.changes)
-        self._applier.restore(snapshot or Snapshot())
+        self._applier.restore(snapshot or BrokerSnapshot())
         self._saved_next = 0 if snapshot is None else snapshot.next_offset
         if taken_over:
             self._write_snapshot()  # before our own files take the place of RocketMQ's

@@ -27,7 +27,7 @@ _log = logging.getLogger("rocketstore")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class BrokerSnapshot:
     """What one node knows of broker state.
 
     ``next_offset`` is the first message of the state topic that is not in it; ``last_record`` the physical offset and
@@ -41,7 +41,7 @@ class Snapshot:
     complete: bool = True
 
 
-def write_snapshot(fs: FileSystem, directory: Path, snapshot: Snapshot) -> None:
+def write_snapshot(fs: FileSystem, directory: Path, snapshot: BrokerSnapshot) -> None:
     """Replace the file. Raises ``OSError``."""
     value = {
         "version": SNAPSHOT_VERSION,
@@ -58,7 +58,7 @@ def write_snapshot(fs: FileSystem, directory: Path, snapshot: Snapshot) -> None:
     replace_durably(fs, directory / SNAPSHOT_FILE, _FORMAT % (crc32c(state), state))
 
 
-def read_snapshot(directory: Path) -> Snapshot | None:
+def read_snapshot(directory: Path) -> BrokerSnapshot | None:
     """The file's content; None, with a line in the log, if there is none that can be used."""
     path = directory / SNAPSHOT_FILE
     try:
@@ -70,7 +70,7 @@ def read_snapshot(directory: Path) -> Snapshot | None:
         return None
 
 
-def decode_snapshot(content: bytes) -> Snapshot:
+def decode_snapshot(content: bytes) -> BrokerSnapshot:
     """What the file says. Raises ``MalformedStateError``, or what Python raises for other malformed values."""
     start = content.index(b'"state":') + len(b'"state":')
     state = content[start:].rstrip()[:-1]
@@ -81,7 +81,7 @@ def decode_snapshot(content: bytes) -> Snapshot:
     if value["version"] != SNAPSHOT_VERSION:
         raise MalformedStateError(f"its version is {value['version']!r}")
     last = value["last"]
-    return Snapshot(
+    return BrokerSnapshot(
         changes=changes_from_json(value["changes"], count_max=_CHANGES_MAX),
         next_offset=int(value["next"]),
         last_record=None if last is None else (int(last[0]), int(last[1])),

@@ -12,10 +12,10 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from cluster.broker_target import BrokerTarget
-from cluster.connection import Target
-from cluster.console.guard import Rules
+from cluster.connection import GroupTarget
+from cluster.console.guard import ConsoleRules
 from cluster.console.playground import open_console
-from cluster.console.server import ConsoleServer, Place
+from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
 from rocketstore.message.message import Message
@@ -309,9 +309,9 @@ def audit(page: Page) -> None:
 
 def test_a_console_with_a_token_asks_for_it_once(page: Page, log_group: LocalGroup) -> None:
     """A wrong one is told; the right one leads to the page, and is remembered by the browser."""
-    target = Target(tuple(log_group.addresses), "", 5.0)
-    brokers, place = BrokerTarget(target.bootstrap, 5.0), Place(port=0)
-    with ConsoleServer(target, brokers, place=place, rules=Rules(token="a long enough token")) as console:
+    target = GroupTarget(tuple(log_group.addresses), "", 5.0)
+    brokers, place = BrokerTarget(target.bootstrap, 5.0), ListenAddress(port=0)
+    with ConsoleServer(target, brokers, place=place, rules=ConsoleRules(token="a long enough token")) as console:
         page.driver.get(console.url)
         page.wait(lambda: page.driver.current_url.endswith("/login"), "it asks")
         audit(page)
@@ -364,8 +364,8 @@ def test_lanes_keep_their_place_while_things_happen(page: Page, log_group: Local
     """No layout jumps: everything stays where it is while figures and roles change, and while a note becomes an error
     of two lines (this console knows no processes, only that connections are refused).
     """
-    target = Target(tuple(log_group.addresses), "", 5.0)
-    with ConsoleServer(target, BrokerTarget(target.bootstrap, 5.0), place=Place(port=0)) as console:
+    target = GroupTarget(tuple(log_group.addresses), "", 5.0)
+    with ConsoleServer(target, BrokerTarget(target.bootstrap, 5.0), place=ListenAddress(port=0)) as console:
         page.open(console.url, width=375, height=1400)  # where everything is below everything else
         leader = page.wait(page.leader, "somebody leads")
         page.wait(lambda: page.text("figure-rate") not in ("\u2013", "0"), "figures are there")

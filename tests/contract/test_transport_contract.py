@@ -26,7 +26,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc.memory_transport import MemoryNetwork, MemoryTransport
-from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc.peers.transport import GrpcTransport
 from dledger.rpc.ports import Receiver
 from dledger.types import NO_ENTRY, EntryId, EntryRun, LogIndex, NodeId, Position, Term
 from tests.support.receiver import RecordingReceiver

@@ -15,13 +15,13 @@ from dledger.core import producer_payload
 from dledger.store import checkpoint as node_checkpoint
 from dledger.store import format as entries
 from dledger.store import hard_state, slots
-from dledger.store.identity import Identity
+from dledger.store.identity import StoreIdentity
 from dledger.types import HardState, NodeId, Standing, Term
-from rocketstore import checkpoint as store_checkpoint
 from rocketstore.consume_queue import units
 from rocketstore.index import chains
 from rocketstore.index import file as index_file
 from rocketstore.message import record
+from rocketstore.store import checkpoint as store_checkpoint
 from tests.docs.documents import ROOT, lines, table_below
 
 FORMATS: Final = ROOT / "docs" / "formats.md"
@@ -189,7 +189,7 @@ def test_fixed_numbers_of_the_document_are_those_of_the_code() -> None:
         f"({', '.join(map(str, units.FILLER))})",
     ):
         assert said in text, said
-    assert all(f'"{name}"' in text for name in Identity.__dataclass_fields__)
+    assert all(f'"{name}"' in text for name in StoreIdentity.__dataclass_fields__)
 
 
 def test_every_file_of_a_directory_is_described(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from cluster import reporting
 from cluster.cli import main
-from cluster.docs_reference import commands, configuration
-from cluster.docs_reference.records import default_text
 from cluster.local_group import LocalGroup, LocalGroupError, wait_until
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.types import LogIndex, Magic, NodeId
 from tests.docs.documents import ROOT, table_below
+from tools.docs_reference import commands, configuration
+from tools.docs_reference.records import default_text
 
 pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
 

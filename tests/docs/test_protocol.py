@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from dledger.pb import raft_pb2
-from dledger.rpc import push_frames
+from dledger.rpc.peers import push_frames
 from tests.docs.documents import ROOT, documents, lines, table_below
 
 PROTOCOL: Final = ROOT / "docs" / "protocol.md"

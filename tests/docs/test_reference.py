@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 import pytest
 
-from cluster.docs_reference import __main__ as program
-from cluster.docs_reference import commands, configuration
-from cluster.docs_reference.records import Field, default_text, fields_of, size_text
-from cluster.docs_reference.unused import by_reason
 from dledger import settings as node_settings
 from dledger.java_names import UNUSED
 from rocketstore import settings as broker_settings
+from tools.docs_reference import __main__ as program
+from tools.docs_reference import commands, configuration
+from tools.docs_reference.records import Field, default_text, fields_of, size_text
+from tools.docs_reference.unused import by_reason
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.options import READ_OPTIONS, SECURITY_OPTIONS, WRITE_OPTIONS
-from pipeline.schema import COLUMNS, KAFKA_COLUMNS
+from dledger_spark.options import READ_OPTIONS, SECURITY_OPTIONS, WRITE_OPTIONS
+from dledger_spark.schema import COLUMNS, KAFKA_COLUMNS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
 

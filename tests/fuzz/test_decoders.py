@@ -21,24 +21,22 @@ from dledger.client.discovery import parse_addresses
 from dledger.config import FlushMode, parse_members
 from dledger.core.producer_payload import UnreadableProducersError, decode_payload
 from dledger.errors import DLedgerError
-from dledger.rpc import bulk_codec, client_codec, codec, push_frames
+from dledger.rpc.clients import bulk_codec
+from dledger.rpc.clients import codec as client_codec
+from dledger.rpc.peers import codec, push_frames
 from dledger.store import checkpoint, hard_state, slots
 from dledger.store.format import encode_record, scan_run
 from dledger.store.fs import RealFileSystem
-from dledger.store.identity import IDENTITY_FILE, Identity, read_identity, write_identity
+from dledger.store.identity import IDENTITY_FILE, StoreIdentity, read_identity, write_identity
 from dledger.store.remembered import REMEMBERED_FILE, RememberedFile, read_remembered
 from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
-from pipeline.option_values import offsets_value
-from rocketstore import numbering_record
+from dledger_spark.option_values import offsets_value
 from rocketstore.broker import codec as broker_codec
 from rocketstore.broker.tag_filter import TagFilter
-from rocketstore.checkpoint import Checkpoint as BrokerCheckpoint
-from rocketstore.checkpoint import decode_checkpoint as decode_broker_checkpoint
 from rocketstore.client.received import split_records
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
 from rocketstore.consume_queue.units import parse_units
-from rocketstore.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.index.chains import IndexHeader
 from rocketstore.index.sums import IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch
@@ -50,10 +48,14 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.message.record import encode_record as encode_message
 from rocketstore.message.scan import scan_entries, scan_records
+from rocketstore.queue_numbers import record as numbering_record
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig, decode_state
 from rocketstore.state.rocketmq_files import RocketmqFiles, read_rocketmq_files
-from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
+from rocketstore.store.checkpoint import StoreCheckpoint as BrokerCheckpoint
+from rocketstore.store.checkpoint import decode_checkpoint as decode_broker_checkpoint
+from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from tests.fuzz.shapes import changed_json, fuzzed, messages, mutilated
 
 Decode = Callable[[bytes], object]
@@ -238,7 +240,7 @@ def test_a_run_of_entries_is_taken_up_to_the_first_wrong_byte(data: st.DataObjec
 def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     """Small files, written as a node and a broker write them; and what reads them."""
     fs = RealFileSystem()
-    write_identity(fs, directory, Identity("c", "g", "n0", 1, 2))
+    write_identity(fs, directory, StoreIdentity("c", "g", "n0", 1, 2))
     RememberedFile(fs, directory).save({NodeId("n1"): EntryId(Term(1), LogIndex(2))})
     write_traces(fs, directory, traces_of(directory, (IDENTITY_FILE,), FlushMode.SYNC))
     changes = (PutTopic(TopicConfig("T")), CommitOffsets("g", (QueueOffset("T", 0, 5),)), SetDelayOffsets(((1, 2),)))
@@ -246,7 +248,7 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     for name in ROCKETMQ_FILES:
         path = directory / name
         path.write_bytes(path.read_bytes().replace(b"dledger", b"RocketMQ"))
-    write_snapshot(fs, directory, Snapshot(changes, 3, (4, 5)))
+    write_snapshot(fs, directory, BrokerSnapshot(changes, 3, (4, 5)))
     ends = {("T", 0): QueueEnd([[0, 1]], 20, 0, (0, 1), 30)}
     write_ends(fs, directory / QUEUE_ENDS_FILE, (1, 2), ends)
     DeletedQueues(fs, directory / DELETED_FILE).add({("T", 0): 5}, {})

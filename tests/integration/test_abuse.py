@@ -16,7 +16,7 @@ from cluster.local_group import HOST
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.pb import client_pb2, raft_pb2
-from dledger.rpc.push_frames import PREAMBLE, FrameType, pack
+from dledger.rpc.peers.push_frames import PREAMBLE, FrameType, pack
 from dledger.types import LogIndex
 from tests.integration.harness import Group, undisturbed
 

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection
 from dledger.access import signing
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
 from dledger.errors import AccessDeniedError, DLedgerError
-from dledger.rpc import client_codec as codec
 from dledger.rpc import options
+from dledger.rpc.clients import codec
 from dledger.types import Magic
 from tests.integration.access_harness import ALICE, BOB, NOBODY, ROOT, RULES, SecuredGroup, unharmed
 from tests.integration.conftest import Adopt

@@ -13,8 +13,8 @@ import pytest
 from cluster.local_group import HOST
 from dledger.client.security import ChannelMaker
 from dledger.errors import DLedgerError, PendingFullError
-from dledger.rpc import client_codec as codec
 from dledger.rpc import options
+from dledger.rpc.clients import codec
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.methods import PULL
 from rocketstore.pb import broker_pb2 as pb

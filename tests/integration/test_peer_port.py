@@ -15,8 +15,8 @@ import pytest
 
 from cluster.local_group import HOST
 from dledger.rpc import options, tls
-from dledger.rpc.peer_listener import RELAYED_MAX, UNKNOWN_MAX
-from dledger.rpc.push_frames import TLS_PREAMBLE
+from dledger.rpc.peers.listener import RELAYED_MAX, UNKNOWN_MAX
+from dledger.rpc.peers.push_frames import TLS_PREAMBLE
 from dledger.types import NodeId
 from tests.integration.harness import Group, undisturbed
 from tests.support.certificates import files

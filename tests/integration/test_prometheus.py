@@ -16,7 +16,7 @@ import yaml
 
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
-from cluster.metrics.catalog import SPECS, Kind
+from cluster.metrics.catalog import SPECS, MetricKind
 from rocketstore.client import TopicInfo
 from rocketstore.message.message import Message
 from tests.integration.harness import SMALL_SEGMENTS
@@ -68,7 +68,7 @@ def metric_names(expression: str) -> set[str]:
 def told_as(name: str) -> set[str]:
     """The series that a metric of the catalog makes."""
     spec = SPECS[name]
-    return {f"{name}_{part}" for part in ("bucket", "count", "sum")} if spec.kind is Kind.HISTOGRAM else {name}
+    return {f"{name}_{part}" for part in ("bucket", "count", "sum")} if spec.kind is MetricKind.HISTOGRAM else {name}
 
 
 def promtool(*arguments: str, given: str = "") -> str:

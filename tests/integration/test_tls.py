@@ -20,8 +20,9 @@ from cluster.local_brokers import LocalBrokers
 from cluster.local_group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
 from dledger.errors import ConfigError, DLedgerError, TlsError
-from dledger.rpc import codec, options, push_frames, tls
-from dledger.rpc.push_frames import TLS_PREAMBLE, Frame, FrameType
+from dledger.rpc import options, tls
+from dledger.rpc.peers import codec, push_frames
+from dledger.rpc.peers.push_frames import TLS_PREAMBLE, Frame, FrameType
 from dledger.types import NodeId
 from rocketstore.client import Admin
 from rocketstore.message.message import Message
@@ -163,7 +164,7 @@ def dledger(*words: str, environ: dict[str, str]) -> subprocess.CompletedProcess
 
 def handshake_for(group: Group, target: NodeId, sender: NodeId) -> bytes:
     """What a true member of these tests' groups would say."""
-    header = codec.Header(f"{group.name}/n0,n1,n2", group.name, sender, target)
+    header = codec.EnvelopeHeader(f"{group.name}/n0,n1,n2", group.name, sender, target)
     members, segment_bytes, max_entry_bytes = ("n0", "n1", "n2"), 1 << 20, 4 << 20
     return codec.encode_handshake(
         codec.Handshake(header, codec.PROTOCOL_VERSION, members, segment_bytes, max_entry_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from tests.interop.stores import WAIT_S
 
 BORN_4 = HostAddress(socket.inet_aton("10.20.30.40"), 54321)

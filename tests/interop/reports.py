@@ -12,7 +12,7 @@ from rocketstore.commit_log.port import CommitLog
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HIDDEN_TOPICS, GetMessageStatus, RecordHead
 
 Fields = dict[str, Any]

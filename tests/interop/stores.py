@@ -14,7 +14,7 @@ from dledger.types import NodeId, Role
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until
 

@@ -24,7 +24,7 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record, encode_record
 from rocketstore.message.scan import scan_entries, scan_records
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import RecordHead
 from tests.interop.goldens import LEDGER, STORES, open_golden
 from tests.interop.reports import Report, assert_same, java_report, our_report, record_fields

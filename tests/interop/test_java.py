@@ -18,7 +18,7 @@ from dledger.store.file_store import FileStore
 from dledger.types import NOOP_CHANNEL, LogIndex, Magic, Term
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import TERM_START_TOPIC
 from tests.interop import content, java
 from tests.interop.goldens import LEDGER, STORES, copy_store, open_golden, write_golden

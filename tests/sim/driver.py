@@ -14,8 +14,8 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.config import FlushMode
-from dledger.core.invariants import Seen
-from dledger.core.member_state import Run
+from dledger.core.invariants import LastCheck
+from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -81,7 +81,7 @@ class SimNode:
         self.remembered: dict[NodeId, EntryId] = {}
         """What it knows others to have held, as it was saved last."""
         self.operations: list[Operation] = []
-        self.seen: Seen | None = None
+        self.seen: LastCheck | None = None
         self.seen_sequence = 0
         self.seen_commit = NO_INDEX
         self.seen_leader_term = NO_TERM
@@ -186,7 +186,7 @@ class SimNode:
             log=self.log,
             hard_state=self.hard,
             random=Random(f"core/{self._simulation.options.seed}/{self.name}/{self.boots}"),
-            run=Run(self.boots, countersign=7000 + self.boots),
+            run=MemberRun(self.boots, countersign=7000 + self.boots),
             now_ms=self.now_ms,
             remembered=self.remembered,
         )

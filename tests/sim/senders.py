@@ -24,7 +24,7 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.sending.batch import AllStored
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import NEVER, Window, WindowOptions
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch
 from tests.sim.checker import require
@@ -104,7 +104,7 @@ class Sender:
             inflight_requests_max=random.choice((1, 2, 8)),
             timeout_ms=random.choice((700.0, 3000.0, 10_000.0)),
         )
-        numbering = Numbering(make_name=lambda: made_up_name(random.randbytes(MADE_UP_BYTES)))
+        numbering = ProducerNumbering(make_name=lambda: made_up_name(random.randbytes(MADE_UP_BYTES)))
         self._window: Window[None, AppendResult] = Window(options, RULES, numbering)
         self._breaks = random.choice((0.0, 0.02, 0.2))
         """How often a request's stream ends before its answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from dledger.config import Member, ServerConfig
-from dledger.core.member_state import Run
+from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -25,7 +25,7 @@ def node_of(size: int, log: SimLog, hard_state: HardState, *, now_ms: int = 0) -
     """Member n0 of a group."""
     members = tuple(Member(NodeId(f"n{number}"), "127.0.0.1", 1 + number) for number in range(size))
     config = ServerConfig(node_id=NodeId("n0"), members=members)
-    return Node(config, log=log, hard_state=hard_state, random=Random(1), run=Run(1, 4711), now_ms=now_ms)
+    return Node(config, log=log, hard_state=hard_state, random=Random(1), run=MemberRun(1, 4711), now_ms=now_ms)
 
 
 def test_restart_with_a_log_ahead_of_the_hard_state_adopts_its_term() -> None:

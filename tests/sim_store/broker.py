@@ -8,14 +8,14 @@ from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.server import DLedgerServer
 from rocketstore.broker.catch_up import CatchUp
+from rocketstore.broker.role_change import BrokerRoleChange
+from rocketstore.broker.schedule import ScheduleService
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message_store import MessageStore
-from rocketstore.role_change import BrokerRoleChange
-from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole
 from tests.sim_store.model import Model
 from tests.sim_store.threads import Clock, Group, Scheduler

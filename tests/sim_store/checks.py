@@ -9,8 +9,8 @@ from typing import Final
 from rocketstore.index.service import IndexDamagedError
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
 from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HIDDEN_TOPICS, GetMessageStatus
 from tests.sim_store.model import Model, Place, Sent, ViolationError, require
 from tests.sim_store.threads import Scheduler

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, PutResult
 from tests.sim_store.model import Model, Place, Sent, ViolationError, require
 from tests.sim_store.threads import Event, Group, Scheduler

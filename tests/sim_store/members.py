@@ -10,7 +10,7 @@ from typing import Any, Final
 from dledger.config import ServerConfig
 from dledger.errors import UnavailableError
 from dledger.rpc.memory_transport import MemoryNetwork, MemoryTransport
-from dledger.rpc.peer_log import committed_crcs
+from dledger.rpc.peers.log_exchange import committed_crcs
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId
 from tests.sim_store.threads import Scheduler, running

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from dledger.rpc.client_server import ClientServer
-from dledger.rpc.peer_log import PeerLogClient
-from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc.clients.server import ClientServer
+from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.rpc.peers.transport import GrpcTransport
 from dledger.store.fs import FileSystem, RealFileSystem
 from tests.sim_store import members, threads
 from tests.sim_store.disk import SimFs

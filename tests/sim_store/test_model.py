@@ -10,7 +10,7 @@ import pytest
 
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
-from rocketstore.types import PutMessageStatus, PutResult, Stored
+from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
 from tests.sim_store.checks import check_consumers, check_keys
 from tests.sim_store.model import Model, Sent, ViolationError
 from tests.sim_store.threads import Scheduler
@@ -27,7 +27,7 @@ def sent(model: Model, body: bytes, *, level: int = 0) -> Sent:
 
 def stored(queue_offset: int) -> PutResult:
     """The broker says that it has it, as a record of 100 bytes."""
-    return PutResult(PutMessageStatus.PUT_OK, Stored(100 * queue_offset, 100, 0, queue_offset, 1))
+    return PutResult(PutMessageStatus.PUT_OK, StoredPlace(100 * queue_offset, 100, 0, queue_offset, 1))
 
 
 def acked(model: Model, body: bytes, queue_offset: int) -> Sent:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.jobs.logs import bodies, write_log
+from tests.spark.jobs.logs import bodies, write_log
 from tests.support.job_runs import batches, end_of, is_staging, seen, start_export
 from tests.support.waiting import wait_until
 

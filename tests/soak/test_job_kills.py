@@ -16,14 +16,14 @@ from typing import Final, Self
 
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
-from pipeline.rebuild.install import STAGING
+from dledger_spark.rebuild.install import STAGING
 from rocketstore.client import Admin, Consumer, Producer, TopicInfo
 from rocketstore.message.message import Message
-from tests.pipeline.jobs.logs import TOPICS, bodies, write_log
+from tests.spark.jobs.logs import TOPICS, bodies, write_log
 from tests.support.spark_copy import ROOT, CopyProcess, Gate, stored_bodies, stored_count, wait_stored
 from tests.support.spark_nodes import broker_node
 from tests.support.waiting import POLL_S, wait_until
-from tests.unit.pipeline.rebuild.stores import index_files, queue_files
+from tests.unit.dledger_spark.rebuild.stores import index_files, queue_files
 
 PATIENCE_S: Final = 300.0
 SETTINGS: Final = {
@@ -53,7 +53,7 @@ class Job:
         self._errors = directory / "errors"
         with self._errors.open("ab") as errors:
             self._driver = subprocess.Popen(
-                [sys.executable, "-m", f"pipeline.jobs.{job}", *words, "--master", "local[2]", "--json", *named],
+                [sys.executable, "-m", f"dledger_spark.jobs.{job}", *words, "--master", "local[2]", "--json", *named],
                 cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdout=subprocess.DEVNULL,

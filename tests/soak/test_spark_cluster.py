@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.spark_standalone import Cluster
-from pipeline.packaging import PACKAGES, write_zip
-from tests.pipeline.jobs.logs import bodies, write_log
+from dledger_spark.packaging import PACKAGES, write_zip
+from tests.spark.jobs.logs import bodies, write_log
 from tests.support.log_bytes import DiskLog
 from tests.support.spark_cluster import ROOT, environment, libraries_only
 from tests.support.spark_cluster import bare_cluster as bare_cluster
 from tests.support.spark_cluster import cluster as cluster
+from tools.spark_standalone import Cluster
 
 RECORDS = 4000
 JOB_TIMEOUT_S = 400
@@ -74,7 +74,7 @@ def submit(
 ) -> subprocess.CompletedProcess[str]:
     """Job ``stats``, from where the packages are, with this interpreter on the driver and on executors."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    job = [str(packages / "pipeline" / "jobs" / "stats.py"), str(log.directory), "--json"]
+    job = [str(packages / "dledger_spark" / "jobs" / "stats.py"), str(log.directory), "--json"]
     return subprocess.run(
         [
             *(str(Path(sys.executable).with_name("spark-submit")), "--master", cluster.master),

@@ -13,9 +13,9 @@ import pytest
 
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
-from pipeline.errors import JavaMissingError
-from pipeline.session import java_version
-from tests.pipeline.jobs.logs import bodies, write_log
+from dledger_spark.errors import JavaMissingError
+from dledger_spark.session import java_version
+from tests.spark.jobs.logs import bodies, write_log
 from tests.support.spark_connect import ROWS
 
 ROOT = Path(__file__).parents[2]

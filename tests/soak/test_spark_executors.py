@@ -15,15 +15,15 @@ import pytest
 
 from cluster.local_brokers import LocalBrokers
 from cluster.local_group import LocalGroup
-from cluster.spark_standalone import Cluster
 from rocketstore.client import TopicInfo
-from tests.pipeline.jobs.logs import bodies, write_log
+from tests.spark.jobs.logs import bodies, write_log
 from tests.support.job_runs import batches, counted, end_of, is_begun, is_staging, seen, start_export, start_follow
 from tests.support.log_bytes import DiskLog
 from tests.support.spark_cluster import SMALL, WORKERS, environment, executor_of, executors
 from tests.support.spark_cluster import cluster as cluster
 from tests.support.spark_copy import CopyProcess, Gate, stored_bodies, wait_stored
 from tests.support.waiting import wait_until
+from tools.spark_standalone import Cluster
 
 ENTRIES: Final = 20_000
 BODY_BYTES: Final = 200
@@ -38,7 +38,7 @@ PATIENCE_S: Final = 400
 HELD_COUNT = """
 import sys
 from pathlib import Path
-from pipeline import spark_session
+from dledger_spark import spark_session
 from tests.support.waiting import wait_until
 
 _, master, directory, tasks, *settings = sys.argv

@@ -22,15 +22,15 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import SystemClock
+from rocketstore.broker.schedule import ScheduleService
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.service import IndexDamagedError
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
-from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.changes import TopicConfig
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType, GetMessageStatus
 from tests.store.crash_fs import Change, CrashState, RecordingFs, crash_states
 from tests.store.test_message_store_crash import MappedSlotsFs, tiny_config

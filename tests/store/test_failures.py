@@ -16,9 +16,9 @@ from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, IndexOutOfRangeError
 from dledger.store import reader
 from dledger.store.file_store import FileStore
-from dledger.store.format import BLANK, BLANK_MAGIC
 from dledger.store.fs import DiskUsage, RealFileSystem
 from dledger.store.hard_state import FileHardState, create_hard_state
+from dledger.store.inspect import BlankItem, RecordItem, inspect_data, segment_paths
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.store.support import UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
@@ -223,24 +223,53 @@ def test_a_thin_volume_that_is_full_is_a_full_disk_until_it_has_room(config: Sto
     store.close()
 
 
-def test_what_a_reset_drops_is_wiped_by_nobody_later(config: StoreConfig) -> None:
-    """The zeros that were due would go over the blank that the new log's first segment begins with."""
-    fs = FailingFs()
-    store = open_store(config, fs)
-    fill(store, 20)
-    store.flush()
-    fs.fails = lambda call, path: NO_SPACE if call == "write" and path.endswith("0004096") else None
-    with pytest.raises(DiskFullError, match="writing zeros"):
+def _write_in_part(store: FileStore, fs: FailingFs) -> None:
+    """Have a batch refused of which the first segment's share lies behind the end: there is no room even for zeros."""
+    writes = [0]
+
+    def fails(call: str, path: str) -> int | None:
+        writes[0] += call == "write" and "/data/" in path
+        return NO_SPACE if call == "write" and "/data/" in path and writes[0] > 1 else None
+
+    fs.fails = fails
+    with pytest.raises(DiskFullError):
         store.append_as_leader(Term(1), [b"y" * 500] * 4)
     fs.fails = lambda _call, _path: None
 
-    store.reset(Boundary(LogIndex(30), Term(1), Position(4096 + 200), 7))
-    store.clean(LogIndex(-1))
-    fill(store, 1)
+
+def test_a_stop_with_something_left_to_wipe_is_not_a_clean_one(config: StoreConfig) -> None:
+    """The next start looks at what is there: whatever it does not take for appended is gone from the files."""
+    fs = FailingFs()
+    store = open_store(config, fs)
+    fill(store, 20)
+    _write_in_part(store, fs)
     store.close()
 
-    (segment,) = (config.base_dir / "dledger-n0" / "data").iterdir()
-    assert BLANK.unpack_from(segment.read_bytes()) == (BLANK_MAGIC, 200)
+    store = open_store(config)
+    assert not store.recovery_report.clean_stop
+    last = store.last.index
+    store.close()
+    items = list(inspect_data(segment_paths(store.directory / "data")))
+    assert [item.header.index for item in items if isinstance(item, RecordItem)] == list(range(last + 1))
+
+
+def test_a_reset_leaves_nothing_to_wipe(config: StoreConfig) -> None:
+    """What was written in part went with its files: zeros over it would take the new log's first blank."""
+    fs = FailingFs()
+    store = open_store(config, fs)
+    fill(store, 20)
+    _write_in_part(store, fs)
+    store.reset(Boundary(LogIndex(40), Term(1), Position(4096 + 3000), 7))
+    store.clean(LogIndex(-1))
+    bodies = fill(store, 3)
+    store.close()
+
+    items = list(inspect_data(segment_paths(store.directory / "data")))
+    assert [(item.offset, item.length) for item in items if isinstance(item, BlankItem)] == [(0, 3000)]
+    store = open_store(config)
+    assert store.recovery_report.clean_stop
+    assert bodies_of(store) == bodies
+    store.close()
 
 
 def test_a_flush_without_room_on_a_thin_volume_says_what_is_full(config: StoreConfig) -> None:

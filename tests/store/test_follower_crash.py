@@ -25,7 +25,7 @@ from rocketstore.commit_log.replicated import ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType, GetMessageStatus
 from tests.store.crash_fs import CrashState, crash_states
 from tests.store.support import runs_of
@@ -33,7 +33,7 @@ from tests.store.test_message_store_crash import QUEUES, MappedSlotsFs, StoppedW
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, UnsyncedFs
 from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
-from tests.unit.rocketstore.test_message_store_replicated import opened, promote
+from tests.unit.rocketstore.store.test_message_store_replicated import opened, promote
 
 SEGMENT_BYTES = 2048
 BODY_BYTES = 120

@@ -15,7 +15,7 @@ from dledger.config import INDEX_UNIT_BYTES
 from dledger.core.ports import Log
 from dledger.errors import CorruptLogError
 from dledger.store.file_store import FileStore
-from dledger.store.format import CHAIN_CRC_OFFSET, CHANNEL_OFFSET, HEADER, Header, header_chain_crc
+from dledger.store.format import CHAIN_CRC_OFFSET, CHANNEL_OFFSET, HEADER, EntryHeader, header_chain_crc
 from dledger.store.headers import chain_crcs
 from dledger.store.log_files import HEADERS
 from dledger.types import LogIndex, Position, Term
@@ -261,7 +261,7 @@ def test_retention_removes_nothing_that_only_damage_vouches_for(tmp_path: Path) 
 )
 def test_chain_crcs_of_many_headers_are_those_of_each(rows: list[tuple[int, ...]]) -> None:
     """The table-driven CRC over columns gives what ``crc32c`` gives header by header."""
-    headers = [Header(*row[:9]) for row in rows]
+    headers = [EntryHeader(*row[:9]) for row in rows]
     packed = b"".join(HEADER.pack(*row[:9]) for row in rows)
     seeds = np.array([row[9] for row in rows], np.uint32)
 

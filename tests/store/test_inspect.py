@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.format import UNIT, Unit
+from dledger.store.format import UNIT, IndexUnit
 from dledger.store.inspect import (
     BlankItem,
     EndItem,
@@ -60,6 +60,7 @@ def test_every_record_blank_and_unit_is_shown(directory: Path) -> None:
         (148 * 3, bytes(48), "zeros, although 00000000000000008192 holds more"),
         (0, b"!", "magic"),
         (27 * 148 + 4, b"\x7f", "blank of"),
+        (27 * 148 + 7, bytes((101,)), "blank of 101 bytes where 100 are left"),
     ],
 )
 def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes, reason: str) -> None:
@@ -75,6 +76,18 @@ def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes
         assert reason in bad[0].reason
     assert isinstance(items[-2], RecordItem)
     assert items[-2].header.index == 59
+
+
+def test_the_least_blank_ends_a_segment(tmp_path: Path) -> None:
+    """Eight bytes are left behind the last record of each, and they are no remains of a ninth."""
+    store = open_store(small_config(tmp_path))
+    fill(store, 3, size=4096 - 48 - 8, batch=1)
+    store.close()
+
+    data = list(inspect_data(segment_paths(store.directory / "data")))
+
+    assert [(item.offset, item.length) for item in data if isinstance(item, BlankItem)] == [(4088, 8)] * 2
+    assert not list(problems(store.directory))
 
 
 def test_a_wrong_unit_is_found(directory: Path) -> None:
@@ -137,7 +150,7 @@ def test_an_index_of_holes_is_looked_through_at_once(directory: Path) -> None:
     """The units before a log's begin may be terabytes that nobody ever wrote."""
     path = directory / f"{0:020d}"
     fields = (1, 5, 48, 1 << 29, 1)
-    unit = UnitItem(path, 1 << 34, Unit(*fields))
+    unit = UnitItem(path, 1 << 34, IndexUnit(*fields))
     with path.open("wb") as file:
         file.truncate((1 << 34) + 4096)
         file.seek(1 << 34)

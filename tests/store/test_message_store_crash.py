@@ -27,7 +27,7 @@ from dledger.clock import SystemClock
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE
 from rocketstore.message.message import Message
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType
 from tests.store.crash_fs import Change, CrashState, RecordingFs, crash_states
 from tests.unit.rocketstore.bench import WAIT_S, bodies, make_store, small_config, with_key

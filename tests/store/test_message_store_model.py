@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rocketstore.config import KIB
 from rocketstore.message.message import SYS_FLAG_PREPARED, Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType, GetMessageStatus
 from tests.support.memory_disk import new_directory
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, make_store, small_config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.checkpoint import Checkpoint, Mark
+from dledger.store.checkpoint import LogCheckpoint, Mark
 from dledger.store.recovery import Cut, Damage, Keep, Plan, Refuse, ScanFacts, doubt, plan
 from dledger.store.traces import LastLife
 from dledger.types import LogIndex
@@ -18,15 +18,15 @@ _STOP = Damage(Path("data/0"), 1000, 1000, "no record starts here")
 _BEFORE = Damage(Path("data/short"), 10, 512, "the segment has 10 bytes instead of 512")
 _AFTER = Damage(Path("data/short"), 10, 1024, "the segment has 10 bytes instead of 512")
 _WHOLE = ScanFacts(
-    checkpoint=Checkpoint(flushed=_END, committed=LogIndex(5)),
+    checkpoint=LogCheckpoint(flushed=_END, committed=LogIndex(5)),
     end=_END,
     stop=_STOP,
     stopped_at_bad=False,
     rest_in_use=False,
     mark_agrees=True,
 )
-_UNFLUSHED = replace(_WHOLE, checkpoint=Checkpoint(flushed=Mark(7, 800, 4)))
-_ABOVE = replace(_WHOLE, checkpoint=Checkpoint(flushed=Mark(10, 1100, 6)))
+_UNFLUSHED = replace(_WHOLE, checkpoint=LogCheckpoint(flushed=Mark(7, 800, 4)))
+_ABOVE = replace(_WHOLE, checkpoint=LogCheckpoint(flushed=Mark(10, 1100, 6)))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_plan(facts: ScanFacts, expected: Plan) -> None:
         pytest.param(replace(_ABOVE, stopped_at_bad=True), "were flushed", id="bad record below the mark"),
         pytest.param(replace(_WHOLE, mark_agrees=False), "entry 9 is not the one that was flushed", id="other entry"),
         pytest.param(
-            replace(_WHOLE, checkpoint=Checkpoint(flushed=_END, committed=LogIndex(10))),
+            replace(_WHOLE, checkpoint=LogCheckpoint(flushed=_END, committed=LogIndex(10))),
             "entries up to 10 were committed",
             id="shorter than the commit index",
         ),

@@ -14,7 +14,7 @@ import pytest
 from dledger.config import FlushMode, StoreConfig
 from dledger.errors import CorruptLogError, DiskError
 from dledger.store import traces
-from dledger.store.checkpoint import Checkpoint, CheckpointFile
+from dledger.store.checkpoint import LogCheckpoint, LogCheckpointFile
 from dledger.store.file_store import FileStore
 from dledger.store.fs import RealFileSystem
 from dledger.store.hard_state import FileHardState
@@ -76,14 +76,14 @@ def test_nobody_hears_of_a_flush_before_a_mark_tells_of_it(tmp_path: Path, monke
     """Any thread may acknowledge what is told as flushed; after a kill the mark alone proves that it was."""
     store = open_store(small_config(tmp_path))
     marks: list[tuple[int, int]] = []
-    write = CheckpointFile.write
+    write = LogCheckpointFile.write
 
-    def written(file: CheckpointFile, current: Callable[[], Checkpoint]) -> None:
+    def written(file: LogCheckpointFile, current: Callable[[], LogCheckpoint]) -> None:
         marks.append((store.flushed.index, current().flushed.index))
         write(file, current)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointFile, "write", written)
+        patch.setattr(LogCheckpointFile, "write", written)
         for _ in range(2):
             fill(store, 5)
             store.flush()

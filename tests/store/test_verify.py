@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.checkpoint import Checkpoint, Mark, create_checkpoint
+from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
-from dledger.store.hard_state import create_hard_state
 from dledger.store.inspect import RecordItem
 from dledger.store.verify import (
     PROBLEMS_MAX,
     SAMPLE_ENTRIES,
-    Divergence,
+    LogDivergence,
     VerifiedNode,
     compare_nodes,
     verify_node,
 )
-from dledger.types import GENESIS, HardState, LogIndex, Term
+from dledger.types import GENESIS, Boundary, LogIndex, Position, Term
 from tests.store.support import UnsyncedFs, abandon, fill, open_store, small_config
 from tests.support.damage import turn
 
@@ -63,6 +62,7 @@ def test_a_sound_directory_has_no_problem_and_tells_what_is_in_it(directory: Pat
 
     assert told(found) == []
     assert (found.entries, found.first_index, found.last_index, found.committed) == (60, 0, 59, 55)
+    assert (found.committed_end, found.end) == (2 * 4096 + 2 * 148, 2 * 4096 + 6 * 148)
     assert found.identity is not None
     assert found.identity.node_id == "n0"
 
@@ -91,10 +91,13 @@ def test_what_is_missing_or_of_a_wrong_length_is_named(directory: Path) -> None:
 
 
 def test_a_wrong_index_unit_is_named(directory: Path) -> None:
-    """By the index's own rules, or because the record says otherwise."""
+    """By the index's own rules, or because the record says otherwise; of a row of them the first one."""
     turn(segments(directory, "index")[1], 64 + 15)
-
     assert any("entry 12" in reason for _, _, reason in told(verify_node(directory)))
+
+    turn(segments(directory, "index")[1], 64 + 15)
+    segments(directory, "index")[2].write_bytes(bytes(320))
+    assert [reason for _, _, reason in told(verify_node(directory))] == ["the index does not agree about entry 20"]
 
 
 @pytest.mark.parametrize("name", ["identity", "hard_state", "checkpoint"])
@@ -115,6 +118,32 @@ def test_a_log_that_ends_below_the_durable_mark_or_holds_another_entry_there_is_
     assert any(name == "checkpoint" and "entry 59 is not there" in reason for name, _, reason in found)
 
 
+def test_a_log_that_lacks_no_more_than_the_last_committed_entry_is_told(directory: Path) -> None:
+    """The entry was acknowledged, whatever became of those behind it."""
+    last = [one for one in segments(directory) if any(one.read_bytes()[:8])][-1]
+    last.write_bytes(last.read_bytes()[: 1 * 148].ljust(4096, b"\0"))
+
+    found = told(verify_node(directory))
+
+    assert ("checkpoint", 0, "entries up to 55 were committed, but the last one is 54") in found
+
+
+def test_a_unit_that_was_durable_is_missing_also_after_an_unclean_stop(tmp_path: Path) -> None:
+    """Those behind it may be: the next start makes them again."""
+    directory = made(tmp_path, clean=False)
+    store = open_store(small_config(tmp_path))
+    fill(store, 10)
+    store.flush()
+    abandon(store)
+    durable, *later = segments(directory, "index")[5:]
+    for path in later:
+        path.write_bytes(bytes(320))
+
+    assert told(verify_node(directory)) == []
+    durable.write_bytes(durable.read_bytes()[:-32] + bytes(32))
+    assert [reason for _, _, reason in told(verify_node(directory))] == ["the index does not agree about entry 59"]
+
+
 def test_what_an_unclean_stop_leaves_behind_the_durable_mark_is_no_damage(tmp_path: Path) -> None:
     """The next start cuts it; it is told as a torn end."""
     directory = made(tmp_path, clean=False)
@@ -132,6 +161,20 @@ def test_what_an_unclean_stop_leaves_behind_the_durable_mark_is_no_damage(tmp_pa
     assert (found.torn.path, found.torn.offset) == (last, sound.end % 4096)
 
 
+def test_what_is_behind_the_end_after_a_clean_stop_is_damage(directory: Path) -> None:
+    """Nothing was under way that could have been torn."""
+    end = verify_node(directory).end
+    last = [one for one in segments(directory) if any(one.read_bytes()[:8])][-1]
+    with last.open("r+b") as file:
+        file.seek(end % 4096)
+        file.write(b"\x00\x00\x00\x01torn")
+
+    found = verify_node(directory)
+
+    assert [(name, offset) for name, offset, _ in told(found)] == [(last.name, end % 4096)]
+    assert found.torn is None
+
+
 def copy(directory: Path, target: Path) -> Path:
     """Another member's: the same log."""
     shutil.copytree(directory, target)
@@ -144,6 +187,22 @@ def test_equal_directories_are_equal_and_one_may_be_behind(directory: Path, tmp_
     nodes = [verify_node(one) for one in (directory, copy(directory, tmp_path / "copy"), behind)]
 
     assert list(compare_nodes(nodes)) == []
+
+
+def test_entries_that_only_one_knows_as_committed_are_not_compared(tmp_path: Path) -> None:
+    """What the other one holds in their place was never acknowledged: it will be cut."""
+    found: list[VerifiedNode] = []
+    for name, committed in (("a", 59), ("b", 49)):
+        store = open_store(small_config(tmp_path / name))
+        fill(store, 50)
+        store.append_as_leader(Term(2), [name.encode()] * 10)
+        store.flush()
+        store.set_committed(LogIndex(committed))
+        store.close()
+        found.append(verify_node(store.directory))
+
+    assert [(one.last_index, one.committed) for one in found] == [(59, 59), (59, 49)]
+    assert list(compare_nodes(found)) == []
 
 
 def test_the_first_entry_that_differs_is_named_although_both_check_out(tmp_path: Path) -> None:
@@ -166,7 +225,7 @@ def test_the_first_entry_that_differs_is_named_although_both_check_out(tmp_path:
 
     (found,) = compare_nodes([one, other])
 
-    assert isinstance(found, Divergence)
+    assert isinstance(found, LogDivergence)
     assert found.index == 4050
 
 
@@ -192,25 +251,30 @@ class _Clock:
         return 0
 
 
-def test_a_log_that_begins_later_is_whole(directory: Path) -> None:
-    """A directory that was emptied and begins at a boundary has nothing missing before it."""
-    store = open_store(small_config(directory.parent))
+@pytest.mark.parametrize("count", [0, 3, 60])
+def test_a_log_that_begins_later_is_whole(tmp_path: Path, count: int) -> None:
+    """A directory that was emptied and begins in the middle of segments has nothing missing before that."""
+    store = open_store(small_config(tmp_path))
+    store.reset(Boundary(LogIndex(12), Term(1), Position(2 * 4096 + 100), 7))
+    fill(store, count)
     store.set_committed(store.last.index)
-    begin = store.begin
-    assert begin == GENESIS
     store.close()
-    create_hard_state(UnsyncedFs(), directory, HardState())
 
-    assert told(verify_node(directory)) == []
+    found = verify_node(store.directory)
+
+    assert told(found) == []
+    assert found.entries == count
 
 
 @pytest.mark.parametrize("kind", ["data", "index"])
 def test_a_file_of_a_terabyte_is_named_and_not_looked_through(directory: Path, kind: str) -> None:
     """It would take hours, and more memory to map than a process may have."""
     huge = segments(directory, kind)[-1]
+    huge.write_bytes(b"\x00\x00\x00\x01 no record, nor a unit")
     os.truncate(huge, 1 << 40)
 
-    assert any(name == huge.name and "bytes instead of" in reason for name, _, reason in told(verify_node(directory)))
+    (reason,) = (reason for name, _, reason in told(verify_node(directory)) if name == huge.name)
+    assert "bytes instead of" in reason
 
 
 def test_what_is_no_ordinary_file_is_named(directory: Path) -> None:
@@ -234,7 +298,9 @@ def test_an_identity_with_another_segment_size_is_told_and_takes_no_time(directo
     end = 1 << 50
     mark = Mark(LogIndex(59), end, 1)
     create_checkpoint(
-        UnsyncedFs(), directory / "checkpoint", Checkpoint(mark, LogIndex(59), LogIndex(55), GENESIS, clean_stop=True)
+        UnsyncedFs(),
+        directory / "checkpoint",
+        LogCheckpoint(mark, LogIndex(59), LogIndex(55), GENESIS, clean_stop=True),
     )
 
     found = verify_node(directory)
@@ -267,7 +333,7 @@ def test_only_what_both_hold_is_compared(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("dledger.store.verify._records", note)
     last = LogIndex(10**9)
-    checkpoint = Checkpoint(Mark(last, 1, 1), last, last, GENESIS, clean_stop=True)
+    checkpoint = LogCheckpoint(Mark(last, 1, 1), last, last, GENESIS, clean_stop=True)
     nodes = [
         VerifiedNode(
             Path(f"n{first}"), (), checkpoint=checkpoint, first_index=first, last_index=last, samples={last: first}

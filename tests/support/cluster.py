@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from dledger.config import MIB, ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
-from dledger.core.invariants import Seen, check
-from dledger.core.member_state import Follower, Leader, Run
+from dledger.core.invariants import LastCheck, check
+from dledger.core.member_state import Follower, Leader, MemberRun
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -119,7 +119,7 @@ class Host:
     flush_wanted: bool = False
     role_changes: list[RoleChange] = field(default_factory=list)
     running: Node | None = None
-    seen: Seen | None = None
+    seen: LastCheck | None = None
     checked: int = -1
     """Up to where its committed entries were compared with the others'."""
 
@@ -183,7 +183,7 @@ class Cluster:
             log=host.log,
             hard_state=host.saved,
             random=host.random,
-            run=Run(int(node_id[1:]) * 1000 + host.boots, countersign=7000 + host.boots),
+            run=MemberRun(int(node_id[1:]) * 1000 + host.boots, countersign=7000 + host.boots),
             now_ms=self.now_ms,
         )
         host.running, host.up, host.flush_wanted, host.seen, host.checked = node, True, False, None, -1

@@ -33,7 +33,7 @@ from rocketstore.types import (
     PutMessageStatus,
     PutResult,
     RecordHead,
-    Stored,
+    StoredPlace,
 )
 from tests.support.waiting import ManualClock
 
@@ -290,7 +290,7 @@ class FakeStore:
             message.sys_flag, message.prepared_offset, encode_properties(message.properties),
         )  # fmt: skip
         log.records.append(FakeRecord(head, record))
-        stored = Stored(log.end, len(record), message.queue_id, queue_offset, message.store_timestamp)
+        stored = StoredPlace(log.end, len(record), message.queue_id, queue_offset, message.store_timestamp)
         log.end += len(record)
         return PutResult(PutMessageStatus.PUT_OK, stored)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 
 from cluster.local_group import LocalGroup
-from pipeline.jobs.batches import MANIFEST
+from dledger_spark.jobs.batches import MANIFEST
 from tests.support.spark import ROOT
 
 
@@ -35,7 +35,7 @@ def _start(job: str, words: list[str], errors: Path, master: str, conf: dict[str
     words += [word for name, text in settings.items() for word in ("--conf", f"{name}={text}")]
     with errors.open("ab") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", f"pipeline.jobs.{job}", *words],
+            [sys.executable, "-m", f"dledger_spark.jobs.{job}", *words],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,

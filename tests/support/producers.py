@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dledger.core.producer_payload import (
+    ProducerSnapshot,
     Registration,
-    Snapshot,
     decode_payload,
     encode_snapshot,
 )
@@ -56,7 +56,7 @@ def known(solo: Solo) -> dict[str, int]:
     return {name: table.next_sequence(name) for name in table._by_name}
 
 
-def told(solo: Solo) -> list[Snapshot | Registration]:
+def told(solo: Solo) -> list[ProducerSnapshot | Registration]:
     """What the NOOPs of the log tell, oldest first."""
     found = []
     for index in range(solo.log.begin.index + 1, solo.log.last.index + 1):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from dledger.access import signing
-from dledger.client.signing import told
+from dledger.client.signing import trailing_metadata
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -65,4 +65,4 @@ class SignedCalls:
         try:
             return Answer(grpc.StatusCode.OK, data=call(body, timeout=timeout_s, metadata=metadata))
         except grpc.RpcError as error:
-            return Answer(error.code(), error.details() or "", told(error))
+            return Answer(error.code(), error.details() or "", trailing_metadata(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dledger.core.member_state import Leader, Run
+from dledger.core.member_state import Leader, MemberRun
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -54,7 +54,7 @@ class Solo:
             log=self.log,
             hard_state=hard_state or HardState(Term(max(0, self.log.last.term)), standing=Standing.VOTER),
             random=random or FixedTimeouts(0),
-            run=Run(boot_id, countersign=4711),
+            run=MemberRun(boot_id, countersign=4711),
             now_ms=0,
         )
         self.state = self.node.state

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.errors import JavaMissingError
-from pipeline.session import java_version, spark_session
+from dledger_spark.errors import JavaMissingError
+from dledger_spark.session import java_version, spark_session
 from tests.support import memory_disk
 from tests.support.spark_forks import forking_python
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import pytest
 
-from cluster import spark_standalone
-from cluster.spark_standalone import Cluster, Options
-from pipeline.errors import JavaMissingError
+from dledger_spark.errors import JavaMissingError
+from tools import spark_standalone
+from tools.spark_standalone import Cluster, Options
 
 ROOT: Final = Path(__file__).parents[2]
 WORKERS: Final = 2

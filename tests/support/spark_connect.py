@@ -26,7 +26,7 @@ def main(directory: str, log: str, entries: str, brokers: str) -> None:
     """The application."""
     from pyspark.errors import PySparkException
 
-    from pipeline import register, spark_session
+    from dledger_spark import register, spark_session
 
     os.environ["SPARK_REMOTE"] = SERVER
     conf = {

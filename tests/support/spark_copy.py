@@ -151,7 +151,7 @@ def stored_bodies(sink: LocalBrokers, topic: str) -> list[int]:
 
 def main(directory: str, read: str, write: str, master: str, gate: str = "") -> None:
     """The application."""
-    from pipeline.session import spark_session
+    from dledger_spark.session import spark_session
 
     conf = {
         "spark.driver.memory": "768m",

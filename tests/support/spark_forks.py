@@ -31,11 +31,11 @@ MODULES: Final = (
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.worker.write_into_data_source",
-    "pipeline.source.batch",
-    "pipeline.source.datasource",
-    "pipeline.source.live",
-    "pipeline.source.sink",
-    "pipeline.source.stream",
+    "dledger_spark.source.batch",
+    "dledger_spark.source.datasource",
+    "dledger_spark.source.live",
+    "dledger_spark.source.sink",
+    "dledger_spark.source.stream",
 )
 """None that is run as ``__main__``: Python warns of those."""
 

@@ -15,7 +15,7 @@ from dledger.access.control import AccessControl
 from dledger.access.rules import parse_rules
 from dledger.clock import SystemClock
 from dledger.config import AccessConfig, ServerConfig
-from dledger.rpc.client_server import ClientServer
+from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 RULES = """\

@@ -142,7 +142,7 @@ def status_of(node: str, *, role: Role = Role.FOLLOWER, end: int = 9, **others: 
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """What the commands connect to."""
     fake = FakeClient()
-    monkeypatch.setattr(connection.Target, "connect", lambda _target: fake)
+    monkeypatch.setattr(connection.GroupTarget, "connect", lambda _target: fake)
     return fake
 
 
@@ -185,20 +185,20 @@ def test_a_bad_bootstrap_address_is_a_usage_error(run: Callable[..., Result], bo
 
 def test_the_bootstrap_reaches_the_client(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]) -> None:
     """From the flag or from DLEDGER_BOOTSTRAP."""
-    seen: list[connection.Target] = []
+    seen: list[connection.GroupTarget] = []
 
-    def connect(target: connection.Target) -> FakeClient:
+    def connect(target: connection.GroupTarget) -> FakeClient:
         seen.append(target)
         return FakeClient()
 
-    monkeypatch.setattr(connection.Target, "connect", connect)
+    monkeypatch.setattr(connection.GroupTarget, "connect", connect)
     monkeypatch.setenv("DLEDGER_BOOTSTRAP", "a:1, b:2")
     run("append", "x")
     run("append", "x", "-b", "c:3", "-g", "orders", "--timeout", "2")
 
     assert seen == [
-        connection.Target(("a:1", "b:2"), "default", 5.0),
-        connection.Target(("c:3",), "orders", 2.0),
+        connection.GroupTarget(("a:1", "b:2"), "default", 5.0),
+        connection.GroupTarget(("c:3",), "orders", 2.0),
     ]
 
 
@@ -583,7 +583,7 @@ def test_watching_repeats_until_ctrl_c(
 ) -> None:
     """Ctrl-C is the normal end, and a missing leader is no reason to stop looking."""
     client = WatchedClient(members={NodeId("n0"): status_of("n0")})
-    monkeypatch.setattr(connection.Target, "connect", lambda _target: client)
+    monkeypatch.setattr(connection.GroupTarget, "connect", lambda _target: client)
     monkeypatch.setattr("cluster.terminal.on_terminal", lambda: terminal)
 
     shown = run("status", "--watch", "--interval", "0.1", *words)
@@ -623,7 +623,7 @@ def test_demo_and_bench_pass_their_exit_codes_on(
         seen.append((file, keep, console))
         return 5
 
-    monkeypatch.setattr("cluster.bench.main.run", run_bench)
+    monkeypatch.setattr("benchmarks.main.run", run_bench)
     monkeypatch.setattr(demo, "run", run_demo)
 
     codes = [run("bench", "-n", "a,b", "-n", "c", "-o", "x.json").exit_code, run("demo", "--keep").exit_code]

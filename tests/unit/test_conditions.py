@@ -11,7 +11,7 @@ import pytest
 from cluster.local_group import free_ports
 from dledger.conditions import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig
-from dledger.rpc import client_codec
+from dledger.rpc.clients import codec as client_codec
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
 from tests.support.waiting import ManualClock, wait_until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster import logs
-from dledger.access.audit import AuditLog, Event
+from dledger.access.audit import AuditEvent, AuditLog
 from dledger.core.outbox import RoleChange, RoleReason
 from dledger.runtime.log_lines import NodeLines
 from dledger.store.opening import RecoveryReport
@@ -85,12 +85,12 @@ def test_who_was_refused_what_is_a_line_of_fields(log: Begin) -> None:
     """An audit line is searched by its fields; repeats are told with their number."""
     stream = log("info", "json")
     audit = AuditLog()
-    refused = Event("eve?", "10.0.0.9:4711", "Append", "orders", 'says "no" \n')
+    refused = AuditEvent("eve?", "10.0.0.9:4711", "Append", "orders", 'says "no" \n')
 
     audit.denied(refused)
     audit.denied(refused)
     audit.flush()
-    audit.allowed(Event("root", "10.0.0.1:1", "PutTopic", "orders"))
+    audit.allowed(AuditEvent("root", "10.0.0.1:1", "PutTopic", "orders"))
 
     names = ("event", "result", "caller", "from", "action", "resource", "reason", "repeated")
     assert [{name: line.get(name) for name in names} for line in objects(stream)] == [

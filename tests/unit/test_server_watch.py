@@ -9,8 +9,8 @@ import pytest
 
 from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, FencedError, UnavailableError
-from dledger.rpc import peer_log
-from dledger.rpc.peer_log import PeerLogClient
+from dledger.rpc.peers import log_exchange as peer_log
+from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.types import LogIndex, NodeId
 from tests.support.damage import turn
 from tests.support.running_group import RunningGroup

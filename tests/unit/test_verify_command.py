@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from rocketstore.config import MessageStoreConfig
 from tests.support.damage import turn
-from tests.unit.pipeline.rebuild.stores import put_all
+from tests.unit.dledger_spark.rebuild.stores import put_all
 from tests.unit.rocketstore.bench import crashed, running, small_config
-from tests.unit.rocketstore.test_message_store_replicated import master
+from tests.unit.rocketstore.store.test_message_store_replicated import master
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "replicated"])

@@ -16,7 +16,7 @@ from dledger.core.noops import Noops
 from dledger.core.outbox import Wake, hint
 from dledger.core.ports import PreparedAppend
 from dledger.core.producer_payload import encode_registration
-from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Plan, Producer, ProducerTable
+from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, KnownProducer, Plan, ProducerTable
 from dledger.core.progress import full_members
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import (
@@ -185,7 +185,7 @@ class QuorumAckChecker:
         leader.producers.note(producer, batch.first_index, len(bodies), now_ms)
         return replace(batch, duplicates=self._located(leader.producers, plan, now_ms)) if plan.stored else batch
 
-    def _register(self, producers: ProducerTable, name: str, now_ms: int) -> Producer | TooManyProducersError:
+    def _register(self, producers: ProducerTable, name: str, now_ms: int) -> KnownProducer | TooManyProducersError:
         log = self._state.log
         registration = producers.registration(name, self._noops.room, now_ms)
         if isinstance(registration, TooManyProducersError):

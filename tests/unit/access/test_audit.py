@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from dledger.access.audit import LINES_MAX, SOURCE_LINES_MAX, SOURCES_MAX, AuditLog, Event
+from dledger.access.audit import LINES_MAX, SOURCE_LINES_MAX, SOURCES_MAX, AuditEvent, AuditLog
 
 
 def refuse(log: AuditLog, caller: str, host: str, port: int = 1) -> None:
-    log.denied(Event(caller, f"{host}:{port}", "Append", "", "unknown key"))
+    log.denied(AuditEvent(caller, f"{host}:{port}", "Append", "", "unknown key"))
 
 
 def test_made_up_keys_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

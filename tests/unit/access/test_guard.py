@@ -11,11 +11,11 @@ import pytest
 
 from dledger.access import signing
 from dledger.access.guard import (
+    AccessGuard,
     Caller,
-    Guard,
-    Kind,
     NotAuthenticatedError,
     OtherAudienceError,
+    ResourceKind,
     SessionsFullError,
 )
 from dledger.access.permissions import Permission
@@ -66,7 +66,7 @@ class Server:
     clock: FakeClock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
-        self.guard = Guard(parse_rules(self.rules), name="n0", clock=self.clock)
+        self.guard = AccessGuard(parse_rules(self.rules), name="n0", clock=self.clock)
         self.quotas = Quotas(Limits(20, 200, 4, 4), owner_percent=50)
 
     def admit(
@@ -98,10 +98,10 @@ def test_a_signed_request_is_let_in(server: Server) -> None:
     caller = server.call()
 
     assert caller.name == "alice"
-    assert caller.may(Kind.TOPIC, "orders", PUB)
-    assert not caller.may(Kind.TOPIC, "orders", SUB)
-    assert caller.may(Kind.GROUP, "billing", SUB)
-    assert not caller.may(Kind.GROUP, "orders", SUB)
+    assert caller.may(ResourceKind.TOPIC, "orders", PUB)
+    assert not caller.may(ResourceKind.TOPIC, "orders", SUB)
+    assert caller.may(ResourceKind.GROUP, "billing", SUB)
+    assert not caller.may(ResourceKind.GROUP, "orders", SUB)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_a_white_address_saves_the_signature_and_nothing_else(server: Server) ->
 
     caller = server.admit(key, peer="ipv4:10.0.0.9:1")
 
-    assert caller.may(Kind.TOPIC, "orders", SUB)
-    assert not caller.may(Kind.TOPIC, "orders", PUB)
+    assert caller.may(ResourceKind.TOPIC, "orders", SUB)
+    assert not caller.may(ResourceKind.TOPIC, "orders", PUB)
     with pytest.raises(NotAuthenticatedError):
         server.admit(key, peer=HERE)
     with pytest.raises(NotAuthenticatedError):
@@ -260,7 +260,7 @@ def test_refusals_and_changes_are_audited_without_secrets(server: Server, caplog
 
     for _ in range(3):
         with pytest.raises(AccessDeniedError, match="alice may not do this: Send needs PUB on topic paid"):
-            server.guard.require(alice, "Send", Kind.TOPIC, "paid", PUB)
+            server.guard.require(alice, "Send", ResourceKind.TOPIC, "paid", PUB)
     with pytest.raises(AccessDeniedError):
         server.guard.require_admin(alice, "DeleteTopic", 'topic:a"\nresult=allowed')
     server.guard.require_admin(root, "PutTopic", "topic:paid")
@@ -295,8 +295,8 @@ def test_new_rules_reach_open_streams(server: Server) -> None:
     server.guard.apply(parse_rules(RULES.replace("orders=PUB", "orders=SUB").replace("admin: true", "admin: false")))
 
     assert ended == ["root: the permission was taken away"]
-    assert alice.may(Kind.TOPIC, "orders", SUB)
-    assert not alice.may(Kind.TOPIC, "orders", PUB)
+    assert alice.may(ResourceKind.TOPIC, "orders", SUB)
+    assert not alice.may(ResourceKind.TOPIC, "orders", PUB)
 
     server.guard.apply(parse_rules(RULES.replace("alice-secret", "another-secret")))
 

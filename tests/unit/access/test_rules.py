@@ -8,7 +8,7 @@ import pytest
 
 from dledger.access.addresses import address_of, any_matches, parse_patterns, peer_text
 from dledger.access.permissions import BOTH, Permission, parse_permission, permission_text
-from dledger.access.rules import Account, Rules, parse_rules
+from dledger.access.rules import AccessRules, Account, parse_rules
 from dledger.errors import ConfigError
 from tests.unit.access.test_plain_yaml import EXAMPLE
 
@@ -178,4 +178,4 @@ def test_the_address_of_a_peer_is_read_from_grpcs_name(peer: str, address: str |
 
 def test_rules_may_be_of_addresses_only() -> None:
     """A trusted network needs no accounts."""
-    assert parse_rules("globalWhiteRemoteAddresses:\n- 10.0.0.0/8") == Rules({}, parse_patterns("10.0.0.0/8"))
+    assert parse_rules("globalWhiteRemoteAddresses:\n- 10.0.0.0/8") == AccessRules({}, parse_patterns("10.0.0.0/8"))

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.access.audit import AuditLog
 from dledger.access.control import AccessControl
-from dledger.access.rules import Rules
+from dledger.access.rules import AccessRules
 from dledger.access.rules_file import FILE_BYTES_MAX, RulesFile, load_rules
 from dledger.clock import SystemClock
 from dledger.config import AccessConfig
@@ -71,15 +71,15 @@ def test_a_file_that_cannot_be_read_is_told_with_its_path(file: Path, tmp_path: 
 
 
 @pytest.fixture
-def watched(file: Path) -> Iterator[tuple[RulesFile, list[Rules]]]:
-    changes: list[Rules] = []
+def watched(file: Path) -> Iterator[tuple[RulesFile, list[AccessRules]]]:
+    changes: list[AccessRules] = []
     made = RulesFile(file, name="n0", interval_s=0.01)
     made.watch(changes.append, AuditLog())
     yield made, changes
     made.close()
 
 
-def test_a_changed_file_is_read_again(watched: tuple[RulesFile, list[Rules]], file: Path) -> None:
+def test_a_changed_file_is_read_again(watched: tuple[RulesFile, list[AccessRules]], file: Path) -> None:
     """Without a restart."""
     rules_file, changes = watched
 
@@ -92,7 +92,7 @@ def test_a_changed_file_is_read_again(watched: tuple[RulesFile, list[Rules]], fi
 
 @pytest.mark.parametrize("bad", ["accounts: none", None], ids=["wrong", "gone"])
 def test_a_broken_file_keeps_the_old_rules_and_is_told_once(
-    watched: tuple[RulesFile, list[Rules]], file: Path, bad: str | None, caplog: pytest.LogCaptureFixture
+    watched: tuple[RulesFile, list[AccessRules]], file: Path, bad: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every problem in the log; the next good file is in force."""
     rules_file, changes = watched
@@ -113,7 +113,7 @@ def test_a_broken_file_keeps_the_old_rules_and_is_told_once(
 
 
 def test_a_file_that_becomes_readable_for_others_changes_nothing_but_is_told(
-    watched: tuple[RulesFile, list[Rules]], file: Path, caplog: pytest.LogCaptureFixture
+    watched: tuple[RulesFile, list[AccessRules]], file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its secrets may be known now; who runs the server must hear of it."""
     file.chmod(0o644)

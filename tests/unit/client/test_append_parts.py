@@ -10,7 +10,7 @@ import pytest
 from dledger.client import AppendResult, AsyncDLedgerClient, DLedgerClient, shared
 from dledger.errors import DLedgerError, PendingFullError
 from dledger.sending.aio import AsyncSender
-from dledger.sending.batch import Batch
+from dledger.sending.batch import OutgoingBatch
 from dledger.sending.threads import Sender
 from dledger.types import LogIndex, Position, Term
 
@@ -31,20 +31,20 @@ class Parts:
 
     def _take(
         self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
-    ) -> Batch[None, AppendResult]:
+    ) -> OutgoingBatch[None, AppendResult]:
         assert sequence is None
         if len(self.timeouts_s) == 2:
             raise PendingFullError("too much waits")
         self.timeouts_s.append(timeout_s)
         self._now_s += PART_S
-        batch: Batch[None, AppendResult] = Batch(1, 0.0, 0.0, 0.0)
+        batch: OutgoingBatch[None, AppendResult] = OutgoingBatch(1, 0.0, 0.0, 0.0)
         batch.outcomes = [AppendResult(LogIndex(0), Term(1), Position(0))] * len(payloads)
         batch.done = True
         return batch
 
     async def _later(
         self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
-    ) -> Batch[None, AppendResult]:
+    ) -> OutgoingBatch[None, AppendResult]:
         return self._take(payloads, sequence=sequence, timeout_s=timeout_s)
 
 

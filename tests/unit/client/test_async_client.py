@@ -32,10 +32,10 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.rpc import options
-from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.connections import Connections
-from dledger.rpc.log_service import LogService
+from dledger.rpc.clients.aio_server import add_methods, aio_server
+from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.log_service import LogService
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.sending import window
 from dledger.sending.window import LOOK_AGAIN_MS

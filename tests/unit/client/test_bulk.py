@@ -22,7 +22,7 @@ from dledger.errors import (
     UnavailableError,
     UntimedLogError,
 )
-from dledger.rpc.bulk_service import TooManyBulkReadsError
+from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
 from dledger.rpc.ports import CommitEvent, NodeStatus
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogChunk, LogIndex, Position
@@ -163,7 +163,7 @@ def test_a_node_with_too_many_readers_is_tried_again(group: FakeGroup, monkeypat
             raise refusals.pop()
         yield
 
-    monkeypatch.setattr("dledger.rpc.bulk_service.BulkService.one_of_few", refuse)
+    monkeypatch.setattr("dledger.rpc.clients.bulk_service.BulkService.one_of_few", refuse)
     with DLedgerClient(group.addresses, timeout_s=3) as client:
         assert indexes(client.fetch_log(0)) == list(range(ALL))
     refusals += [TooManyBulkReadsError("too many: bulk_streams_max")] * 10_000

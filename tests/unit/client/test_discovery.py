@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from dledger.client.channels import Seeker
-from dledger.client.discovery import Directory, Report, Search
+from dledger.client.discovery import Directory, Search, ServerReport
 from dledger.client.shared import Deadline
 from dledger.errors import (
     AccessDeniedError,
@@ -29,14 +29,14 @@ GIVEN = tuple(f"{name}:1" for name in NAMES)
 
 def report(
     name: str, *, term: int = 1, leads: bool = False, leader: str = "", at: Mapping[str, str] | None = None
-) -> Report:
+) -> ServerReport:
     """Of a member of a group of three; ``at``: where it says that others are."""
     leader = name if leads else leader
     hint = LeaderHint(NodeId(leader), "") if leader else None
-    return Report(name, leads, term, hint, {one: (at or {}).get(one, "") for one in NAMES})
+    return ServerReport(name, leads, term, hint, {one: (at or {}).get(one, "") for one in NAMES})
 
 
-def heard(search: Search, *answers: tuple[str, Report | DLedgerError]) -> bool:
+def heard(search: Search, *answers: tuple[str, ServerReport | DLedgerError]) -> bool:
     """Whether one of the answers settled it."""
     return any(search.take(address, answer) for address, answer in answers)
 
@@ -88,6 +88,31 @@ def test_who_follows_in_another_term_agrees_to_nothing(directory: Directory) -> 
     assert directory.leader is None
 
 
+def test_half_of_a_group_is_no_majority() -> None:
+    """The other half may follow another one."""
+    names = ("n0", "n1", "n2", "n3")
+    directory = Directory(tuple(f"{name}:1" for name in names))
+    search = Search(directory, doubting=True)
+    search.whom_to_ask()
+    n0, n1, n2 = (
+        ServerReport(name, name == "n0", 1, LeaderHint(NodeId("n0"), ""), dict.fromkeys(names, ""))
+        for name in names[:3]
+    )
+    assert not heard(search, ("n0:1", n0), ("n1:1", n1))
+    assert search.take("n2:1", n2)
+
+
+def test_whom_to_ask_first_changes_and_is_the_leader_if_there_is_one(directory: Directory) -> None:
+    """Not all clients go to the first address, nor one client again and again to one that hangs."""
+    asked = [directory.candidates() for _ in range(3)]
+    assert {one[0] for one in asked} == set(GIVEN)
+    assert all(sorted(one) == sorted(GIVEN) for one in asked)
+    directory.set_leader(GIVEN[2])
+    asked = [directory.candidates() for _ in range(3)]
+    assert {one[0] for one in asked} == {GIVEN[2]}
+    assert {one[1] for one in asked} == set(GIVEN[:2])
+
+
 def test_an_old_leader_alone_is_none_and_whoever_answers_can_be_read_from(directory: Directory) -> None:
     directory.set_leader(GIVEN[0])
     directory.note_failure(GIVEN[0], UnavailableError("silent"))
@@ -114,7 +139,7 @@ def test_the_present_leader_stays_where_another_one_claims_the_same_term(directo
     directory.set_leader(GIVEN[1])
     search = Search(directory, doubting=True)
     search.whom_to_ask()
-    alone = Report("", True, 0, None, {})
+    alone = ServerReport("", True, 0, None, {})
     assert not heard(search, (GIVEN[0], alone), (GIVEN[1], alone), (GIVEN[2], alone))
     assert search.conclude() == GIVEN[1]
 
@@ -157,6 +182,17 @@ def test_failures_of_requests_move_the_leader(directory: Directory) -> None:
     directory.learn(GIVEN[1], report("n1"))
     directory.note_failure(GIVEN[0], NotLeaderError("moved", leader=LeaderHint(NodeId("n1"), "elsewhere:1")))
     assert directory.leader == GIVEN[1], "where it answered us, not where it says it is"
+
+
+def test_a_leader_that_fails_and_names_itself_is_left_all_the_same(directory: Directory) -> None:
+    """It says who led when it could still say so."""
+    itself = LeaderHint(NodeId("n0"), GIVEN[0])
+    directory.learn(GIVEN[0], report("n0", leads=True))
+    directory.set_leader(GIVEN[0])
+
+    directory.note_failure(GIVEN[0], UnavailableError("it stops", leader=itself))
+
+    assert (directory.leader, directory.suspect) == (None, GIVEN[0])
 
 
 def test_a_closed_client_looks_at_nobody_and_says_nothing(directory: Directory) -> None:

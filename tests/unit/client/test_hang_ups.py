@@ -15,7 +15,7 @@ from dledger.client import AsyncDLedgerClient, DLedgerClient
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.config import SecurityConfig, ServerConfig
 from dledger.errors import TlsError, UnavailableError
-from dledger.rpc.client_server import ClientServer
+from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 PATIENCE_S = 20

@@ -14,7 +14,7 @@ from dledger.client import AppendResult, AsyncDLedgerClient, ClientSecurity, DLe
 from dledger.clock import SystemClock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.errors import AccessDeniedError, ConfigError, DLedgerError
-from dledger.rpc.client_server import ClientServer
+from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")

@@ -30,7 +30,7 @@ from dledger.errors import (
     TermChangedError,
     UnavailableError,
 )
-from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc.peers.transport import GrpcTransport
 from dledger.types import NodeId, Role
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.overtaking import OvertakenLock

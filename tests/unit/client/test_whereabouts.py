@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dledger.client.whereabouts import KNOWN_MAX, Whereabouts
+from dledger.client.whereabouts import KNOWN_MAX, AddressBook
 
 PUBLISHED = ("127.0.0.1:10911", "127.0.0.1:10921", "127.0.0.1:10931")
 
 
-def published() -> Whereabouts:
+def published() -> AddressBook:
     """Three containers behind published ports, each saying the name that it has in its own network."""
-    found = Whereabouts(PUBLISHED)
+    found = AddressBook(PUBLISHED)
     for node in range(3):
         found.note_said(f"n{node}", f"n{node}:109{node + 1}1")
     return found
@@ -39,7 +39,7 @@ def test_a_node_may_be_behind_an_address_that_was_not_tried() -> None:
 
 def test_a_node_that_is_behind_none_is_where_it_says() -> None:
     """One bootstrap address is enough inside the network; an unreachable one does not hold anybody up."""
-    found = Whereabouts(("n0:10911", "gone:1"))
+    found = AddressBook(("n0:10911", "gone:1"))
     found.note_answer("n0:10911", "n0")
     found.note_tried("gone:1")
 
@@ -51,7 +51,7 @@ def test_a_node_that_is_behind_none_is_where_it_says() -> None:
 
 def test_a_given_address_is_followed_at_once() -> None:
     """A hint that names one of the given addresses is the usual case, and needs no round of questions."""
-    found = Whereabouts(("a:1", "b:1"))
+    found = AddressBook(("a:1", "b:1"))
     found.note_tried("a:1")
 
     assert found.find("n1", "b:1") == "b:1"
@@ -60,7 +60,7 @@ def test_a_given_address_is_followed_at_once() -> None:
 
 def test_a_hint_is_asked_about_only_once() -> None:
     """Also when the node says later that this is its address, or has answered elsewhere."""
-    found = Whereabouts(("a:1",))
+    found = AddressBook(("a:1",))
     found.note_tried("a:1")
     found.find_said("b:1")
     assert list(found.addresses) == ["a:1", "b:1"]
@@ -74,7 +74,7 @@ def test_a_hint_is_asked_about_only_once() -> None:
 
 def test_a_balancer_is_nobodys_address() -> None:
     """Where two nodes answered, the next connection may lead to either: their own words count then."""
-    found = Whereabouts(("balancer:10911",))
+    found = AddressBook(("balancer:10911",))
     found.note_said("n0", "n0:10911")
     found.note_answer("balancer:10911", "n0")
     assert found.find("n0", "n0:10911") == "balancer:10911"
@@ -88,7 +88,7 @@ def test_a_balancer_is_nobodys_address() -> None:
 
 def test_of_ever_new_nodes_and_addresses_only_the_last_are_remembered() -> None:
     """Every restart may bring a new address, and a server may make names up; whoever is heard of again stays."""
-    found = Whereabouts(("n0:1",))
+    found = AddressBook(("n0:1",))
     found.note_tried("n0:1")
     for number in range(1000):
         found.note_said("n1", "n1:1")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.core.invariants import Seen, check
+from dledger.core.invariants import LastCheck, check
 from dledger.errors import InvariantError
 from dledger.types import FlushMark, HardState, LogIndex, Standing, Term
 from tests.support.cluster import N1
@@ -29,19 +29,19 @@ def test_sound_members_pass() -> None:
     candidate = follower()
     candidate.campaign()
 
-    assert check(follower().node) == Seen(Term(1), LogIndex(1))
-    assert check(candidate.node, Seen(Term(1), LogIndex(0))) == Seen(Term(2), LogIndex(1))
-    assert check(leader().node) == Seen(Term(2), LogIndex(1))
+    assert check(follower().node) == LastCheck(Term(1), LogIndex(1))
+    assert check(candidate.node, LastCheck(Term(1), LogIndex(0))) == LastCheck(Term(2), LogIndex(1))
+    assert check(leader().node) == LastCheck(Term(2), LogIndex(1))
 
 
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        (Seen(Term(2), LogIndex(0)), "term never goes back"),
-        (Seen(Term(1), LogIndex(2)), "commit index never goes back"),
+        (LastCheck(Term(2), LogIndex(0)), "term never goes back"),
+        (LastCheck(Term(1), LogIndex(2)), "commit index never goes back"),
     ],
 )
-def test_going_back_is_noticed(before: Seen, message: str) -> None:
+def test_going_back_is_noticed(before: LastCheck, message: str) -> None:
     """Terms and commit indexes only grow while a process runs."""
     with pytest.raises(InvariantError, match=message):
         check(follower().node, before)
@@ -118,4 +118,4 @@ def test_a_contradicting_leader_is_noticed(damage: Callable[[Solo], None], messa
 
 def test_a_non_voting_follower_is_sound() -> None:
     """Only leaders must have standing."""
-    assert check(Solo(hard_state=HardState()).node) == Seen(Term(0), LogIndex(-1))
+    assert check(Solo(hard_state=HardState()).node) == LastCheck(Term(0), LogIndex(-1))

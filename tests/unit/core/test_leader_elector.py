@@ -9,7 +9,7 @@ from dledger.core.member_state import Candidate, Follower
 from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest, VoteResult
 from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
-from dledger.store.format import HEADER, Header
+from dledger.store.format import HEADER, EntryHeader
 from dledger.types import (
     NOOP_CHANNEL,
     AppendedBatch,
@@ -63,7 +63,7 @@ def test_a_no_op_for_java_readers_is_an_ordinary_entry_to_them_and_a_no_op_to_us
 
     last = solo.log.last.index
     entry, stored = solo.log.read(last), solo.log.read_run(last, last).data
-    header = Header(*HEADER.unpack_from(stored))
+    header = EntryHeader(*HEADER.unpack_from(stored))
     assert (header.magic, header.channel, stored[32:36]) == (Magic.NORMAL, NOOP_CHANNEL, b"NOOP")
     assert (entry.magic, entry.channel, entry.body) == (Magic.NOOP, NOOP_CHANNEL, b"a record")
 

@@ -6,9 +6,9 @@ import pytest
 
 from dledger.core.producer_payload import (
     ProducerRecord,
+    ProducerSnapshot,
     Registration,
     RunRecord,
-    Snapshot,
     UnreadableProducersError,
     decode_payload,
     describe_payload,
@@ -57,7 +57,7 @@ def test_damaged_payloads_are_refused_or_mean_another_sound_one(at: int) -> None
                 found = decode_payload(data)
             except UnreadableProducersError:
                 continue
-            assert isinstance(found, Snapshot)
+            assert isinstance(found, ProducerSnapshot)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from dledger.core import producers
 from dledger.core.messages import TakeLeadership
 from dledger.core.outbox import RoleReason, Wake
 from dledger.core.producer_payload import (
+    ProducerSnapshot,
     Registration,
-    Snapshot,
     decode_payload,
 )
 from dledger.core.producers import needed_from, rebuild
@@ -320,7 +320,7 @@ def test_a_snapshot_is_written_after_so_many_entries_while_there_are_producers()
 
     kinds = [type(payload).__name__ for payload in told(solo)]
 
-    assert kinds == ["Registration", "Snapshot", "Snapshot"]
+    assert kinds == ["Registration", "ProducerSnapshot", "ProducerSnapshot"]
 
 
 def test_a_snapshot_is_written_after_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,11 @@ def test_a_snapshot_is_written_after_so_many_bytes(monkeypatch: pytest.MonkeyPat
     for sequence in range(25):
         append(solo, "p", sequence, bytes(1000))
 
-    assert [type(payload).__name__ for payload in told(solo)] == ["Registration", "Snapshot", "Snapshot"]
+    assert [type(payload).__name__ for payload in told(solo)] == [
+        "Registration",
+        "ProducerSnapshot",
+        "ProducerSnapshot",
+    ]
 
 
 def test_a_snapshot_is_written_with_the_first_batch_in_a_new_segment() -> None:
@@ -354,7 +358,7 @@ def test_a_snapshot_is_written_after_many_registrations(monkeypatch: pytest.Monk
     for number in range(10):
         append(solo, f"p{number}", 0, b"")
 
-    assert isinstance(told(solo)[-1], Snapshot)
+    assert isinstance(told(solo)[-1], ProducerSnapshot)
 
 
 def test_more_runs_than_are_remembered_are_still_known_to_be_there() -> None:
@@ -524,7 +528,7 @@ def counted(solo: Solo, end: LogIndex) -> dict[str, int]:
                 counts[names[entry.channel]] += 1
             continue
         payload = decode_payload(entry.body)
-        if isinstance(payload, Snapshot):
+        if isinstance(payload, ProducerSnapshot):
             names = {one.slot: one.name for one in payload.producers}
             counts = {one.name: one.next_sequence for one in payload.producers}
         elif payload is not None:

@@ -15,7 +15,7 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus
 
 WAIT_S = 20.0

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dledger.clock import SystemClock
+from rocketstore.broker.schedule import ScheduleService
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message_store import MessageStore
-from rocketstore.schedule import ScheduleService
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.changes import QueueOffset, TopicConfig
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType
 from tests.support.waiting import wait_until
 

@@ -15,9 +15,9 @@ from dledger.client import ClientSecurity, DLedgerClient
 from dledger.clock import SystemClock
 from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, ServerConfig
 from dledger.errors import ConfigError, PendingFullError
-from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from dledger.rpc.client_server import ClientServer
+from dledger.rpc.clients import codec
+from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until

@@ -10,13 +10,13 @@ import grpc
 import pytest
 
 from dledger.access import signing
-from dledger.access.guard import Guard
+from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.clock import SystemClock
 from dledger.config import ServerConfig
-from dledger.rpc import client_codec as codec
 from dledger.rpc import options
-from dledger.rpc.client_server import ClientServer
+from dledger.rpc.clients import codec
+from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 RULES = """\
@@ -48,7 +48,7 @@ NEEDED = {
 @contextmanager
 def served(permission: str) -> Iterator[tuple[grpc.Channel, Callable[[str], object]]]:
     """A node with one account, that has ``permission`` on its log; and what changes the rules."""
-    guard = Guard(parse_rules(RULES.format(permission)), name="n0", clock=SystemClock())
+    guard = AccessGuard(parse_rules(RULES.format(permission)), name="n0", clock=SystemClock())
     server = ClientServer(ServerConfig(client_port=0), FakeNode(), guard)
     server.start()
     try:

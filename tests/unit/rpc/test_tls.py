@@ -23,8 +23,9 @@ from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
 from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
-from dledger.rpc import codec, options, push_frames, push_server, tls
-from dledger.rpc.peer_transport import GrpcTransport
+from dledger.rpc import options, tls
+from dledger.rpc.peers import codec, push_frames, push_server
+from dledger.rpc.peers.transport import GrpcTransport
 from dledger.rpc.tls_keeper import FileWatch, TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
@@ -423,7 +424,7 @@ def test_a_member_speaks_in_its_own_name_only(here: Path, caplog: pytest.LogCapt
 
 def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is for all of it: a byte now and then does not buy more. Nor does TLS done and nothing said."""
-    monkeypatch.setattr("dledger.rpc.peer_listener.FIRST_BYTES_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dledger.rpc.peers.listener.FIRST_BYTES_TIMEOUT_S", 0.3)
     monkeypatch.setattr(push_server, "HANDSHAKE_TIMEOUT_S", 0.3)
     both = configs(here)
     context = tls.client_context(tls.read(files(here, "n0")))
@@ -443,7 +444,7 @@ def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.M
 
 def test_a_plaintext_handshake_that_trickles_in_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without TLS: it would hold a thread, and one of a few places."""
-    monkeypatch.setattr("dledger.rpc.peer_listener.FIRST_BYTES_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dledger.rpc.peers.listener.FIRST_BYTES_TIMEOUT_S", 0.3)
     monkeypatch.setattr(push_server, "HANDSHAKE_TIMEOUT_S", 0.3)
     both = configs(Path(), secured=(False, False))
     with (

@@ -13,7 +13,7 @@ import pytest
 
 from dledger.clock import SystemClock
 from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
-from dledger.core.member_state import Run
+from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
     HeartbeatRequest,
     LoadRun,
@@ -81,7 +81,7 @@ class _Bench:
             log=self.log,
             hard_state=hard_state or HardState(standing=Standing.VOTER),
             random=random.Random(1),
-            run=Run(1, countersign=4711),
+            run=MemberRun(1, countersign=4711),
             now_ms=clock.monotonic_ms(),
         )
         self.driver = NodeDriver(self.config, self.node, self.log, self.hard_states, clock, self.supervisor, self._send)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from dledger.client.appends import wire_of
-from dledger.errors import DLedgerError, NotLeaderError, RequestTimeoutError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, RequestTimeoutError, UnavailableError
 from dledger.sending import window as window_module
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
 from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
-from dledger.sending.batch import AllStored, Answer, Batch
-from dledger.sending.numbering import Numbering
+from dledger.sending.batch import AllStored, Answer, OutgoingBatch
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
 from tests.unit.sending.test_stream import one_entry
 from tests.unit.sending.world import RULES
@@ -72,9 +73,11 @@ def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPa
     """From the moment on at which it has it. All are told before closing returns, whatever gRPC owes."""
     monkeypatch.setattr("dledger.sending.aio_stream.LAST_WORD_S", 0.05)
     told: list[str] = []
+    reasons: list[str] = []
 
     def on_answer(_stream: object, _batch: object, answer: object) -> None:
         told.append(answer.outcome if isinstance(answer, DLedgerError) else "stored")
+        reasons.append(str(answer))
 
     async def test() -> None:
         call = SilentCall()
@@ -86,7 +89,45 @@ def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPa
         await stream.close("another node leads")
 
         assert told == ["unknown", "not_applied", "end"]
+        assert all("another node leads" in why for why in reasons)
         assert stream.submit(one_entry()) is not None
+
+    run(test())
+
+
+class OddCall(SilentCall):
+    """Gives one answer as soon as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def __anext__(self) -> bytes:
+        await self.may_answer.wait()
+        self.may_answer.clear()
+        return b""
+
+
+def test_a_server_that_answers_what_nobody_asked_is_believed_nothing() -> None:
+    """Which request its answers were meant for is not known: all are unknown, and told why."""
+    told: list[object] = []
+
+    async def test() -> None:
+        call = OddCall()
+        wire = replace(wire_of("default"), decode=lambda _data, _address: (7, AllStored([])))
+        stream = AsyncStream(call, "n1:1", wire, lambda *answer: told.append(answer[2]), lambda _: told.append("end"))  # type: ignore[arg-type]
+        await stream.open(30.0)
+        for _ in range(2):
+            assert stream.submit(one_entry()) is None
+        await anext(call.requests)
+        call.may_answer.set()
+        await until(lambda: "end" in told)
+
+        assert [(type(one), one.outcome) for one in told[:-1] if isinstance(one, DLedgerError)] == [
+            (InvalidRequestError, "unknown")
+        ] * 2
+        assert "answered request 7" in str(told[0])
+        await stream.close()
 
     run(test())
 
@@ -108,6 +149,20 @@ def test_opening_that_is_cancelled_leaves_no_call_behind() -> None:
     run(test())
 
 
+def test_a_stream_that_is_not_accepted_in_time_leaves_no_call_behind() -> None:
+    """Its server may accept it later, and would hold it for nobody."""
+
+    async def test() -> None:
+        call = SilentCall(accepted=False)
+        stream = AsyncStream(call, "n1:1", wire_of("default"), lambda *_: None, lambda _stream: None)  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError, match=r"n1:1 did not accept a stream within 0\.01 s"):
+            await stream.open(0.01)
+
+        assert call.is_cancelled
+
+    run(test())
+
+
 # --- the sender -----------------------------------------------------------------------------------------------------
 
 
@@ -118,14 +173,14 @@ class Line:
         self.address = "n1:1"
         self.server_memory = ""
         self.broken: DLedgerError | None = None
-        self.batches: list[Batch[None, int]] = []
+        self.batches: list[OutgoingBatch[None, int]] = []
         self.is_closed = False
         self.refusals: list[DLedgerError] = []
         """What is not even submitted."""
         self._on_answer = on_answer
         self._on_end = on_end
 
-    def submit(self, batch: Batch[None, int]) -> DLedgerError | None:
+    def submit(self, batch: OutgoingBatch[None, int]) -> DLedgerError | None:
         if self.refusals:
             return self.refusals.pop()
         self.batches.append(batch)
@@ -167,7 +222,7 @@ def sender_of(
         return lines[-1]  # type: ignore[return-value]
 
     links = AsyncLinks(connect, find_leader, lambda _address, _error: None)
-    return AsyncSender(links, Window(options, RULES, Numbering()), "s"), lines
+    return AsyncSender(links, Window(options, RULES, ProducerNumbering()), "s"), lines
 
 
 def test_room_is_not_given_to_more_than_fit() -> None:
@@ -316,7 +371,7 @@ def test_abandoning_ends_what_was_begun() -> None:
 
     async def test() -> None:
         links: AsyncLinks[None, int] = AsyncLinks(connect, _nobody, lambda _address, _error: None)
-        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0), RULES, Numbering()), "s")
+        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0), RULES, ProducerNumbering()), "s")
         await sender.add(b"a")
         await asyncio.sleep(0)
         await sender.abandon(UnavailableError("closed"))
@@ -336,7 +391,9 @@ def test_whoever_waits_hears_of_a_bug() -> None:
         told: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
         links: AsyncLinks[None, int] = AsyncLinks(connect, _nobody, lambda _address, _error: None)
-        sender = AsyncSender(links, Window(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), RULES, Numbering()), "s")
+        sender = AsyncSender(
+            links, Window(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), RULES, ProducerNumbering()), "s"
+        )
         batch, _ = await sender.add(b"a")
         await wait_for_batch(batch)
 

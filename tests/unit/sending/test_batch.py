@@ -11,13 +11,13 @@ from dledger.errors import (
     PendingFullError,
     RequestTimeoutError,
 )
-from dledger.sending.batch import Batch
+from dledger.sending.batch import OutgoingBatch
 from tests.unit.sending.world import RULES
 
 
 def test_a_later_refusal_makes_nothing_certain_that_was_unknown() -> None:
     """It is of the repetition; what was sent first may be stored. What was never sent is refused with certainty."""
-    batch: Batch[None, int] = Batch(1, 0.0, 5000.0, 5000.0)
+    batch: OutgoingBatch[None, int] = OutgoingBatch(1, 0.0, 5000.0, 5000.0)
     unknown, refused = RequestTimeoutError("the stream broke"), AccessDeniedError("the key was revoked")
     batch.left, batch.outcomes = [0, 1], [unknown, None]
 
@@ -29,7 +29,7 @@ def test_a_later_refusal_makes_nothing_certain_that_was_unknown() -> None:
 
 def test_what_may_be_stored_is_not_sent_in_parts() -> None:
     """The success of one part would say nothing of what became of the others at the first attempt."""
-    batch: Batch[None, int] = Batch(1, 0.0, 5000.0, 5000.0)
+    batch: OutgoingBatch[None, int] = OutgoingBatch(1, 0.0, 5000.0, 5000.0)
     batch.payloads = [b"a", b"b"]
     batch.complete()
     batch.producer, batch.sequence = "n0", 0
@@ -43,7 +43,7 @@ def test_what_may_be_stored_is_not_sent_in_parts() -> None:
 
 def test_a_refused_item_makes_nothing_certain_of_those_behind_it_that_were_unknown() -> None:
     """All of it may be stored since the first attempt, whatever a server that has other limits says of the second."""
-    batch: Batch[None, int] = Batch(1, 0.0, 5000.0, 5000.0)
+    batch: OutgoingBatch[None, int] = OutgoingBatch(1, 0.0, 5000.0, 5000.0)
     batch.payloads = [b"a", b"b", b"c"]
     batch.complete()
     batch.producer, batch.sequence = "given", 0
@@ -59,7 +59,7 @@ def test_a_refused_item_makes_nothing_certain_of_those_behind_it_that_were_unkno
 class DoneMeanwhile(list[Callable[[], object]]):
     """Callbacks of a batch that is done just before one is added, when the driver has looked for them already."""
 
-    def __init__(self, batch: Batch[None, int]) -> None:
+    def __init__(self, batch: OutgoingBatch[None, int]) -> None:
         super().__init__()
         self._batch = batch
 
@@ -71,7 +71,7 @@ class DoneMeanwhile(list[Callable[[], object]]):
 
 def test_a_callback_that_comes_as_the_batch_is_done_is_called() -> None:
     """Once: else whoever waits would wait for ever."""
-    batch: Batch[None, int] = Batch(1, 0.0, 5000.0, 5000.0)
+    batch: OutgoingBatch[None, int] = OutgoingBatch(1, 0.0, 5000.0, 5000.0)
     batch.callbacks = DoneMeanwhile(batch)
     called: list[int] = []
 

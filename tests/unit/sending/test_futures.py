@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from dledger.sending import futures
-from dledger.sending.batch import Batch
+from dledger.sending.batch import OutgoingBatch
 from dledger.sending.futures import SentMany, wait_for
 
 
-def unfinished() -> Batch[None, int]:
-    return Batch(1, 0.0, 5000.0, 5000.0)
+def unfinished() -> OutgoingBatch[None, int]:
+    return OutgoingBatch(1, 0.0, 5000.0, 5000.0)
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -0.5, -1.0])
@@ -27,7 +27,7 @@ def test_all_batches_together_have_one_time(monkeypatch: pytest.MonkeyPatch) -> 
     now_s = 1000.0
     waited: list[float | None] = []
 
-    def wait(_batch: Batch[None, int], timeout_s: float | None) -> None:
+    def wait(_batch: OutgoingBatch[None, int], timeout_s: float | None) -> None:
         nonlocal now_s
         waited.append(timeout_s)
         now_s += 3.0

@@ -16,27 +16,27 @@ from dledger.errors import (
     TooManyProducersError,
     UnknownProducerError,
 )
-from dledger.sending.batch import Batch
-from dledger.sending.numbering import UNNUMBERED_MS, Numbering, new_producer_name
+from dledger.sending.batch import OutgoingBatch
+from dledger.sending.numbering import UNNUMBERED_MS, ProducerNumbering, new_producer_name
 
 MESSAGES = 3
-Make = Callable[..., Batch[None, int]]
+Make = Callable[..., OutgoingBatch[None, int]]
 
 
 @pytest.fixture
-def numbers() -> Numbering:
+def numbers() -> ProducerNumbering:
     """Whose names are n0, n1, ..."""
     names = itertools.count()
-    return Numbering(make_name=lambda: f"n{next(names)}")
+    return ProducerNumbering(make_name=lambda: f"n{next(names)}")
 
 
 @pytest.fixture
-def send(numbers: Numbering) -> Make:
+def send(numbers: ProducerNumbering) -> Make:
     """Makes batches of three messages, one after the other, and numbers them as a sender does."""
     count = itertools.count()
 
-    def made(*, doubtful: bool = False, error: DLedgerError | None = None) -> Batch[None, int]:
-        batch: Batch[None, int] = Batch(next(count), 0.0, 5000.0, 5000.0)
+    def made(*, doubtful: bool = False, error: DLedgerError | None = None) -> OutgoingBatch[None, int]:
+        batch: OutgoingBatch[None, int] = OutgoingBatch(next(count), 0.0, 5000.0, 5000.0)
         batch.payloads = [b""] * MESSAGES
         batch.complete()
         numbers.assign(batch, 0.0)
@@ -49,13 +49,15 @@ def send(numbers: Numbering) -> Make:
     return made
 
 
-def store(numbers: Numbering, batch: Batch[None, int]) -> None:
+def store(numbers: ProducerNumbering, batch: OutgoingBatch[None, int]) -> None:
     """It is answered: all of it is stored."""
     batch.sequence += MESSAGES
     numbers.stored(batch)
 
 
-def number_again(numbers: Numbering, *waiting: Batch[None, int], now_ms: float = 0.0) -> list[tuple[str, int, bool]]:
+def number_again(
+    numbers: ProducerNumbering, *waiting: OutgoingBatch[None, int], now_ms: float = 0.0
+) -> list[tuple[str, int, bool]]:
     """What the batches are sent with after a failure."""
     numbers.regroup(waiting, now_ms)
     for batch in waiting:
@@ -72,7 +74,7 @@ def test_names_are_names_and_never_the_same() -> None:
         check_name(name)
 
 
-def test_behind_what_is_stored_numbers_are_given_out_again(numbers: Numbering, send: Make) -> None:
+def test_behind_what_is_stored_numbers_are_given_out_again(numbers: ProducerNumbering, send: Make) -> None:
     """Case 1: one was refused for good, those behind it were never stored."""
     store(numbers, send())
     send()
@@ -80,7 +82,7 @@ def test_behind_what_is_stored_numbers_are_given_out_again(numbers: Numbering, s
     assert number_again(numbers, send(), send()) == [("n0", 3, False), ("n0", 6, False)]
 
 
-def test_doubtful_numbers_stay_where_nothing_is_missing(numbers: Numbering, send: Make) -> None:
+def test_doubtful_numbers_stay_where_nothing_is_missing(numbers: ProducerNumbering, send: Make) -> None:
     """Case 2: all of them, also those behind it; a later one gets the next."""
     store(numbers, send())
     waiting = [send(error=NotLeaderError("")), send(doubtful=True), send()]
@@ -93,7 +95,7 @@ def test_doubtful_numbers_stay_where_nothing_is_missing(numbers: Numbering, send
     ]
 
 
-def test_a_refused_batch_behind_a_doubtful_one_leaves_no_hole(numbers: Numbering, send: Make) -> None:
+def test_a_refused_batch_behind_a_doubtful_one_leaves_no_hole(numbers: ProducerNumbering, send: Make) -> None:
     """Case 2: its number is given to the next one."""
     store(numbers, send())
     kept = send(doubtful=True)
@@ -103,7 +105,9 @@ def test_a_refused_batch_behind_a_doubtful_one_leaves_no_hole(numbers: Numbering
     assert (send().producer, send().sequence) == ("n0", 9)
 
 
-def test_what_must_be_stored_because_something_behind_it_is_keeps_its_number(numbers: Numbering, send: Make) -> None:
+def test_what_must_be_stored_because_something_behind_it_is_keeps_its_number(
+    numbers: ProducerNumbering, send: Make
+) -> None:
     """Case 2: a copy of it arrived late, after the retry was refused. Under another number it would be stored twice."""
     store(numbers, send())
     known_late = send(doubtful=True, error=NotLeaderError(""))
@@ -113,7 +117,7 @@ def test_what_must_be_stored_because_something_behind_it_is_keeps_its_number(num
     assert number_again(numbers, *waiting, send()) == [("n0", 3, True), ("n0", 9, False), ("n0", 12, False)]
 
 
-def test_behind_a_certain_hole_nothing_is_doubtful(numbers: Numbering, send: Make) -> None:
+def test_behind_a_certain_hole_nothing_is_doubtful(numbers: ProducerNumbering, send: Make) -> None:
     """Case 3: the numbers before it are never reached under this name."""
     store(numbers, send())
     kept = send(doubtful=True)
@@ -124,7 +128,7 @@ def test_behind_a_certain_hole_nothing_is_doubtful(numbers: Numbering, send: Mak
     assert waiting[2].outcomes == [None] * MESSAGES
 
 
-def test_behind_an_uncertain_hole_what_is_doubtful_stays_so(numbers: Numbering, send: Make) -> None:
+def test_behind_an_uncertain_hole_what_is_doubtful_stays_so(numbers: ProducerNumbering, send: Make) -> None:
     """Case 4: it is stored if the lost one is. All else must not wait for that."""
     lost = send(doubtful=True)
     waiting = [send(doubtful=True), send(), send(doubtful=True)]
@@ -135,7 +139,7 @@ def test_behind_an_uncertain_hole_what_is_doubtful_stays_so(numbers: Numbering, 
     assert number_again(numbers, waiting[1], waiting[2]) == [("n1", 0, False), ("n0", 9, True)]
 
 
-def test_what_lost_its_numbers_is_not_overtaken(numbers: Numbering, send: Make) -> None:
+def test_what_lost_its_numbers_is_not_overtaken(numbers: ProducerNumbering, send: Make) -> None:
     """What is behind it got its own while it had an old name: they say nothing, as long as they were not sent."""
     lost, kept, refused, behind = send(doubtful=True), send(doubtful=True), send(doubtful=True), send()
     numbers.failed(lost)
@@ -146,7 +150,9 @@ def test_what_lost_its_numbers_is_not_overtaken(numbers: Numbering, send: Make) 
 
 
 @pytest.mark.parametrize("error", [UnknownProducerError(""), OutOfOrderSequenceError("")])
-def test_where_the_broker_knows_of_less_a_new_name_begins(numbers: Numbering, send: Make, error: DLedgerError) -> None:
+def test_where_the_broker_knows_of_less_a_new_name_begins(
+    numbers: ProducerNumbering, send: Make, error: DLedgerError
+) -> None:
     """Case 5: it has forgotten the producer. A doubtful batch may be told so by a broker that leads no more."""
     store(numbers, send())
     waiting = [send(error=error), send()]
@@ -157,7 +163,7 @@ def test_where_the_broker_knows_of_less_a_new_name_begins(numbers: Numbering, se
     assert number_again(numbers, send(doubtful=True, error=OutOfOrderSequenceError(""))) == [("n1", 6, True)]
 
 
-def test_without_room_nothing_is_numbered_for_a_while(numbers: Numbering, send: Make) -> None:
+def test_without_room_nothing_is_numbered_for_a_while(numbers: ProducerNumbering, send: Make) -> None:
     """Case 6; then it is tried again."""
     assert number_again(numbers, send(error=TooManyProducersError("")), send()) == [("", -1, False)] * 2
     assert numbers.are_off
@@ -167,7 +173,7 @@ def test_without_room_nothing_is_numbered_for_a_while(numbers: Numbering, send: 
     assert not numbers.are_off
 
 
-def test_a_refusal_because_of_an_earlier_batch_costs_no_name(numbers: Numbering, send: Make) -> None:
+def test_a_refusal_because_of_an_earlier_batch_costs_no_name(numbers: ProducerNumbering, send: Make) -> None:
     """It was sent behind another one, which was refused for good: it follows what is stored after all."""
     store(numbers, send())
     send()  # refused for good

@@ -15,9 +15,9 @@ from dledger.client.shared import AppendResult
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.sending.aio import AsyncLinks, AsyncSender
 from dledger.sending.aio_stream import AsyncStream
-from dledger.sending.batch import Batch
+from dledger.sending.batch import OutgoingBatch
 from dledger.sending.futures import SentItem, wait_for
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, Sender
 from dledger.sending.window import Window, WindowOptions
@@ -32,7 +32,7 @@ def window_of(*, batch_items: int = 1024, pending_bytes_max: int = 1 << 20, time
     options = WindowOptions(
         linger_ms=0.0, batch_items=batch_items, pending_bytes_max=pending_bytes_max, timeout_ms=timeout_ms
     )
-    return Window(options, RULES, Numbering())
+    return Window(options, RULES, ProducerNumbering())
 
 
 class SilentStream:
@@ -43,11 +43,11 @@ class SilentStream:
 
     def __init__(self, on_answer: Callable[..., Any], on_end: Callable[..., Any]) -> None:
         self.broken: DLedgerError | None = None
-        self.under_way: list[Batch[Any, Any]] = []
+        self.under_way: list[OutgoingBatch[Any, Any]] = []
         self._on_answer = on_answer
         self._on_end = on_end
 
-    def submit(self, batch: Batch[Any, Any]) -> DLedgerError | None:
+    def submit(self, batch: OutgoingBatch[Any, Any]) -> DLedgerError | None:
         self.under_way.append(batch)
         return None
 
@@ -216,7 +216,7 @@ def test_what_was_said_not_to_be_sent_is_not_sent() -> None:
     async def run() -> None:
         call, told = Call(), list[object]()
         stream = opened(call, told)
-        batch: AppendBatch = Batch(1, 0.0, 10_000.0, 10_000.0)
+        batch: AppendBatch = OutgoingBatch(1, 0.0, 10_000.0, 10_000.0)
         batch.payloads = [b"x"]
         batch.complete()
         batch.begin(0.0, is_first=True)
@@ -247,7 +247,7 @@ def test_a_task_is_told_whatever_callbacks_raise() -> None:
     asyncio.run(run())
 
 
-def waited(batch: Batch[Any, Any]) -> Awaitable[object]:
+def waited(batch: OutgoingBatch[Any, Any]) -> Awaitable[object]:
     told = asyncio.Event()
     batch.when_done(told.set)
     return told.wait()

@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from dledger.client.appends import AppendBatch, wire_of
-from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
-from dledger.sending.batch import AllStored, Batch
+from dledger.sending.batch import AllStored, OutgoingBatch
 from dledger.sending.stream import Stream
 from tests.support.waiting import wait_until
 
@@ -54,7 +54,7 @@ def noting(told: list[str]) -> Callable[[object, AppendBatch, object], Callable[
 
 
 def one_entry() -> AppendBatch:
-    batch: AppendBatch = Batch(1, 0.0, 10_000.0, 10_000.0)
+    batch: AppendBatch = OutgoingBatch(1, 0.0, 10_000.0, 10_000.0)
     batch.payloads = [b"x"]
     batch.complete()
     batch.begin(0.0, is_first=True)
@@ -288,4 +288,52 @@ def test_a_stream_does_not_end_in_the_middle_of_an_answer() -> None:
     stream.close()
 
     assert told == ["AllStored", "UnavailableError", "end"]
+    call.spoken.set()
+
+
+@pytest.mark.usefixtures("_short_last_word")
+def test_a_server_that_answers_what_nobody_asked_is_believed_nothing() -> None:
+    """Which request its answers were meant for is not known: all are unknown, and told why."""
+    call = OneAnswer()
+    told: list[object] = []
+    ended = threading.Event()
+
+    def on_answer(_stream: object, _batch: object, answer: object) -> Callable[[], object]:
+        told.append(answer)
+        return int
+
+    wire = replace(wire_of("default"), decode=lambda _data, _address: (7, AllStored([])))
+    stream = Stream(call, "n1:1", wire, on_answer, lambda _stream: ended.set())  # type: ignore[arg-type]
+    stream.open(10)
+    for _ in range(2):
+        assert stream.submit(one_entry()) is None
+    next(call.requests)  # gRPC has the first
+    call.answers.release()
+    assert ended.wait(30)
+
+    assert [(type(one), one.outcome) for one in told if isinstance(one, DLedgerError)] == [
+        (InvalidRequestError, "unknown")
+    ] * 2
+    assert "answered request 7" in str(told[0])
+    call.spoken.set()
+
+
+@pytest.mark.usefixtures("_short_last_word")
+def test_the_end_of_a_stream_does_not_wait_for_the_applications_code() -> None:
+    """A callback may wait for what is sent again on another stream, which is made when this one has ended."""
+    call = SilentCall(accepted=True, over=False)
+    told: list[str] = []
+    stream = Stream(
+        call,  # type: ignore[arg-type]
+        "n1:1",
+        wire_of("default"),
+        lambda *_: partial(told.append, "callback"),
+        lambda _stream: told.append("end"),
+    )
+    stream.open(10)
+    for _ in range(2):
+        assert stream.submit(one_entry()) is None
+    stream.close()
+
+    assert told == ["end", "callback", "callback"]
     call.spoken.set()

@@ -17,9 +17,9 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.sending import window as window_module
-from dledger.sending.batch import AllStored, Answer, Batch
+from dledger.sending.batch import AllStored, Answer, OutgoingBatch
 from dledger.sending.futures import SentItem
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
 from dledger.sending.window import Window, WindowOptions, Wish
@@ -34,14 +34,14 @@ class Line:
         self.address = "n1:1"
         self.server_memory = ""
         self.broken: DLedgerError | None = None
-        self.batches: list[Batch[None, int]] = []
+        self.batches: list[OutgoingBatch[None, int]] = []
         self.is_closed = False
         self.refusals: list[DLedgerError] = []
         """What is not even submitted."""
         self._on_answer = on_answer
         self._on_end = on_end
 
-    def submit(self, batch: Batch[None, int]) -> DLedgerError | None:
+    def submit(self, batch: OutgoingBatch[None, int]) -> DLedgerError | None:
         if self.refusals:
             return self.refusals.pop()
         self.batches.append(batch)
@@ -64,7 +64,7 @@ class Line:
 @contextmanager
 def sending(
     options: WindowOptions,
-    numbering: Numbering,
+    numbering: ProducerNumbering,
     *,
     refusals: Sequence[DLedgerError] = (),
     find_leader: Callable[[], str | None] = lambda: None,
@@ -91,7 +91,7 @@ def sending(
 def test_room_for_several_is_told_to_all_who_wait() -> None:
     """Whoever is not woken waits until something else is done, perhaps in vain."""
     options = WindowOptions(linger_ms=0.0, pending_bytes_max=130, timeout_ms=60_000.0)
-    with sending(options, Numbering()) as (sender, lines):
+    with sending(options, ProducerNumbering()) as (sender, lines):
         sender.add_many([b"a", b"b"])
         adding = [threading.Thread(target=sender.add, args=(b"c",)) for _ in range(2)]
         for thread in adding:
@@ -108,7 +108,7 @@ def test_room_for_several_is_told_to_all_who_wait() -> None:
 def test_numbers_that_found_no_room_may_be_given_again() -> None:
     """They were not used: a sender that takes only those behind them would never store anything again."""
     options = WindowOptions(linger_ms=0.0, pending_bytes_max=65, timeout_ms=50.0)
-    with sending(options, Numbering("given")) as (sender, lines):
+    with sending(options, ProducerNumbering("given")) as (sender, lines):
         first, _ = sender.add(b"a", sequence=0, timeout_s=60.0)
         with pytest.raises(PendingFullError):
             sender.add_many([b"b", b"c"], sequence=1)
@@ -124,7 +124,7 @@ def test_numbers_that_found_no_room_may_be_given_again() -> None:
 @pytest.mark.usefixtures("caplog")
 def test_a_callback_that_fails_harms_nobody() -> None:
     """Neither whoever else waits for the batch, nor what comes later: the same thread drives everything."""
-    with sending(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), Numbering()) as (sender, lines):
+    with sending(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), ProducerNumbering()) as (sender, lines):
         item = SentItem(*sender.add(b"a"))
         called: list[int] = []
 
@@ -146,7 +146,7 @@ def test_a_callback_that_fails_harms_nobody() -> None:
 
 def test_a_server_that_refuses_is_left() -> None:
     """With its stream: nobody would close it later."""
-    with sending(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), Numbering()) as (sender, lines):
+    with sending(WindowOptions(linger_ms=0.0, timeout_ms=60_000.0), ProducerNumbering()) as (sender, lines):
         batch, _ = sender.add(b"a")
         wait_until(lambda: len(lines) == 1, "connected")
         lines[0].answer(NotLeaderError("not here"))
@@ -161,7 +161,7 @@ def test_what_a_stream_that_has_just_ended_does_not_take_goes_to_the_next() -> N
     """Nobody answers what was never submitted."""
     refusals = [UnavailableError("the stream is closed")]
     options = WindowOptions(linger_ms=0.0, timeout_ms=60_000.0)
-    with sending(options, Numbering(), refusals=refusals) as (sender, lines):
+    with sending(options, ProducerNumbering(), refusals=refusals) as (sender, lines):
         batch, _ = sender.add(b"a")
         wait_until(lambda: len(lines) == 2, "connected again")
         lines[1].answer()
@@ -175,7 +175,7 @@ def test_a_late_server_is_not_left_because_nobody_says_who_leads(monkeypatch: py
     monkeypatch.setattr(window_module, "LOOK_AGAIN_MS", 1.0)
     looks: list[None] = []
     options = WindowOptions(linger_ms=0.0, timeout_ms=60_000.0)
-    with sending(options, Numbering(), find_leader=lambda: looks.append(None)) as (sender, lines):
+    with sending(options, ProducerNumbering(), find_leader=lambda: looks.append(None)) as (sender, lines):
         batch, _ = sender.add(b"a")
         wait_until(lambda: len(looks) > 2, "it looks who leads")
         assert not lines[0].is_closed
@@ -199,7 +199,7 @@ def test_whoever_waits_hears_of_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
     links: Links[None, int] = Links(connect, lambda: None, lambda _address, _error: None)
     options = WindowOptions(linger_ms=0.0, timeout_ms=60_000.0)
-    sender = Sender(links, Window(options, RULES, Numbering()), "s")
+    sender = Sender(links, Window(options, RULES, ProducerNumbering()), "s")
     item = SentItem(*sender.add(b"a"))
     item.add_done_callback(called.append)
     monkeypatch.setattr(sender._window, "step", step)

@@ -20,9 +20,9 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.sending import window as window_module
-from dledger.sending.batch import AllStored, Batch
+from dledger.sending.batch import AllStored, OutgoingBatch
 from dledger.sending.futures import wait_for
-from dledger.sending.numbering import Numbering
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import LOOK_AFTER_MS, Window, WindowOptions
 from dledger.types import LogIndex, Position, Term
 from tests.unit.sending.world import REFUSED, RULES, World
@@ -30,13 +30,13 @@ from tests.unit.sending.world import REFUSED, RULES, World
 ONE_EACH = WindowOptions(linger_ms=0.0, batch_items=1)
 
 
-def named() -> Numbering:
+def named() -> ProducerNumbering:
     """Whose names are n0, n1, ..."""
     names = itertools.count()
-    return Numbering(make_name=lambda: f"n{next(names)}")
+    return ProducerNumbering(make_name=lambda: f"n{next(names)}")
 
 
-def opened(options: WindowOptions = ONE_EACH, *, numbering: Numbering | None = None) -> Window[None, int]:
+def opened(options: WindowOptions = ONE_EACH, *, numbering: ProducerNumbering | None = None) -> Window[None, int]:
     """A window with an open stream on which one batch has succeeded."""
     made: Window[None, int] = Window(options, RULES, numbering)
     add(made, b"first")
@@ -47,26 +47,28 @@ def opened(options: WindowOptions = ONE_EACH, *, numbering: Numbering | None = N
     return made
 
 
-def add(window: Window[None, int], *payloads: bytes, now_ms: float = 0.0) -> list[Batch[None, int]]:
+def add(window: Window[None, int], *payloads: bytes, now_ms: float = 0.0) -> list[OutgoingBatch[None, int]]:
     return [window.add(payload, now_ms)[0] for payload in payloads]
 
 
-def sent(window: Window[None, int], now_ms: float = 0.0) -> list[Batch[None, int]]:
+def sent(window: Window[None, int], now_ms: float = 0.0) -> list[OutgoingBatch[None, int]]:
     """All that the window wants to have sent now."""
     return list(iter(lambda: window.next_to_send(now_ms), None))
 
 
-def store(window: Window[None, int], *batches: Batch[None, int], now_ms: float = 0.0) -> None:
+def store(window: Window[None, int], *batches: OutgoingBatch[None, int], now_ms: float = 0.0) -> None:
     for batch in batches:
         window.answered(batch, AllStored(range(len(batch.sent))), now_ms)
 
 
-def fail(window: Window[None, int], error: DLedgerError, *batches: Batch[None, int], now_ms: float = 0.0) -> None:
+def fail(
+    window: Window[None, int], error: DLedgerError, *batches: OutgoingBatch[None, int], now_ms: float = 0.0
+) -> None:
     for batch in batches:
         window.answered(batch, error, now_ms)
 
 
-def bodies(batches: list[Batch[None, int]]) -> list[list[bytes]]:
+def bodies(batches: list[OutgoingBatch[None, int]]) -> list[list[bytes]]:
     return [[batch.payloads[place] for place in batch.sent] for batch in batches]
 
 
@@ -350,7 +352,7 @@ def test_given_numbers_follow_each_other() -> None:
     with pytest.raises(InvalidRequestError, match="enable_idempotence"):
         window.check_number(0)
 
-    window = Window(ONE_EACH, RULES, Numbering("mine"))
+    window = Window(ONE_EACH, RULES, ProducerNumbering("mine"))
     window.check_number(7)
     first, _ = window.add(b"a", 0.0, sequence=7)
     with pytest.raises(OutOfOrderSequenceError, match="8 is next"):
@@ -368,7 +370,7 @@ def test_given_numbers_follow_each_other() -> None:
 
 def test_after_given_numbers_have_failed_new_ones_survive_the_next_failure() -> None:
     """What became of the former ones has been told: it says nothing of those that the application gives now."""
-    window: Window[None, int] = Window(ONE_EACH, RULES, Numbering("mine"))
+    window: Window[None, int] = Window(ONE_EACH, RULES, ProducerNumbering("mine"))
     for number in (0, 1):
         window.add(b"x", 0.0, sequence=number)
     window.step(0.0)
@@ -383,7 +385,7 @@ def test_after_given_numbers_have_failed_new_ones_survive_the_next_failure() -> 
 
 def test_given_numbers_follow_what_was_taken() -> None:
     """Not what was offered: only a part of it may have found room."""
-    window: Window[None, int] = Window(ONE_EACH, RULES, Numbering("mine"))
+    window: Window[None, int] = Window(ONE_EACH, RULES, ProducerNumbering("mine"))
     _, _, count = window.add_some([b"a", b"b"], 0, 0.0, sequence=5)
     assert count == 1
 
@@ -541,7 +543,7 @@ def test_what_is_refused_late_counts_for_nothing() -> None:
 
 def test_of_given_numbers_only_those_of_what_is_taken_are_used_up() -> None:
     """Else what comes next would get a number that is another one's."""
-    window: Window[None, int] = Window(WindowOptions(batch_items=2), RULES, Numbering("mine"))
+    window: Window[None, int] = Window(WindowOptions(batch_items=2), RULES, ProducerNumbering("mine"))
     batch, place, count = window.add_some([b"0", b"1", b"2"], 0, 0.0, sequence=0)
     assert (batch.sequence, place, count) == (0, 0, 2)
     with pytest.raises(OutOfOrderSequenceError, match="2 is next"):

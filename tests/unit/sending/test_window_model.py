@@ -7,13 +7,13 @@ import random
 import pytest
 
 from dledger.errors import DLedgerError, InvalidRequestError
-from dledger.sending.batch import Batch, is_unknown
-from dledger.sending.numbering import Numbering
+from dledger.sending.batch import OutgoingBatch, is_unknown
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import WindowOptions
 from tests.unit.sending.world import REFUSED, World
 
 ITEMS = 60
-Told = list[tuple[bytes, Batch[None, int], int]]
+Told = list[tuple[bytes, OutgoingBatch[None, int], int]]
 
 
 def bad_day(seed: int, *, numbered: bool) -> tuple[World, Told]:
@@ -25,7 +25,9 @@ def bad_day(seed: int, *, numbered: bool) -> tuple[World, Told]:
         inflight_requests_max=dice.choice([1, 3, 32]),
         timeout_ms=dice.choice([300.0, 5000.0]),
     )
-    world = World(options, numbering=Numbering() if numbered else None, seed=seed, faults=dice.choice([0.1, 0.3, 0.6]))
+    world = World(
+        options, numbering=ProducerNumbering() if numbered else None, seed=seed, faults=dice.choice([0.1, 0.3, 0.6])
+    )
     world.log.producers_max = dice.choice([1, 2, 1000])
     told: Told = []
 

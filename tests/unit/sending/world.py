@@ -19,11 +19,11 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
-from dledger.sending.batch import AllStored, Answer, Batch, Rules
-from dledger.sending.numbering import Numbering
+from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
+from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
 
-RULES: Rules[None, int] = Rules(
+RULES: WindowRules[None, int] = WindowRules(
     is_retried=lambda error: (
         isinstance(error, NotLeaderError | PendingFullError | UnavailableError) and error.outcome == "not_applied"
     ),
@@ -74,7 +74,7 @@ class World:
     """
 
     def __init__(
-        self, options: WindowOptions, *, numbering: Numbering | None, seed: int = 0, faults: float = 0.0
+        self, options: WindowOptions, *, numbering: ProducerNumbering | None, seed: int = 0, faults: float = 0.0
     ) -> None:
         self.now_ms = 0.0
         self.log = Log()
@@ -90,7 +90,7 @@ class World:
         self.connects = 0
         self.most_under_way = 0
         self._stream = 0  # the number of the open one; 0: none
-        self._under_way: dict[int, Batch[None, int]] = {}
+        self._under_way: dict[int, OutgoingBatch[None, int]] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._wake_at_ms = float("inf")
@@ -130,7 +130,7 @@ class World:
             done.announce()
         self._wake_at_ms = self.window.step(self.now_ms).wake_at_ms if wish.leave else wish.wake_at_ms
 
-    def _take_done(self) -> list[Batch[None, int]]:
+    def _take_done(self) -> list[OutgoingBatch[None, int]]:
         done = self.window.done[:]
         self.window.done.clear()
         return done
@@ -150,7 +150,7 @@ class World:
             self.window.answered(batch, RequestTimeoutError("the stream ended"), self.now_ms)
         self.window.broken(self.now_ms)
 
-    def _send(self, batch: Batch[None, int]) -> None:
+    def _send(self, batch: OutgoingBatch[None, int]) -> None:
         payloads = [batch.payloads[place] for place in batch.sent]
         producer, sequence, stream = batch.producer, batch.sequence, self._stream
         self.requests.append((producer, sequence, payloads))

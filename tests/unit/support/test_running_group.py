@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dledger.errors import DLedgerError, LeaderHint
+from dledger.errors import DLedgerError, LeaderHint, NotLeaderError
 from dledger.server import DLedgerServer
-from dledger.types import LogIndex, Magic
+from dledger.types import AppendedBatch, EntryId, LogIndex, Magic, Role, Term
 from tests.support.running_group import RunningGroup
 
 
@@ -38,3 +40,48 @@ def test_entries_are_appended_once_each_and_in_order_though_leadership_moves(
             assert bodies == [(b"entry %d" % number).ljust(100, b".") for number in range(30)]
     finally:
         group.stop()
+
+
+class Deposed:
+    """A leader that appends one entry, refuses the others, and loses those as soon as it is asked what is committed."""
+
+    fatal = None
+
+    def __init__(self) -> None:
+        self.log = self
+        self.bodies: list[bytes] = []
+        self.is_cut = False
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(term=1, role=Role.LEADER)
+
+    @property
+    def last(self) -> EntryId:
+        return EntryId(Term(1), LogIndex(len(self.bodies) - 1))
+
+    @property
+    def committed_index(self) -> LogIndex:
+        if not self.is_cut:
+            self.is_cut = True
+            del self.bodies[1:]
+        return self.last.index
+
+    def read_range(self, first: int, last: int, _bytes_max: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(magic=Magic.NORMAL) for _ in range(first, last + 1)]
+
+    def submit_append(self, bodies: list[bytes], answer: Callable[[AppendedBatch | DLedgerError], None]) -> None:
+        self.bodies += bodies
+        done = self.is_cut or len(self.bodies) == 1
+        answer(AppendedBatch(Term(1), self.last.index, self.last.index, (0,)) if done else NotLeaderError("no"))
+
+
+def test_entries_that_a_leader_may_lose_yet_do_not_count_as_appended() -> None:
+    """Who is given the rest is asked only once all that it has is committed."""
+    group = RunningGroup.__new__(RunningGroup)
+    node = Deposed()
+    group.nodes = [node]  # type: ignore[list-item]
+
+    group.append(3)
+
+    assert node.bodies == [b"entry 0", b"entry 1", b"entry 2"]
+    assert node.is_cut

@@ -8,15 +8,15 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from cluster.broker_target import BrokerTarget
-from cluster.connection import Target
-from cluster.console.sampler import Pace
-from cluster.console.server import ConsoleServer, Place
+from cluster.connection import GroupTarget
+from cluster.console.sampler import SamplePace
+from cluster.console.server import ConsoleServer, ListenAddress
 from tests.support.fake_broker import FakeBrokers, fake_brokers
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
 
 MakeConsole = Callable[..., ConsoleServer]
-PACE = Pace(watched_s=0.05, unwatched_s=0.2, unsettled_s=0.05, unreachable_s=0.1, timeout_s=0.5)
+PACE = SamplePace(watched_s=0.05, unwatched_s=0.2, unsettled_s=0.05, unreachable_s=0.1, timeout_s=0.5)
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def _consoles() -> Iterator[MakeConsole]:
     with ExitStack() as stack:
 
         def make(addresses: list[str], *, known: bool = True, **options: object) -> ConsoleServer:
-            target = Target(tuple(addresses), "", 2.0)
+            target = GroupTarget(tuple(addresses), "", 2.0)
             server = ConsoleServer(
                 target,
                 BrokerTarget(target.bootstrap, 2.0),
-                place=Place(port=0),
+                place=ListenAddress(port=0),
                 pace=PACE,
                 **options,  # type: ignore[arg-type]  # whichever a test names
             )

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cluster.connection import Target
+from cluster.connection import GroupTarget
 from cluster.console.control import Action, ActionRefusedError, GroupControl, LocalControl
 from cluster.local_group import LocalGroupError
 from dledger.types import NodeId
 
 N0, N1 = NodeId("n0"), NodeId("n1")
-TARGET = Target(("127.0.0.1:1",), "g", 1.0)
+TARGET = GroupTarget(("127.0.0.1:1",), "g", 1.0)
 
 
 @dataclass

@@ -14,8 +14,8 @@ import pytest
 
 from cluster.console import streams
 from cluster.console.control import NoControl
-from cluster.console.guard import GUESSES_IN_ALL_MAX, GUESSES_MAX, GUESSES_S, SESSION_S, Guesses, Rules
-from cluster.console.server import ConsoleServer, Place
+from cluster.console.guard import GUESSES_IN_ALL_MAX, GUESSES_MAX, GUESSES_S, SESSION_S, ConsoleRules, Guesses
+from cluster.console.server import ConsoleServer, ListenAddress
 from dledger.errors import ConfigError
 from dledger.types import LogIndex
 from tests.support.fake_broker import FakeBrokers
@@ -115,7 +115,7 @@ def test_nothing_else_can_be_fetched(shared_console: ConsoleServer, path: str) -
 
 def test_health_needs_no_token(make_console: MakeConsole, log_group: FakeGroup) -> None:
     """For container health checks."""
-    console = make_console(log_group.addresses, rules=Rules(token=TOKEN))
+    console = make_console(log_group.addresses, rules=ConsoleRules(token=TOKEN))
 
     assert request(f"{console.url}healthz").json() == {"status": "ok", "pages": 0}
 
@@ -237,7 +237,7 @@ def test_with_a_token_everything_but_health_and_the_way_in_is_closed(
     make_console: MakeConsole, log_group: FakeGroup
 ) -> None:
     """API answers 401, the page leads to the sign-in."""
-    console = make_console(log_group.addresses, rules=Rules(token=TOKEN, remote=True))
+    console = make_console(log_group.addresses, rules=ConsoleRules(token=TOKEN, remote=True))
 
     assert request(f"{console.url}api/state").status == 401
     assert request(f"{console.url}api/events").status == 401
@@ -249,7 +249,7 @@ def test_with_a_token_everything_but_health_and_the_way_in_is_closed(
 
 def test_signing_in_gives_a_cookie_that_is_not_the_token(make_console: MakeConsole, log_group: FakeGroup) -> None:
     """HttpOnly, SameSite=Strict; a wrong token gives none."""
-    console = make_console(log_group.addresses, rules=Rules(token=TOKEN, remote=True))
+    console = make_console(log_group.addresses, rules=ConsoleRules(token=TOKEN, remote=True))
     wrong = request(f"{console.url}login", method="POST", body=b"token=wrong")
     right = request(f"{console.url}login", method="POST", body=f"token={TOKEN.replace(' ', '+')}".encode())
     cookie = right.headers["set-cookie"]
@@ -266,7 +266,7 @@ def test_signing_in_gives_a_cookie_that_is_not_the_token(make_console: MakeConso
 
 def test_the_printed_address_signs_in_and_hides_the_token(make_console: MakeConsole, log_group: FakeGroup) -> None:
     """The token leaves the address bar at once."""
-    console = make_console(log_group.addresses, rules=Rules(token="token-without-blanks", remote=True))
+    console = make_console(log_group.addresses, rules=ConsoleRules(token="token-without-blanks", remote=True))
 
     opened = request(f"{console.url}?token=token-without-blanks")
 
@@ -279,7 +279,7 @@ def test_whoever_guesses_at_the_token_must_wait(
     make_console: MakeConsole, log_group: FakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However it is brought; then not even the right one is taken, and each guess was logged. Cookies go on."""
-    console = make_console(log_group.addresses, rules=Rules(token=TOKEN, remote=True))
+    console = make_console(log_group.addresses, rules=ConsoleRules(token=TOKEN, remote=True))
     body = f"token={TOKEN.replace(' ', '+')}".encode()
     cookie = request(f"{console.url}login", method="POST", body=body).headers["set-cookie"].split(";")[0]
     for _ in range(GUESSES_MAX - 2):
@@ -312,7 +312,7 @@ def test_guesses_are_bounded_per_address_and_in_all_and_forgotten_after_a_minute
 
 def test_a_session_ends_at_the_server() -> None:
     """A stolen cookie is worth something for half a day, and a made-up one nothing."""
-    rules = Rules(token=TOKEN)
+    rules = ConsoleRules(token=TOKEN)
     session = rules.session(1000)
 
     assert rules.knows_session(session, 1000)
@@ -325,12 +325,12 @@ def test_a_session_ends_at_the_server() -> None:
 
 def test_remote_consoles_answer_to_addresses_and_to_names_that_were_allowed() -> None:
     """A name can be rebound, an address cannot."""
-    rules = Rules(token=TOKEN, remote=True, hosts=frozenset({"console.example"}))
+    rules = ConsoleRules(token=TOKEN, remote=True, hosts=frozenset({"console.example"}))
 
     assert rules.knows_host("192.0.2.7:8080")
     assert rules.knows_host("console.example")
     assert not rules.knows_host("other.example")
-    assert not Rules().knows_host("192.0.2.7:8080")
+    assert not ConsoleRules().knows_host("192.0.2.7:8080")
 
 
 # --- doing things ----------------------------------------------------------------------------------------------------
@@ -479,11 +479,11 @@ def test_a_plain_broker_is_shown_with_its_topics(make_console: MakeConsole, brok
 def test_a_console_that_cannot_listen_says_so() -> None:
     """A port that is taken, in words."""
     from cluster.broker_target import BrokerTarget
-    from cluster.connection import Target
+    from cluster.connection import GroupTarget
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = Place(port=taken.getsockname()[1])
-        server = ConsoleServer(Target(("127.0.0.1:1",), "", 1.0), BrokerTarget(("127.0.0.1:1",), 1.0), place=place)
+        place = ListenAddress(port=taken.getsockname()[1])
+        server = ConsoleServer(GroupTarget(("127.0.0.1:1",), "", 1.0), BrokerTarget(("127.0.0.1:1",), 1.0), place=place)
         with pytest.raises(ConfigError, match="cannot listen"):
             server.start()
         server.stop()

@@ -10,12 +10,14 @@ import pytest
 
 from cluster.console.facts import NodeState
 from cluster.console.history import History
-from cluster.console.sampler import Pace, Sampler
+from cluster.console.sampler import SamplePace, Sampler
 from dledger.errors import RequestTimeoutError, UnavailableError
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import FakeProbe, answer, facts
 
-QUICK = Pace(watched_s=0.01, unwatched_s=30, unsettled_s=0.01, unreachable_s=0.02, timeout_s=0.2, retry_timeout_s=0.1)
+QUICK = SamplePace(
+    watched_s=0.01, unwatched_s=30, unsettled_s=0.01, unreachable_s=0.02, timeout_s=0.2, retry_timeout_s=0.1
+)
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from cluster.cli import main
 from cluster.containers.engine import EngineUnavailableError
 from cluster.drill import main as drill_main
 from cluster.drill.drills import DRILLS, Drill
-from cluster.drill.history import Event
+from cluster.drill.history import DrillEvent
 from cluster.drill.processes import ProcessTarget
 from cluster.drill.runner import DrillResult
 from cluster.drill.stage import DrillOptions
-from cluster.drill.target import DrillError, NotPossibleError, Target
+from cluster.drill.target import DrillError, DrillTarget, NotPossibleError
 from tests.unit.cluster.drill.histories import failover, perfect, result_of
 
 Ran = list[tuple[str, DrillOptions]]
@@ -42,7 +42,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Every drill passes at once, except that ``fill-disk`` loses a message and ``restart-all`` does not start."""
     found: Ran = []
 
-    def run_drill(drill: Drill, target: Target, options: DrillOptions, tell: Callable[[Event], None]) -> DrillResult:
+    def run_drill(
+        drill: Drill, target: DrillTarget, options: DrillOptions, tell: Callable[[DrillEvent], None]
+    ) -> DrillResult:
         found.append((drill.name, options))
         history = perfect()
         if drill.name == "fill-disk":

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.drill import html, report
 from cluster.drill.chart import chart
-from cluster.drill.history import Event, EventKind
+from cluster.drill.history import DrillEvent, EventKind
 from cluster.drill.timeline import Round, facts_of
 from tests.unit.cluster.drill.histories import N0, failover, perfect, result_of
 
@@ -158,7 +158,7 @@ def test_the_chart_of_a_drill_that_broke_off_is_drawn_all_the_same() -> None:
     """It was never healed, nothing was acknowledged again, and many faults have no room for all their words."""
     notes = failover()
     notes.sends = [one for one in notes.sends if one.ended_s < 1.0]
-    notes.events.append(Event(3.9, EventKind.PROBLEM, "no node leads"))
+    notes.events.append(DrillEvent(3.9, EventKind.PROBLEM, "no node leads"))
     result = result_of(notes, None, "no node leads")
     rounds = tuple(facts_of(Round(n, "x", N0, 1.0 + n / 100), notes) for n in range(1, 5))
     broken = type(result)(**{name: getattr(result, name) for name in result.__slots__} | {"rounds": rounds})

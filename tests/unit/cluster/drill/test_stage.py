@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from cluster.drill.history import Recorder
+from cluster.drill.history import HistoryRecorder
 from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.watch import Watch
 from dledger.types import NodeId
 
 if TYPE_CHECKING:
-    from cluster.drill.target import Target
+    from cluster.drill.target import DrillTarget
     from rocketstore.client import BrokerStatus
 
 NODES = [NodeId(f"n{number}") for number in range(3)]
@@ -31,7 +31,7 @@ def alike(end: int) -> BrokerStatus:
 class LateWatch(Watch):
     """Its nodes answer anew only after somebody has looked."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: HistoryRecorder) -> None:
         super().__init__({}, recorder)
         self.recorder = recorder
         self.say(1000, recorder.now_s - 0.5)
@@ -50,16 +50,16 @@ class LateWatch(Watch):
 
 def test_the_end_up_to_which_logs_are_compared_is_not_older_than_the_end_of_the_load() -> None:
     """What follows that end is compared on no node, since it bounds what is read."""
-    recorder = Recorder()
+    recorder = HistoryRecorder()
     watch = LateWatch(recorder)
-    target = cast("Target", SimpleNamespace(nodes=tuple(NODES)))
+    target = cast("DrillTarget", SimpleNamespace(nodes=tuple(NODES)))
 
     assert Stage(target, watch, recorder, DrillOptions()).wait_alike() == ACKNOWLEDGED
 
 
 def test_a_status_is_as_old_as_the_question() -> None:
     """An answer that comes later may be from before."""
-    watch = Watch({}, Recorder())
+    watch = Watch({}, HistoryRecorder())
     watch._take(NODES[0], 1.0, alike(1))
     watch._take(NODES[1], 2.0, alike(2))
 

@@ -6,13 +6,16 @@ import math
 
 import pytest
 
-from cluster.drill.history import EventKind, NodeView, Notes, Outcome, Seen, Send
+from cluster.drill.history import DrillSend, EventKind, NodeView, Notes, SeenChange, SendOutcome
 from cluster.drill.timeline import Round, facts_of, lanes, quantile, series, timeline
 from tests.unit.cluster.drill.histories import N0, N1, failover
 
 
 def acknowledged(*times: float) -> Notes:
-    sends = [Send(number, b"", at_s - 0.01, at_s, Outcome.ACKNOWLEDGED, 0, number) for number, at_s in enumerate(times)]
+    sends = [
+        DrillSend(number, b"", at_s - 0.01, at_s, SendOutcome.ACKNOWLEDGED, 0, number)
+        for number, at_s in enumerate(times)
+    ]
     return Notes(sends=sends, ended_s=10.0)
 
 
@@ -94,13 +97,13 @@ def test_lanes_cover_the_whole_time() -> None:
         (1.04, 3.2, ""),
         (3.2, 4.0, "FOLLOWER"),
     ]
-    assert lanes([Seen(0.0, N1, NodeView("LEADER", 1))], 2.0)[N1][0].end_s == 2.0
+    assert lanes([SeenChange(0.0, N1, NodeView("LEADER", 1))], 2.0)[N1][0].end_s == 2.0
 
 
 def test_throughput_and_latency_by_tenths_of_a_second() -> None:
     """By when the answer came; failures apart, and no latency where nothing was acknowledged."""
-    sends = [Send(n, b"", 0.0, 0.05 + n / 1000, Outcome.ACKNOWLEDGED, 0, n) for n in range(10)]
-    sends.append(Send(10, b"", 0.1, 0.31, Outcome.REFUSED))
+    sends = [DrillSend(n, b"", 0.0, 0.05 + n / 1000, SendOutcome.ACKNOWLEDGED, 0, n) for n in range(10)]
+    sends.append(DrillSend(10, b"", 0.1, 0.31, SendOutcome.REFUSED))
 
     buckets = series(Notes(sends=sends, ended_s=1.0))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cluster.drill.history import Delivery, Outcome, Stored
+from cluster.drill.history import Delivery, SendOutcome, ServedMessage
 from cluster.drill.verdict import EXAMPLES_MAX, DefectKind
 from tests.unit.cluster.drill.histories import N1, N2, History, body_of, perfect
 
@@ -53,7 +53,7 @@ def test_everything_is_lost_if_no_node_gives_anything_back() -> None:
 def test_a_message_that_is_stored_twice_is_a_duplicate() -> None:
     """It was sent once, or acknowledged once."""
     history = perfect()
-    history.change_queue(0, [*history.queue(0), Stored(5, body_of(4), 4)])
+    history.change_queue(0, [*history.queue(0), ServedMessage(5, body_of(4), 4)])
 
     assert kinds(history) == {DefectKind.DUPLICATED: 1}
 
@@ -61,13 +61,13 @@ def test_a_message_that_is_stored_twice_is_a_duplicate() -> None:
 def test_a_message_of_unknown_outcome_may_be_there_or_not() -> None:
     """But not twice."""
     absent, present = perfect(), perfect()
-    absent.with_outcome(9, Outcome.UNKNOWN)
+    absent.with_outcome(9, SendOutcome.UNKNOWN)
     absent.change_queue(1, absent.queue(1)[:-1])
     absent.deliveries = [one for one in absent.deliveries if one.body != body_of(9)]
-    present.with_outcome(9, Outcome.UNKNOWN)
+    present.with_outcome(9, SendOutcome.UNKNOWN)
     doubled = perfect()
-    doubled.with_outcome(9, Outcome.UNKNOWN)
-    doubled.change_queue(1, [*doubled.queue(1), Stored(5, body_of(9), 9)])
+    doubled.with_outcome(9, SendOutcome.UNKNOWN)
+    doubled.change_queue(1, [*doubled.queue(1), ServedMessage(5, body_of(9), 9)])
 
     assert absent.verdict().passed
     assert present.verdict().passed
@@ -102,7 +102,7 @@ def test_a_message_elsewhere_than_acknowledged_is_found() -> None:
 def test_a_refused_message_that_is_stored_is_found() -> None:
     """Whoever sends it again would double it."""
     history = perfect()
-    history.with_outcome(3, Outcome.REFUSED)
+    history.with_outcome(3, SendOutcome.REFUSED)
 
     assert kinds(history) == {DefectKind.REFUSED_BUT_STORED: 1}
 
@@ -110,7 +110,7 @@ def test_a_refused_message_that_is_stored_is_found() -> None:
 def test_a_message_that_nobody_sent_is_found() -> None:
     """For example one of another run."""
     history = perfect()
-    history.change_queue(1, [*history.queue(1), Stored(5, b"who am I", 0)])
+    history.change_queue(1, [*history.queue(1), ServedMessage(5, b"who am I", 0)])
 
     assert kinds(history) == {DefectKind.NEVER_SENT: 1}
 

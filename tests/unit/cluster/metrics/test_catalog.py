@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cluster.metrics.catalog import SPECS, Kind, Spec
+from cluster.metrics.catalog import SPECS, MetricKind, Spec
 from cluster.metrics.families import Families
 
 UNITS = ("seconds", "bytes", "ratio", "info", "index", "entries", "messages", "total")
@@ -17,9 +17,9 @@ RESERVED = ("le", "quantile", "job", "instance")
 def test_a_name_says_unit_and_kind(spec: Spec) -> None:
     """Counters end in _total, base units only, no reserved label, a sentence of help."""
     assert re.fullmatch(r"(dledger|rocketmq)_[a-z]+(_[a-z]+)*", spec.name)
-    assert (spec.kind is Kind.COUNTER) == spec.name.endswith("_total")
+    assert (spec.kind is MetricKind.COUNTER) == spec.name.endswith("_total")
     assert not re.search(r"_(ms|millis|kb|mb|percent|time)(_|$)", spec.name)
-    if spec.kind is Kind.HISTOGRAM:
+    if spec.kind is MetricKind.HISTOGRAM:
         assert spec.name.endswith(UNITS)
     assert spec.meaning.endswith(".")
     assert not set(spec.all_labels) & set(RESERVED)

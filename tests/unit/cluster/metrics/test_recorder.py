@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.metrics.recorder import Recorder
+from cluster.metrics.recorder import MetricsRecorder
 from dledger.core.outbox import RoleChange, RoleReason
 from dledger.errors import DLedgerError, NotLeaderError
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
@@ -12,7 +12,7 @@ N1 = NodeId("n1")
 
 def test_an_answer_is_timed_and_passed_on() -> None:
     """An acknowledged append has a latency; a refused one is counted by its code, and has none."""
-    recorder = Recorder()
+    recorder = MetricsRecorder()
     answers: list[AppendedBatch | DLedgerError] = []
     batch = AppendedBatch(Term(1), LogIndex(0), LogIndex(0), (0,))
     refusal = NotLeaderError("no")
@@ -27,7 +27,7 @@ def test_an_answer_is_timed_and_passed_on() -> None:
 
 def test_what_was_appended_is_told_from_what_was_received() -> None:
     """A leader's batches make histograms; a follower's runs only add up."""
-    recorder = Recorder([N1])
+    recorder = MetricsRecorder([N1])
 
     recorder.wrote(3, 300, as_leader=True)
     recorder.wrote(5, 500, as_leader=False)
@@ -44,7 +44,7 @@ def test_what_was_appended_is_told_from_what_was_received() -> None:
 
 def test_role_changes_are_counted_by_role_and_reason() -> None:
     """An alert on elections needs to know what brought them about."""
-    recorder = Recorder()
+    recorder = MetricsRecorder()
     for reason in (RoleReason.QUORUM_LOST, RoleReason.QUORUM_LOST, RoleReason.LEADER_HEARD):
         recorder.role_changed(RoleChange(Role.FOLLOWER, Term(1), None, reason))
     recorder.role_changed(RoleChange(Role.LEADER, Term(2), N1))

@@ -10,15 +10,15 @@ import grpc
 import pytest
 from google.protobuf.message import Message as Wire
 
-from dledger.access.guard import Guard
-from dledger.access.rules import Rules
+from dledger.access.guard import AccessGuard
+from dledger.access.rules import AccessRules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import SystemClock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
-from dledger.rpc.aio_server import add_methods, aio_server
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from dledger.rpc.connections import Connections
+from dledger.rpc.clients.aio_server import add_methods, aio_server
+from dledger.rpc.clients.connections import Connections
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.ports import GroupView, StateDone
 from rocketstore.broker.service import BrokerService
@@ -27,7 +27,7 @@ from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import QueueOffset, TopicConfig
-from rocketstore.stats import StoreStats
+from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
 
@@ -173,11 +173,11 @@ class Harness:
         config: BrokerConfig | None = None,
         *topics: TopicConfig,
         has_caught_up: Callable[[], bool] = lambda: True,
-        rules: Rules | None = None,
+        rules: AccessRules | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
         self.config = config or BrokerConfig()
-        self.guard = None if rules is None else Guard(rules, name="n0", clock=SystemClock())
+        self.guard = None if rules is None else AccessGuard(rules, name="n0", clock=SystemClock())
         self._security = security
         self._has_caught_up = has_caught_up
         self.store = ServedFakeStore()

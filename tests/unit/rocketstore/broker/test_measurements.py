@@ -12,7 +12,7 @@ from rocketstore.broker.measurements import (
     measure,
 )
 from rocketstore.state.changes import QueueOffset
-from rocketstore.stats import GROUPS_MAX, OTHERS, GroupTotals, StoreStats, TopicTotals
+from rocketstore.store.stats import GROUPS_MAX, OTHERS, GroupTotals, StoreStats, TopicTotals
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole
 from tests.support.waiting import ManualClock
 

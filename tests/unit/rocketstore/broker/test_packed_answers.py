@@ -7,10 +7,10 @@ from rocketstore.broker.codec import ResultEncoder
 from rocketstore.client.sends import WIRE, SendFuture, SendOptions, Sent, window_of
 from rocketstore.message.message import LOOPBACK
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import PutMessageStatus, PutResult, Stored
+from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
 
-OK = [PutResult(PutMessageStatus.PUT_OK, Stored(100 + at, 90, at, 7 + at, 1000)) for at in range(2)]
-BAD = PutResult(PutMessageStatus.FLUSH_DISK_TIMEOUT, Stored(300, 90, 0, 9, 1000), "unknown")
+OK = [PutResult(PutMessageStatus.PUT_OK, StoredPlace(100 + at, 90, at, 7 + at, 1000)) for at in range(2)]
+BAD = PutResult(PutMessageStatus.FLUSH_DISK_TIMEOUT, StoredPlace(300, 90, 0, 9, 1000), "unknown")
 
 
 def answered(results: list[PutResult], *, packed: bool) -> pb.SendResponse:

@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from dledger.access.quota import Limits, Quotas
-from dledger.rpc.answers import AnswerRoom
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.calls import Call
-from dledger.rpc.connections import Connection
-from rocketstore.broker.codec import ResultEncoder, Send
+from dledger.rpc.clients.answers import AnswerRoom
+from dledger.rpc.clients.calls import Call
+from dledger.rpc.clients.connections import Connection
+from rocketstore.broker.codec import ResultEncoder, SendCall
 from rocketstore.broker.send import STREAM_REQUESTS_PENDING_MAX, SendStream
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
@@ -245,10 +245,10 @@ class ImmediateSender:
 
     is_full = False
 
-    async def ensure_topics(self, _request: Send) -> None:
+    async def ensure_topics(self, _request: SendCall) -> None:
         """All exist."""
 
-    def submit(self, _request: Send, done: Callable[[list[PutResult]], None]) -> None:
+    def submit(self, _request: SendCall, done: Callable[[list[PutResult]], None]) -> None:
         done([])
 
     async def wait_room(self, room: asyncio.Event) -> None:
@@ -266,7 +266,7 @@ def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
             call,
             LoopBridge(),
             ImmediateSender(),  # type: ignore[arg-type]
-            lambda _data: Send(1, [], True, 0),
+            lambda _data: SendCall(1, [], True, 0),
             ResultEncoder(STORE_HOST),
         )
         serving = asyncio.create_task(stream.run(stop))
@@ -283,7 +283,7 @@ def test_garbage_ends_a_stream_with_a_reason(broker: Harness) -> None:
     with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
         list(broker.stream("SendStream", iter([b"\xff\xff"])))
     with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
-        broker.call_bytes("Send", b"\xff\xff")
+        broker.call_bytes("SendCall", b"\xff\xff")
 
 
 PULL = pb.PullRequest(group="g", topic="T", queue_id=0, offset=0, max_messages=1)

@@ -75,6 +75,23 @@ def test_a_pipelined_sender_keeps_the_order_and_waits_for_everything_at_its_end(
     assert [one.body for one in brokers.queues["orders", 1].messages] == [b"%d" % number for number in range(200)]
 
 
+def test_receipts_of_many_are_theirs_behind_others_in_the_same_request(brokers: FakeBrokers) -> None:
+    async def test(producer: AsyncProducer) -> None:
+        async with producer.sender(ordered=True, linger_ms=10_000) as sender:
+            first = await sender.send(order(b"before"), queue_id=2)
+            many = await sender.send_many([order(b"%d" % number) for number in range(3)], queue_id=1)
+            await sender.flush()
+            receipts = [one for one in await many.outcomes() if not isinstance(one, DLedgerError)]
+        stored = brokers.queues["orders", 1].messages
+        assert [(one.topic, one.queue_id, one.unique_key) for one in receipts] == [
+            ("orders", 1, one.unique_key) for one in stored
+        ]
+        assert first.result().queue_id == 2
+        assert len(brokers.nodes[0].requests) == 1
+
+    run(brokers, test)
+
+
 def test_another_master_is_found(brokers: FakeBrokers) -> None:
     async def test(producer: AsyncProducer) -> None:
         await producer.send(order(b"before"))

@@ -271,6 +271,16 @@ def test_given_numbers_that_leave_something_out_fail(brokers: FakeBrokers) -> No
     assert brokers.bodies("orders") == [b"0", b"1"]
 
 
+def test_a_sender_of_a_named_producer_may_have_no_name(brokers: FakeBrokers) -> None:
+    """An empty one: its messages are numbered by itself, and leave the producer's numbers alone."""
+    with Producer(brokers.addresses, producer_name="w") as producer:
+        with producer.sender(producer_name="") as sender:
+            sender.send(order(b"other"), queue_id=0).result(30)
+        assert producer.next_sequence() == 0
+
+    assert brokers.bodies("orders") == [b"other"]
+
+
 def test_names_and_numbers_belong_together(brokers: FakeBrokers, producer: Producer) -> None:
     """A number without a name, a name without numbers, and names that are none."""
     with pytest.raises(InvalidRequestError, match="producer_name"):

@@ -121,6 +121,11 @@ def test_what_no_broker_takes_is_not_sent(producer: Producer, brokers: FakeBroke
         producer.send(Message("", b""))
     with pytest.raises(MessageRefusedError, match="read-only"):
         producer.send(Message("read-only", b""))
+    with (
+        Producer(brokers.addresses, body_bytes_max=10) as brief,
+        pytest.raises(MessageRefusedError, match="11 bytes, more than 10"),
+    ):
+        brief.send(order(bytes(11)), queue_id=0)
     assert not brokers.nodes[0].requests
 
 
@@ -325,3 +330,32 @@ def test_a_closed_producer_says_so(brokers: FakeBrokers) -> None:
         producer.send(order(), queue_id=0)
     with pytest.raises(UnavailableError, match="the producer is closed"):
         producer.sender()
+
+
+def test_closing_finishes_what_other_threads_send_beside_a_sender(brokers: FakeBrokers) -> None:
+    """Directly, and by the sender: both are answered before the connections are closed."""
+    node = brokers.nodes[0]
+    producer = Producer(brokers.addresses, timeout_s=60)
+    sender = producer.sender()
+    sender.send(order(b"by the sender"), queue_id=0).result(30)
+    node.gate.clear()
+    failures: list[DLedgerError] = []
+
+    def send() -> None:
+        try:
+            producer.send(order(b"directly"), queue_id=0)
+        except DLedgerError as error:
+            failures.append(error)
+
+    sending, closing = threading.Thread(target=send), threading.Thread(target=producer.close)
+    sending.start()
+    wait_until(lambda: node.waiting == 1, "in flight")
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    node.gate.set()
+    for thread in (closing, sending):
+        thread.join(60)
+
+    assert not failures
+    assert brokers.bodies("orders") == [b"by the sender", b"directly"]

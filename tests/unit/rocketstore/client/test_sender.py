@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from dledger.errors import ConfigError, UnavailableError
+from dledger.errors import ConfigError, DLedgerError, UnavailableError
 from rocketstore.client import Producer, SendFuture
 from rocketstore.client.errors import MessageRefusedError, SendOutcomeUnknownError
 from rocketstore.message.message import Message
@@ -316,8 +316,22 @@ def test_failed_attempts_are_told_of_also_if_they_are_repeated(brokers: FakeBrok
     """Whoever watches a producer sees the trouble that its callers do not."""
     told: list[tuple[str, str]] = []
     brokers.nodes[0].sends.append(Refusal("OS_PAGECACHE_BUSY"))
-    with Producer(brokers.addresses, on_failure=lambda address, error: told.append((address, str(error)))) as producer:
+
+    def watch(address: str, error: DLedgerError) -> None:
+        told.append((address, str(error)))
+        raise RuntimeError("a bug of the one who watches")
+
+    with Producer(brokers.addresses, on_failure=watch) as producer:
         producer.send(Message("orders", b"a"), queue_id=0)
 
     assert [address for address, _ in told] == [brokers.nodes[0].address]
     assert "OS_PAGECACHE_BUSY" in told[0][1]
+    assert brokers.bodies("orders") == [b"a"]
+
+
+def test_a_producer_forgets_the_senders_that_are_closed(producer: Producer) -> None:
+    """One that lives long may have had any number of them."""
+    for _ in range(5):
+        producer.sender().close()
+
+    assert len(producer._senders) == 1

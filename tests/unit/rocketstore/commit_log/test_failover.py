@@ -14,8 +14,8 @@ import pytest
 
 from dledger.config import ServerConfig
 from dledger.types import Role
+from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.message.record import decode_record
-from rocketstore.role_change import BrokerRoleChange
 from rocketstore.types import BrokerRole, PutResult
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.commit_log.replicas import Replica, members_of, message, node_config

@@ -14,9 +14,9 @@ from dledger.store.mmap_file_list import Placement
 from rocketstore.commit_log.flush import (
     CommitLogFlusher,
     DeadlineWatcher,
+    FlushPace,
     FlushRequest,
     GroupFlushService,
-    Pace,
     PacedService,
     commit_all,
     flush_all,
@@ -303,7 +303,7 @@ def test_every_so_often_all_is_done_whatever_its_size(supervisor: Supervisor) ->
     """Least pages else."""
     clock = ManualClock(0)
     work = Work()
-    service = PacedService("test", Pace(500, 4, 1000), work, work.waiting, clock, supervisor)
+    service = PacedService("test", FlushPace(500, 4, 1000), work, work.waiting, clock, supervisor)
 
     for now_ms in (500, 1000, 1500, 2000):
         clock.now_ms = now_ms
@@ -316,7 +316,7 @@ def test_every_so_often_all_is_done_whatever_its_size(supervisor: Supervisor) ->
 def test_a_paced_service_sleeps_until_there_is_work(supervisor: Supervisor, timed: bool) -> None:
     """It is woken by ``noted``, works, and sleeps again; stopping does what is left."""
     work = Work()
-    service = PacedService("test", Pace(1, 4, 3, timed), work, work.waiting, SystemClock(), supervisor)
+    service = PacedService("test", FlushPace(1, 4, 3, timed), work, work.waiting, SystemClock(), supervisor)
     service.start()
 
     work.there = True
@@ -336,7 +336,7 @@ def test_stopping_does_not_wait_for_the_interval(supervisor: Supervisor) -> None
     """An hour's interval, and it ends at once with everything done."""
     work = Work()
     work.there = True
-    service = PacedService("test", Pace(3_600_000, 4, 3_600_000), work, work.waiting, SystemClock(), supervisor)
+    service = PacedService("test", FlushPace(3_600_000, 4, 3_600_000), work, work.waiting, SystemClock(), supervisor)
     service.start()
 
     service.stop()
@@ -373,8 +373,8 @@ def test_paces_are_the_configured_ones() -> None:
     """RocketMQ's defaults."""
     config = MessageStoreConfig()
 
-    assert Pace.of_flush(config) == Pace(500, 4, 10_000, timed=True)
-    assert Pace.of_commit(config) == Pace(200, 4, 200, timed=True)
+    assert FlushPace.of_flush(config) == FlushPace(500, 4, 10_000, timed=True)
+    assert FlushPace.of_commit(config) == FlushPace(200, 4, 200, timed=True)
 
 
 def test_with_sync_flush_there_is_a_group_service_only(queue: MappedFileQueue, supervisor: Supervisor) -> None:

@@ -25,7 +25,7 @@ from rocketstore.message.message import (
     HostAddress,
 )
 from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
-from rocketstore.types import SCHEDULE_TOPIC, FlushDiskType, PutMessageStatus, PutResult, Stored
+from rocketstore.types import SCHEDULE_TOPIC, FlushDiskType, PutMessageStatus, PutResult, StoredPlace
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.support.waiting import ManualClock, wait_until
 from tests.unit.rocketstore.commit_log.support import (
@@ -43,7 +43,7 @@ RECORD_BYTES = 97
 """Of ``message()``: 91, a topic of 1 and a body of 5 bytes."""
 
 
-def stored(result: PutResult) -> Stored:
+def stored(result: PutResult) -> StoredPlace:
     """Where a message went."""
     assert result.stored is not None, result
     return result.stored
@@ -75,7 +75,7 @@ def test_a_put_tells_where_the_message_is(tmp_path: Path) -> None:
     results = put(log, message(), one)
 
     assert [result.status for result in results] == [Status.PUT_OK] * 2
-    assert stored(results[1]) == Stored(RECORD_BYTES, RECORD_BYTES + 6, 3, 41, clock.now_ms)
+    assert stored(results[1]) == StoredPlace(RECORD_BYTES, RECORD_BYTES + 6, 3, 41, clock.now_ms)
     assert (one.offset, one.size, one.queue_offset, one.store_timestamp) == (97, 103, 41, clock.now_ms)
     assert decode_record(log.read_record(97) or b"") == one
     assert log.queue_offsets == {("t", 0): 1, ("t", 3): 42}

@@ -27,7 +27,7 @@ from rocketstore.types import (
     PutMessageStatus,
     PutResult,
     RecordHead,
-    Stored,
+    StoredPlace,
 )
 from tests.support.waiting import ManualClock, wait_until
 from tests.unit.rocketstore.commit_log.replicas import (
@@ -62,7 +62,7 @@ def log(replica: Replica) -> ReplicatedCommitLog:
     return replica.log
 
 
-def stored(result: PutResult) -> Stored:
+def stored(result: PutResult) -> StoredPlace:
     assert (result.status, result.outcome, result.ok) == (PutMessageStatus.PUT_OK, "stored", True), result
     assert result.stored is not None
     return result.stored
@@ -490,7 +490,7 @@ def test_a_failing_disk_leaves_no_lock_behind(replica: Replica, monkeypatch: pyt
 # --- reads ----------------------------------------------------------------------------------------------------------
 
 
-def fill(replica: Replica, count: int = 100) -> list[Stored]:
+def fill(replica: Replica, count: int = 100) -> list[StoredPlace]:
     """Messages over several segments."""
     bodies = [b"x" * (300 + 7 * number % 500) for number in range(count)]
     return [stored(one) for one in replica.put(*(message(body, number % 3) for number, body in enumerate(bodies)))]
@@ -651,7 +651,7 @@ def flip(replica: Replica, position: int, bit: int = 0) -> None:
         file.write(bytes([byte ^ (1 << bit)]))
 
 
-def refusal(replica: Replica, one: Stored, sound: bytes) -> CorruptLogError | None:
+def refusal(replica: Replica, one: StoredPlace, sound: bytes) -> CorruptLogError | None:
     """How reading a record is refused; None if it is given out, as it was stored."""
     try:
         assert replica.log.read(one.offset, one.size) == sound

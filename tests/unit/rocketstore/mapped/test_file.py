@@ -9,7 +9,7 @@ import pytest
 from dledger.errors import DiskError
 from rocketstore.mapped.file import PAGE_BYTES, StoreFile, create_file, create_sparse_file
 from rocketstore.mapped.transient_pool import TransientStorePool
-from tests.store.crash_fs import IO_ERROR, FailingFs
+from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 SIZE = 4 * PAGE_BYTES
 
@@ -104,6 +104,48 @@ def test_a_write_that_fails_is_a_disk_error(tmp_path: Path) -> None:
         file.append(b"x")
 
     assert file.wrote == 0
+
+
+@pytest.mark.parametrize("why", [IO_ERROR, NO_SPACE])
+def test_a_full_disk_that_does_not_take_the_zeros_either_is_a_failed_one(tmp_path: Path, why: int) -> None:
+    """What was refused may come back: the file must not be appended to, as after any other failed write."""
+    fs = FailingFs()
+    file = new_file(tmp_path, fs)
+    fs.fails = lambda call, _path: {"write": NO_SPACE, "sync": why}.get(call)
+
+    with pytest.raises(DiskError, match="wiping a partly written record at offset 0"):
+        file.append(b"x")
+
+
+def test_what_is_cut_off_cannot_come_back(tmp_path: Path) -> None:
+    """The zeros are durable at once, or a flush is due that makes them so, although nothing was appended."""
+    fs = FailingFs()
+    file = new_file(tmp_path, fs)
+    for durable in (True, False):
+        file.append(b"x" * 100)
+        file.flush()
+        fs.calls.clear()
+
+        file.cut(10, durable=durable)
+
+        assert [call for call, _ in fs.calls] == ["write", "sync"][: 1 + durable]
+        assert file.is_blank(10)
+        assert file.flush_due(0) is not durable
+    file.flush()
+    assert not file.flush_due(0)
+
+
+def test_what_is_written_again_is_durable_at_once(tmp_path: Path) -> None:
+    fs = FailingFs()
+    file = new_file(tmp_path, fs)
+    file.append(b"wrong")
+    file.flush()
+    fs.calls.clear()
+
+    file.rewrite(0, b"right")
+
+    assert [call for call, _ in fs.calls] == ["write", "sync"]
+    assert file.read(0, 5) == b"right"
 
 
 def test_only_what_is_committed_can_be_read_and_flushed(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
 from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, scan_entries, scan_records
-from rocketstore.stats import StoreStats
+from rocketstore.store.stats import StoreStats
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, entry, golden_message, golden_message_v6

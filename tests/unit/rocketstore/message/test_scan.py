@@ -14,7 +14,7 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.properties import encode_properties
 from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
-from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, ScanOutcome, scan_entries, scan_records
+from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, RecordScanOutcome, scan_entries, scan_records
 from rocketstore.message.tags import java_hash
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 from tests.unit.rocketstore.message.samples import (
@@ -73,7 +73,7 @@ def test_the_golden_record_is_found() -> None:
 
     properties = b"KEYS\x01k1 k2\x02TAGS\x01TagA"
     head = RecordHead("TopicTest", 3, 1024, 125, 2598919, 1_700_000_000_123, 5, 0, 9, properties)
-    assert outcome == ScanOutcome([head], 125, "more", "offset 1149: the data ends")
+    assert outcome == RecordScanOutcome([head], 125, "more", "offset 1149: the data ends")
 
 
 @given(st.lists(MESSAGES, max_size=6), st.booleans())

@@ -14,7 +14,7 @@ from rocketstore.message.message import Message
 from rocketstore.state import publisher
 from rocketstore.state.broker_state import BrokerState, StateIncompleteError, StateSettings
 from rocketstore.state.changes import MalformedStateError, QueueOffset, TopicConfig
-from rocketstore.state.snapshot import Snapshot, read_snapshot
+from rocketstore.state.snapshot import BrokerSnapshot, read_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
@@ -395,7 +395,7 @@ def test_the_log_is_kept_from_the_first_change_that_no_snapshot_holds(master: Me
 def test_the_log_is_kept_while_the_disk_refuses_the_snapshot(master: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """What should be in it is in the log alone."""
 
-    def refused(_fs: object, _directory: Path, _snapshot: Snapshot) -> None:
+    def refused(_fs: object, _directory: Path, _snapshot: BrokerSnapshot) -> None:
         raise OSError(28, "no space left")
 
     (needed_from,) = master.store.keepers

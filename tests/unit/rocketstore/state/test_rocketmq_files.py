@@ -22,7 +22,7 @@ from rocketstore.state.changes import (
     TopicConfig,
 )
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
-from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from tests.store.crash_fs import NO_SPACE, FailingFs
 from tests.unit.rocketstore.state.conftest import Member
@@ -107,10 +107,10 @@ def test_what_is_taken_over_can_be_read_again(number: float, tmp_path: Path) -> 
     (tmp_path / "topics.json").write_text(json.dumps({"topicConfigTable": {"Odd": odd, "Sound": sound}}))
 
     changes = read_rocketmq_files(tmp_path)
-    write_snapshot(RealFileSystem(), tmp_path, Snapshot(changes))
+    write_snapshot(RealFileSystem(), tmp_path, BrokerSnapshot(changes))
 
     assert changes == (PutTopic(TopicConfig("Sound", 8, 4, 6)),)
-    assert read_snapshot(tmp_path) == Snapshot(changes)
+    assert read_snapshot(tmp_path) == BrokerSnapshot(changes)
 
 
 def test_a_file_of_any_length_is_left_out(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from dledger.store.fs import RealFileSystem
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, TopicConfig
-from rocketstore.state.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 
-SNAPSHOT = Snapshot(
+SNAPSHOT = BrokerSnapshot(
     (PutTopic(TopicConfig("T")), CommitOffsets("g", (QueueOffset("T", 1, 5),))),
     next_offset=12,
     last_record=(4096, 77),

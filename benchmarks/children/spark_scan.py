@@ -1,0 +1,113 @@
+"""A Spark session that scans: ``python -m benchmarks.children.spark_scan``, commands as JSON on stdin.
+
+It is a process of its own because it is kept on given processors, with all that it starts: the JVM, the Python workers.
+``start`` makes the session; ``scan`` runs the query once over a log or a Parquet directory and tells how long it took;
+``convert`` writes the log's rows as Parquet; ``memory`` tells the most memory that any Python worker had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS: Final = (
+    "index bigint, topic string, queueId int, queueOffset bigint, flag int, sysFlag int, bornTimestamp timestamp, "
+    "storeTimestamp timestamp, properties string, body binary"
+)
+"""What a job that wants everything reads."""
+HEADERS: Final = "queueId int, queueOffset bigint, sysFlag int, storeTimestamp timestamp, bodyLength int"
+"""What the headers of records tell; also how long bodies are, so that the query is the same."""
+_KIB: Final = 1024
+
+
+def rows(spark: SparkSession, command: dict[str, Any]) -> DataFrame:  # Any: the values of a JSON object
+    """The data frame that a command names."""
+    if command["format"] == "parquet":
+        return spark.read.parquet(command["path"])
+    schema = HEADERS if command["columns"] == "headers" else COLUMNS
+    reader = spark.read.format("dledger").schema(schema)
+    return reader.options(splitBytes=command.get("split", "256m")).load(command["path"])
+
+
+def scan(frame: DataFrame, *, bodies: bool) -> int:
+    """Touch every row: how many there are, how long bodies are, when the last one was stored."""
+    from pyspark.sql import functions as f
+
+    length = f.length("body") if bodies else f.col("bodyLength")
+    row = frame.agg(f.count("*"), f.sum(length), f.max("storeTimestamp")).collect()[0]
+    return int(row[0])
+
+
+def start(command: dict[str, Any]) -> SparkSession:
+    """The session, on as many processors as there are threads for tasks."""
+    from dledger_spark.session import spark_session
+
+    threads = int(command["threads"])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+    settings = {
+        "spark.driver.memory": "2g",
+        "spark.local.dir": command["scratch"],
+        "spark.sql.warehouse.dir": command["scratch"],
+        "spark.sql.parquet.compression.codec": "snappy",
+        "spark.sql.files.maxPartitionBytes": "256m",
+    }
+    return spark_session(f"local[{threads}]", "dledger-bench", **settings)
+
+
+def worker_peak_bytes() -> int:
+    """The most memory that one of the Python processes below this one has had so far."""
+    parents: dict[int, int] = {}
+    peaks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        pid = int(path.parent.name)
+        parents[pid] = int(fields["PPid"])
+        if fields["Name"].strip().startswith("python"):
+            peaks[pid] = int(fields.get("VmHWM", "0").split()[0]) * _KIB
+    return max((peak for pid, peak in peaks.items() if _is_below(pid, os.getpid(), parents)), default=0)
+
+
+def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    pid = parents.get(pid, 0)
+    while pid and pid != ancestor:
+        pid = parents.get(pid, 0)
+    return pid == ancestor
+
+
+def main() -> None:
+    """Serve until stdin closes."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # Spark may print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    spark: SparkSession | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer: dict[str, object] = {}
+        if spark is None:
+            spark = start(command)
+        elif command["do"] == "scan":
+            frame = rows(spark, command)
+            began = time.perf_counter()
+            answer["rows"] = scan(frame, bodies=command["columns"] != "headers")
+            answer["seconds"] = time.perf_counter() - began
+        elif command["do"] == "convert":
+            rows(spark, command).write.mode("overwrite").parquet(command["target"])
+        elif command["do"] == "memory":
+            answer["bytes"] = worker_peak_bytes()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    if spark is not None:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The handle on the pipelining client process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.processes import PythonChild
+
+MODULE = "benchmarks.children.load_client"
+
+
+class LoadClient(PythonChild):
+    """One client process of a group; see ``children/load_client.py``."""
+
+    def __init__(self, addresses: Sequence[str], group: str, log: Path, *, tls: Path | None = None) -> None:
+        """``tls``: the directory with the client's certificate, if the group speaks TLS."""
+        words = [] if tls is None else ["--tls", str(tls)]
+        super().__init__(MODULE, [*words, group, *addresses], log)
+
+    def appends_per_second(self, seconds: float, warmup_seconds: float, body_bytes: int, window: int) -> float:
+        """Entries acknowledged per second with ``window`` appends outstanding. Raises if any was not acknowledged."""
+        command = {
+            "do": "measure",
+            "seconds": seconds,
+            "warmup_seconds": warmup_seconds,
+            "body_bytes": body_bytes,
+            "window": window,
+        }
+        answer = self.ask(command, seconds + warmup_seconds + 90.0)
+        return float(answer["per_second"])
+
+    def submit_singles(self, address: str, count: int, body_bytes: int, timeout_seconds: float) -> None:
+        """Begin ``count`` appends at the node, a request each, all at once; ``hear`` tells how they ended."""
+        command = {"do": "pend", "count": count, "body_bytes": body_bytes, "timeout_seconds": timeout_seconds}
+        self.tell({**command, "address": address})

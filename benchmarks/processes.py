@@ -1,0 +1,124 @@
+"""Child processes of the benchmarks. Each is ended by its own id, whatever happens; none is ever looked up by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class ChildError(Exception):
+    """Raised when a child ended, stayed silent or answered nonsense; carries the end of what it wrote to stderr."""
+
+
+def end(process: subprocess.Popen[bytes], grace_seconds: float = 5.0) -> None:
+    """Terminate one process by its id, kill it if it does not go, and collect it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def spawn_daemon(
+    argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program whose output goes to ``log``; the caller must ``end`` it."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+
+
+class PythonChild:
+    """A Python module of ours in a process of its own, spoken to in lines of JSON over its stdin and stdout.
+
+    It ends when its stdin closes, so it cannot outlive a benchmark that was itself killed.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+        self._log = log
+        self._module = module
+        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        self._received = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        end(self.process)
+
+    def tell(self, command: Mapping[str, object]) -> None:
+        """Send one command."""
+        pipe = self._pipe(self.process.stdin)
+        try:
+            pipe.write(json.dumps(command).encode() + b"\n")
+            pipe.flush()
+        except BrokenPipeError as error:
+            raise ChildError(self._complaint("is gone")) from error
+
+    def hear(self, timeout_seconds: float) -> dict[str, Any]:  # Any: the values of a JSON object
+        """The next answer. Raises ``ChildError`` if none comes in time."""
+        pipe = self._pipe(self.process.stdout)
+        deadline = time.monotonic() + timeout_seconds
+        while b"\n" not in self._received:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise ChildError(self._complaint(f"did not answer in {timeout_seconds:g} s"))
+            chunk = os.read(pipe.fileno(), 65536)
+            if not chunk:
+                raise ChildError(self._complaint("ended"))
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        answer = json.loads(line)
+        if not isinstance(answer, dict):
+            raise ChildError(self._complaint(f"answered {answer!r}"))
+        return answer
+
+    def ask(self, command: Mapping[str, object], timeout_seconds: float) -> dict[str, Any]:  # Any: as in ``hear``
+        """Send a command and wait for its answer."""
+        self.tell(command)
+        return self.hear(timeout_seconds)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        if pipe is None:
+            raise ChildError("the child was started without pipes")
+        return pipe
+
+    def _complaint(self, what: str) -> str:
+        tail = self._log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
+        return f"{self._module} {what}" + (f"; it wrote:\n{tail}" if tail else "")

@@ -1,0 +1,43 @@
+"""The scenarios, in the order in which they run: quiet and short ones first, those that fill the disk last."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.registry import Scenario
+from benchmarks.scenarios import (
+    appends,
+    brokers,
+    console,
+    failover,
+    messages,
+    metrics,
+    resources,
+    restart,
+    spark,
+    spark_live,
+    spark_replicas,
+    store,
+    tls,
+)
+
+ALL: Final[tuple[Scenario, ...]] = (
+    resources.IDLE,
+    resources.PENDING,
+    console.IDLE,
+    appends.SYNC,
+    appends.ASYNC,
+    metrics.SCRAPE,
+    metrics.OVERHEAD,
+    tls.SCENARIO,
+    failover.SCENARIO,
+    store.SCENARIO,
+    messages.SCENARIO,
+    brokers.GROUP,
+    brokers.PLAIN,
+    spark.DECODE,
+    spark.SCANS,
+    spark_live.SCENARIO,
+    restart.SCENARIO,
+    spark_replicas.SCENARIO,
+)

@@ -1,0 +1,184 @@
+"""Real brokers: sending, pulling and asking over gRPC, and how long a killed master is missed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks import stats
+from benchmarks.context import Context
+from benchmarks.figures import Figure
+from benchmarks.registry import Scenario
+from benchmarks.scenarios import failover
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import LocalGroup
+from dledger.errors import DLedgerError
+from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record, encode_record
+
+TOPIC: Final = "bench"
+QUEUES: Final = 8
+BODY: Final = os.urandom(1024)
+SENT_MAX: Final = 3_000_000
+"""What one round may send: about 3 GiB of log on every broker."""
+PULLED: Final = 300_000
+ASKED: Final = 2000
+KILLS_MAX: Final = 20
+GIVE_UP_SECONDS: Final = 30.0
+LOG_APPENDS: Final = "the same entries appended to a bare replicated log"
+DECODING: Final = "decoding the same records alone"
+HEALTH_CHECK: Final = "a gRPC health check of the same broker"
+LOG_FAILOVER: Final = "the bare replicated log's longest"
+
+
+def send_rate(producer: Producer, seconds: float) -> float:
+    """Messages per second of a pipelined producer, all acknowledged."""
+    messages = [Message(TOPIC, BODY) for _ in range(1024)]
+    sent = 0
+    started = time.perf_counter()
+    deadline = started + seconds
+    with producer.sender() as sender:
+        while time.perf_counter() < deadline and sent < SENT_MAX:
+            for message in messages:
+                sender.send(message)
+            sent += len(messages)
+        sender.flush()
+        took = time.perf_counter() - started
+        if sender.failed_messages:
+            raise RuntimeError(f"{sender.failed_messages} messages were not stored")
+    return sent / took
+
+
+def bare_append_rate(context: Context, size: int) -> float:
+    """Entries of the same size per second, appended to a group of as many nodes."""
+    with LocalGroup(context.directory / f"bare-group-{size}", size=size) as group, closing(group.client()) as client:
+        body = BODY + bytes(len(encode_record(Message(TOPIC, BODY))) - len(BODY))
+        sent = 0
+        started = time.perf_counter()
+        deadline = started + context.settings.seconds
+        with client.appender() as appender:
+            while time.perf_counter() < deadline:
+                for _ in range(1024):
+                    appender.append(body)
+                sent += 1024
+        return sent / (time.perf_counter() - started)
+
+
+def prepare(admin: Admin) -> None:
+    """The topic that everything uses."""
+    admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
+
+
+def measure_group(context: Context, names: frozenset[str]) -> Iterator[Figure]:
+    """A group of three, quorum flush."""
+    settings = context.settings
+    if "broker_send_3nodes" in names:
+        with LocalBrokers(context.directory / "brokers") as brokers:
+            brokers.master()
+            with brokers.admin() as admin, brokers.producer(timeout_s=30) as producer:
+                prepare(admin)
+                send_rate(producer, settings.warmup_seconds)
+                rates = [send_rate(producer, settings.seconds) for _ in range(settings.rounds)]
+        yield Figure("broker_send_3nodes", stats.median(rates), "messages/s", LOG_APPENDS, bare_append_rate(context, 3))
+    if "broker_failover_p99" in names:
+        yield from measure_failover(context)
+
+
+def measure_failover(context: Context) -> Iterator[Figure]:
+    """Kill the master under load; the seconds until a send is acknowledged again."""
+    kills = min(context.settings.kills, KILLS_MAX)
+    took: list[float] = []
+    with LocalBrokers(context.directory / "brokers-failover") as brokers, brokers.producer() as producer:
+        brokers.master()
+        with brokers.admin() as admin:
+            prepare(admin)
+        for _ in range(kills):
+            send_rate(producer, 0.5)
+            master = brokers.master()
+            started = time.perf_counter()
+            brokers.kill(master)
+            while True:
+                try:
+                    producer.send(Message(TOPIC, BODY))
+                    break
+                except DLedgerError:
+                    if time.perf_counter() > started + GIVE_UP_SECONDS:
+                        raise
+            took.append(time.perf_counter() - started)
+            brokers.start(master)
+            brokers.wait_converged()
+    context.say(f"  seconds of each kill: {' '.join(f'{value:.2f}' for value in sorted(took))}")
+    with LocalGroup(context.directory / "failover-bare") as group, closing(group.client()) as client:
+        bare = [failover.first_append_after_kill(group, client) for _ in range(3)]
+    yield Figure("broker_failover_p99", stats.percentile(took, 99), "s", LOG_FAILOVER, max(bare))
+
+
+def measure_plain(context: Context, names: frozenset[str]) -> Iterator[Figure]:
+    """One plain broker, ASYNC_FLUSH."""
+    settings = context.settings
+    with LocalBrokers(context.directory / "broker-plain", size=1, plain=True, flush="async") as brokers:
+        brokers.master()
+        with brokers.admin() as admin, brokers.producer(timeout_s=30) as producer:
+            prepare(admin)
+            send_rate(producer, settings.warmup_seconds)
+            if "broker_send_plain" in names:
+                rates = [send_rate(producer, settings.seconds) for _ in range(settings.rounds)]
+                bare = bare_append_rate(context, 1)
+                yield Figure("broker_send_plain", stats.median(rates), "messages/s", LOG_APPENDS, bare)
+            while sum(one.max_offset for one in admin.queue_ranges(TOPIC)) < PULLED:
+                send_rate(producer, 1.0)
+            if "pull" in names:
+                pulled = [pull_rate(brokers) for _ in range(settings.rounds)]
+                yield Figure("pull", stats.median(pulled), "messages/s", DECODING, decode_rate())
+            if "query_p50" in names:
+                yield from measure_query(brokers, admin, producer)
+
+
+def pull_rate(brokers: LocalBrokers) -> float:
+    """Messages per second that one consumer takes, every body looked at."""
+    with brokers.consumer("", TOPIC) as consumer:
+        taken = 0
+        started = time.perf_counter()
+        while taken < PULLED:
+            got = consumer.poll(4096)
+            if not all(len(message.body) == len(BODY) for message in got):
+                raise RuntimeError("a message came back changed")
+            taken += len(got)
+        return taken / (time.perf_counter() - started)
+
+
+def decode_rate() -> float:
+    """Messages per second of decoding one record again and again."""
+    record = encode_record(Message(TOPIC, BODY, properties={"UNIQ_KEY": "7F000001000078C900000000000001BE"}))
+    started = time.perf_counter()
+    for _ in range(50_000):
+        decode_record(record)
+    return 50_000 / (time.perf_counter() - started)
+
+
+def measure_query(brokers: LocalBrokers, admin: Admin, producer: Producer) -> Iterator[Figure]:
+    """One message by its id at a time, beside the least that a call can cost."""
+    receipt = producer.send(Message(TOPIC, BODY, properties={"KEYS": "asked-for"}))
+    took: list[float] = []
+    bare: list[float] = []
+    with grpc.insecure_channel(brokers.addresses[0]) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for _ in range(ASKED):
+            started = time.perf_counter()
+            admin.message_by_id(receipt.message_id)
+            between = time.perf_counter()
+            health.Check(health_pb2.HealthCheckRequest())
+            bare.append(time.perf_counter() - between)
+            took.append(between - started)
+    yield Figure("query_p50", stats.median(took) * 1000, "ms", HEALTH_CHECK, stats.median(bare) * 1000)
+
+
+GROUP: Final = Scenario("three brokers, quorum flush", ("broker_send_3nodes", "broker_failover_p99"), measure_group)
+PLAIN: Final = Scenario("a plain broker", ("broker_send_plain", "pull", "query_p50"), measure_plain)

@@ -1,0 +1,72 @@
+"""How long a group takes no appends after its leader is killed, default settings on both sides."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Final
+
+from benchmarks import stats
+from benchmarks.context import Context
+from benchmarks.figures import Figure
+from benchmarks.peers import etcd
+from benchmarks.registry import Scenario
+from benchmarks.targets import ETCD
+from cluster.local_group import LocalGroup
+from dledger.client import DLedgerClient
+from dledger.errors import DLedgerError
+
+ETCD_KILLS_MAX: Final = 5
+GIVE_UP_SECONDS: Final = 30.0
+BODY: Final = os.urandom(1024)
+
+
+def first_append_after_kill(group: LocalGroup, client: DLedgerClient) -> float:
+    """Kill the leader; the seconds until a new append is acknowledged. The node is back in the group afterwards."""
+    client.append(BODY)
+    leader = group.leader()
+    started = time.perf_counter()
+    group.kill(leader)
+    while True:
+        try:
+            client.append(BODY)
+            break
+        except DLedgerError:
+            if time.perf_counter() > started + GIVE_UP_SECONDS:
+                raise
+    took = time.perf_counter() - started
+    group.start(leader)
+    group.wait_converged()
+    return took
+
+
+def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
+    """Kills of ours, with etcd's spread evenly among them."""
+    kills = context.settings.kills
+    etcd_kills = min(kills, ETCD_KILLS_MAX)
+    ours: list[float] = []
+    theirs: list[float] = []
+    with ExitStack() as stack:
+        group = stack.enter_context(LocalGroup(context.directory / "group-failover"))
+        client = stack.enter_context(closing(group.client()))
+        peer = None
+        if etcd.available():
+            peer = stack.enter_context(etcd.etcd_group(context.directory / "etcd-failover"))
+            peer.putter()(BODY)
+        else:
+            context.baseline_missing(ETCD, etcd.INSTALL)
+        for number in range(kills):
+            ours.append(first_append_after_kill(group, client))
+            its_turn = number * etcd_kills // kills != (number + 1) * etcd_kills // kills
+            if peer is not None and its_turn:
+                theirs.append(peer.first_put_after_kill(BODY))
+    context.say(f"  seconds of each kill: {' '.join(f'{value:.2f}' for value in sorted(ours))}")
+    if "failover_p50" in names:
+        yield Figure("failover_p50", stats.median(ours), "s", ETCD, stats.median(theirs) if theirs else None)
+    if "failover_max" in names:
+        yield Figure("failover_max", max(ours), "s", ETCD, max(theirs, default=None))
+
+
+SCENARIO: Final = Scenario("failover: SIGKILL for the leader", ("failover_p50", "failover_max"), measure)

@@ -1,0 +1,160 @@
+"""Spark beside a running group of three brokers: following a topic, catching up with it, writing into it.
+
+Producer, three brokers and Spark share this machine's processors: where there are two, none of them is alone. So there
+are two figures of reading: live, while a producer sends what it can; and of a topic that was filled before, from the
+same running group.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, Final
+
+from benchmarks import stats
+from benchmarks.context import Context
+from benchmarks.figures import Figure
+from benchmarks.processes import PythonChild
+from benchmarks.registry import Scenario
+from benchmarks.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
+from cluster.local_brokers import LocalBrokers
+from rocketstore.client import Producer, TopicInfo
+from rocketstore.message.message import Message
+
+CHILD: Final = "benchmarks.children.spark_live"
+BODY: Final = os.urandom(200)
+FILLED: Final = 1_000_000
+SINK_ROWS: Final = 300_000
+LIVE_RATE_MAX: Final = 60_000
+"""What the live producer sends at most, per second: a little more than has to be kept up with."""
+FOLLOWED_SECONDS: Final = 30.0
+SETTLE_SECONDS: Final = 60.0
+"""How long to send before it counts: Java compiles meanwhile, for half a minute with a fifth of one processor."""
+PATIENCE_SECONDS: Final = 600.0
+QUEUES: Final = 8
+
+
+class Live:
+    """The group, a producer of this process, and the session."""
+
+    def __init__(self, context: Context, stack: ExitStack) -> None:
+        self.brokers = stack.enter_context(LocalBrokers(context.directory / "spark-live"))
+        self.brokers.master()
+        self.producer: Producer = stack.enter_context(self.brokers.producer(timeout_s=60))
+        scratch = context.directory / "spark-live-scratch"
+        scratch.mkdir()
+        self._child = stack.enter_context(PythonChild(CHILD, [str(scratch)], context.directory / "spark-live.log"))
+        servers = ",".join(self.brokers.addresses)
+        # The leader is the busiest process here, and whatever it sends waits for what it stores.
+        self._reads = {"bootstrap.servers": servers, "group": self.brokers.name, "readFrom": "follower"}
+        self._writes = {"bootstrap.servers": servers}
+
+    def topic(self, name: str) -> None:
+        """Make a topic."""
+        with self.brokers.admin(30) as admin:
+            admin.put_topic(TopicInfo(name, QUEUES, QUEUES))
+
+    def send(self, topic: str, count: int, rate: float = 0) -> float:
+        """Send so many messages, not more than ``rate`` per second; gives how many there were per second."""
+        message = Message(topic, BODY)
+        began = time.perf_counter()
+        with self.producer.sender() as sender:
+            for number in range(0, count, 1000):
+                for _ in range(1000):
+                    sender.send(message)
+                if rate and (ahead := (number + 1000) / rate - (time.perf_counter() - began)) > 0:
+                    time.sleep(ahead)
+            sender.flush()
+            if sender.failed_messages:
+                raise RuntimeError(f"{sender.failed_messages} messages were not stored")
+        return count / (time.perf_counter() - began)
+
+    def ask(self, do: str, **more: object) -> dict[str, Any]:  # Any: the values of a JSON object
+        """One command to the session."""
+        return self._child.ask({"do": do, **more}, PATIENCE_SECONDS)
+
+    def reading(self, topic: str) -> dict[str, str]:
+        """The options of a stream of all that the topic, which is new, will get."""
+        with closing(self.brokers.client(30)) as client:
+            end = client.metadata().committed_index + 1
+        return {**self._reads, "subscribe": topic, "startingOffsets": f'{{"index": {end}}}'}
+
+    def wait_seen(self, rows: int) -> dict[str, Any]:  # Any: as above
+        """What the stream has seen once that many rows are among it."""
+        while (seen := self.ask("seen"))["rows"] < rows:
+            time.sleep(0.1)
+        return seen
+
+    def sink_seconds(self, topic: str, rows: int) -> float:
+        """How long a job takes to write so many rows."""
+        options = {**self._writes, "topic": topic}
+        return float(self.ask("sink", options=options, rows=rows, bytes=len(BODY))["seconds"])
+
+
+@contextmanager
+def following(live: Live, topic: str) -> Iterator[None]:
+    """While the stream runs; the topic is new."""
+    live.ask("follow", options=live.reading(topic))
+    live.send(topic, 1000)
+    live.wait_seen(1)
+    try:
+        yield
+    finally:
+        live.ask("stop")
+
+
+def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
+    """One group, one session."""
+    with ExitStack() as stack:
+        live = Live(context, stack)
+        if names & {"spark_stream", "spark_stream_lag"}:
+            yield from measure_live(context, live, names)
+        if "spark_stream_drain" in names:
+            live.topic("filled")
+            reading = live.reading("filled")
+            sent = live.send("filled", FILLED)
+            context.say(f"  {FILLED:,} messages were sent at {sent:,.0f}/s")
+            rates = [drain_rate(live, reading) for _ in range(context.settings.rounds)]
+            yield Figure("spark_stream_drain", stats.median(rates), "messages/s", BARE_PRODUCER, sent)
+        if "spark_sink" in names:
+            live.topic("written")
+            live.sink_seconds("written", SINK_ROWS // 10)  # the first job starts the workers
+            rates = [SINK_ROWS / live.sink_seconds("written", SINK_ROWS) for _ in range(context.settings.rounds)]
+            live.topic("bare")
+            yield Figure("spark_sink", stats.median(rates), "messages/s", BARE_PRODUCER, live.send("bare", SINK_ROWS))
+
+
+def measure_live(context: Context, live: Live, names: frozenset[str]) -> Iterator[Figure]:
+    """Send and follow at once: what the stream has read, and how old messages were when their batch was done."""
+    live.topic("live")
+    with following(live, "live"):
+        warm = int(LIVE_RATE_MAX * SETTLE_SECONDS)
+        live.send("live", warm, LIVE_RATE_MAX)
+        before = live.ask("seen")  # with the lag that it then has, as at the end
+        began = time.time()
+        count = int(LIVE_RATE_MAX * max(context.settings.seconds, FOLLOWED_SECONDS))
+        sent = live.send("live", count, LIVE_RATE_MAX)
+        after = live.wait_seen(1000 + warm + count)
+    rate = (1000 + warm + count - before["rows"]) / (after["ended"] - began)
+    ages = after["oldest"][len(before["oldest"]) :]
+    if "spark_stream" in names:
+        yield Figure("spark_stream", rate, "messages/s", SENT_MEANWHILE, sent)
+    if "spark_stream_lag" in names:
+        yield Figure("spark_stream_lag", max(ages), "s", OWN_P50, stats.median(ages))
+
+
+def drain_rate(live: Live, reading: dict[str, str]) -> float:
+    """Messages per second of a stream that reads all there is, from its start to its end."""
+    answer = live.ask("drain", options=reading)
+    if answer["rows"] != FILLED:
+        raise RuntimeError(f"{answer['rows']} messages were read of {FILLED}")
+    return FILLED / float(answer["seconds"])
+
+
+SCENARIO: Final = Scenario(
+    "following a running group with Spark, and writing into it",
+    ("spark_stream", "spark_stream_lag", "spark_stream_drain", "spark_sink"),
+    measure,
+)

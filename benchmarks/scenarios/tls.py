@@ -1,0 +1,76 @@
+"""What TLS costs: the same load on two groups, one with it and one without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+from benchmarks import stats
+from benchmarks.context import Context
+from benchmarks.figures import Figure
+from benchmarks.load import LoadClient
+from benchmarks.registry import Scenario
+from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
+from benchmarks.scenarios.brokers import prepare, send_rate
+from benchmarks.targets import PLAINTEXT
+from cluster.local_brokers import LocalBrokers
+from cluster.local_group import LocalGroup
+
+
+def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
+    """Each pair runs side by side and takes turns, so that the machine's moods meet both."""
+    if "tls_append_pipelined" in names:
+        yield measure_appends(context)
+    if "tls_broker_send" in names:
+        yield measure_sends(context)
+
+
+def measure_appends(context: Context) -> Figure:
+    """One client, pipelined, TLS between it and the leader and between the members."""
+    settings = context.settings
+    window = WINDOWS["append_pipelined"][0]
+    with ExitStack() as stack:
+        rates: list[Callable[[], float]] = []
+        for name, tls in (("with-tls", True), ("plaintext", False)):
+            group = stack.enter_context(LocalGroup(context.directory / name, name=name, tls=tls))
+            group.leader()
+            directory = group.tls.directory if group.tls is not None else None
+            client = stack.enter_context(
+                LoadClient(group.addresses, group.name, context.directory / f"{name}.log", tls=directory)
+            )
+            rates.append(
+                partial(client.appends_per_second, settings.seconds, settings.warmup_seconds, BODY_BYTES, window)
+            )
+        return Figure("tls_append_pipelined", *_in_turns(context, rates, "entries/s"))
+
+
+def measure_sends(context: Context) -> Figure:
+    """One pipelined producer, quorum flush."""
+    settings = context.settings
+    with ExitStack() as stack:
+        rates: list[Callable[[], float]] = []
+        for name, tls in (("brokers-with-tls", True), ("brokers-plaintext", False)):
+            brokers = stack.enter_context(LocalBrokers(context.directory / name, tls=tls))
+            brokers.master()
+            with brokers.admin() as admin:
+                prepare(admin)
+            producer = stack.enter_context(brokers.producer(timeout_s=30))
+            send_rate(producer, settings.warmup_seconds)
+            rates.append(partial(send_rate, producer, settings.seconds))
+        return Figure("tls_broker_send", *_in_turns(context, rates, "messages/s"))
+
+
+def _in_turns(context: Context, rates: Sequence[Callable[[], float]], unit: str) -> tuple[float, str, str, float]:
+    """The medians of the rounds: with TLS and, as its baseline, without."""
+    rounds = [[rate() for rate in rates] for _ in range(context.settings.rounds)]
+    for with_tls, plaintext in rounds:
+        context.say(f"  {with_tls:,.0f} {unit} with TLS, {plaintext:,.0f} without: {with_tls / plaintext:.2f}")
+    with_tls, plaintext = (stats.median(column) for column in zip(*rounds, strict=True))
+    return with_tls, unit, PLAINTEXT, plaintext
+
+
+SCENARIO: Final = Scenario(
+    "TLS: three nodes with it beside three without", ("tls_append_pipelined", "tls_broker_send"), measure
+)

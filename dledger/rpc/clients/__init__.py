@@ -1,0 +1,1 @@
+"""What clients ask of a node: gRPC services on one event loop, within bounds."""

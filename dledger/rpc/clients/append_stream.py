@@ -1,0 +1,120 @@
+"""One client's ``AppendStream``: requests are submitted as they arrive, answers written as they complete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+
+from dledger.access.quota import Quota
+from dledger.config import MIB
+from dledger.errors import DLedgerError, EarlierRequestFailedError
+from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.clients import codec
+from dledger.rpc.clients.connections import Connection
+from dledger.types import AppendedBatch
+
+REQUESTS_PENDING_MAX: Final = 1024
+"""Requests of one stream that may wait for a quorum; beyond it the stream is not read, which holds the client back."""
+BYTES_PENDING_MAX: Final = 16 * MIB
+
+AppendOutcome = AppendedBatch | DLedgerError
+Submit = Callable[[codec.Append, Callable[[AppendOutcome], None]], None]
+StreamContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class AppendStream:
+    """Lives on the loop; ``submit`` checks a request and hands it to the node."""
+
+    def __init__(
+        self, context: StreamContext, bridge: LoopBridge, submit: Submit, quota: Quota, connection: Connection
+    ) -> None:
+        self._context = context
+        self._quota = quota
+        self._connection = connection
+        self._bridge = bridge
+        self._submit = submit
+        self._answers: deque[tuple[bytes, int, int]] = deque()  # each with its request's entries and bytes
+        self._answer_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._requests_pending = 0
+        self._bytes_pending = 0
+        self._ended = False
+        self._left = False
+        self._failed = False
+
+    async def run(self) -> None:
+        """Serve until the client ends the stream and everything is answered. Raises ``InvalidRequestError``."""
+        # Tells the client that the stream is established: what fails before that was certainly not sent.
+        await self._context.send_initial_metadata(())
+        writer = asyncio.create_task(self._write_answers())
+        reader = asyncio.create_task(self._read_requests())
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():  # nobody answers any more: not even whoever waits for room would ever get some
+                reader.cancel()
+                await writer
+                return
+            reader.result()
+            self._ended = True
+            self._answer_ready.set()
+            await writer
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._left = True
+            while self._answers:
+                _, entries, size = self._answers.popleft()
+                self._quota.give(entries, size)
+
+    async def _read_requests(self) -> None:
+        while isinstance(data := await self._context.read(), bytes):
+            self._take(codec.decode_append(data), len(data))
+            while self._requests_pending >= REQUESTS_PENDING_MAX or self._bytes_pending >= BYTES_PENDING_MAX:
+                self._room.clear()
+                await self._room.wait()
+            while self._quota.is_full:  # also through other streams of the same client
+                await self._quota.wait_room(self._room)
+
+    def _take(self, request: codec.Append, size: int) -> None:
+        self._requests_pending += 1
+        self._bytes_pending += size
+        request_id, entries = request.request_id, len(request.bodies)
+        self._quota.take(entries, size)
+
+        def done(outcome: AppendOutcome) -> None:
+            self._bridge.post(lambda: self._on_done(request_id, entries, size, outcome))
+
+        if request.ordered and self._failed:
+            done(EarlierRequestFailedError("an earlier append of this stream failed: open a new stream"))
+        else:
+            self._submit(request, done)
+
+    def _on_done(self, request_id: int, entries: int, size: int, outcome: AppendOutcome) -> None:
+        if isinstance(outcome, DLedgerError):
+            self._failed = True
+        if self._left:
+            self._quota.give(entries, size)
+            return
+        self._answers.append((codec.encode_appended(request_id, outcome), entries, size))
+        self._answer_ready.set()
+
+    async def _write_answers(self) -> None:
+        while True:
+            while self._answers:
+                answer, entries, size = self._answers[0]
+                with self._connection.writing():
+                    await self._context.write(answer)
+                # Only now: a client that takes no answers shall not fill the memory with them.
+                self._answers.popleft()
+                self._requests_pending -= 1
+                self._bytes_pending -= size
+                self._quota.give(entries, size)
+                self._room.set()
+            if self._ended and not self._requests_pending:
+                return
+            self._answer_ready.clear()
+            await self._answer_ready.wait()

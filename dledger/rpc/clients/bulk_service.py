@@ -1,0 +1,221 @@
+"""What a node does for readers of large ranges: raw chunks, where entries are, digests of blocks.
+
+It must not disturb appends. So reading happens on a few threads of its own, with one chunk read ahead of the one that
+is on its way; the number of such streams is limited, for each client, too, and with it the bytes that wait for readers;
+a stream whose client takes nothing is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Final, NamedTuple, TypeVar
+
+from dledger.access.quota import Quota, TooManyWaitsError
+from dledger.config import MIB, ServerConfig
+from dledger.errors import DLedgerError, IdentityError, IndexOutOfRangeError, InvalidRequestError
+from dledger.rpc.clients import bulk_codec as codec
+from dledger.rpc.ports import BulkLog
+from dledger.types import BlockDigest, LogChunk, LogIndex, Position
+
+BULK_THREADS_MAX: Final = 2
+CHUNK_BYTES_DEFAULT: Final = MIB
+CHUNK_BYTES_MAX: Final = 8 * MIB
+BLOCK_BYTES_MIN: Final = 4 * 1024
+BLOCK_BYTES_MAX: Final = 64 * MIB
+_DIGEST_STEP_BYTES: Final = 16 * MIB
+"""Log of which digests are computed in one go, and told in one message; at least one block, at most ..."""
+_DIGEST_STEP_BLOCKS: Final = 256
+
+_NO_LIMIT: Final = 1 << 62
+
+_Result = TypeVar("_Result")
+
+
+class TooManyBulkReadsError(Exception):
+    """Raised when a client, or all of them, want more large reads at once than ``bulk_streams_max`` allows."""
+
+
+class _Ready(NamedTuple):
+    """A chunk that can be sent."""
+
+    end_index: LogIndex
+    size: int
+    encoded: bytes
+
+
+class RateLimit:
+    """At most so many bytes per second, of all who ask; 0: no limit. Lives on the loop."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    async def take(self, size: int) -> None:
+        """Return when it is the turn of ``size`` bytes."""
+        if not self._bytes_per_s:
+            return
+        now = asyncio.get_running_loop().time()
+        begin = max(now, self._free_at)
+        self._free_at = begin + size / self._bytes_per_s
+        if begin > now:
+            await asyncio.sleep(begin - now)
+
+
+class BulkService:
+    """The handlers. Lives on the event loop; ``close`` after the server has stopped."""
+
+    def __init__(self, config: ServerConfig, log: BulkLog) -> None:
+        self._group = config.group
+        self._log = log
+        self._streams_max = config.bulk.bulk_streams_max
+        self._fetch_rate = RateLimit(config.bulk.fetch_rate_bytes_max)
+        self._digest_rate = RateLimit(config.bulk.digest_rate_bytes_max)
+        self._threads = ThreadPoolExecutor(BULK_THREADS_MAX, thread_name_prefix=f"dledger-bulk-{config.node_id}")
+
+    def close(self) -> None:
+        """Join the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    # Each handler decodes first (raising InvalidRequestError: gRPC status), then answers (Status in the answer).
+
+    async def fetch(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        """``FetchLog``."""
+        request = codec.decode_fetch(data)
+        chunk_bytes = min(request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX)
+        try:
+            self._check_group(request.group)
+            async with aclosing(self._chunks(request, chunk_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except DLedgerError as error:
+            yield codec.encode_chunk(error)
+
+    async def _chunks(self, request: codec.FetchLog, chunk_bytes: int) -> AsyncGenerator[bytes, None]:
+        """The chunks of a request, the next one being read while one is sent; an empty one if there is nothing."""
+        known = await self._run(self._log.committed_range)
+        next_index, left = request.first_index, request.max_bytes or _NO_LIMIT
+        end = min(request.end_index or known.end.index, known.end.index)
+        if next_index >= end:
+            yield codec.encode_chunk(await self._run(lambda: self._nothing(next_index)))
+            return
+        reading = self._start_read(next_index, end, min(left, chunk_bytes))
+        try:
+            while True:
+                ready = await reading
+                next_index, left = ready.end_index, left - ready.size
+                done = next_index >= end or left <= 0
+                if not done:
+                    reading = self._start_read(next_index, end, min(left, chunk_bytes))
+                await self._fetch_rate.take(ready.size)
+                yield ready.encoded
+                if done:
+                    return
+        finally:
+            _drop(reading)
+
+    def _start_read(self, first: LogIndex, end: LogIndex, max_bytes: int) -> asyncio.Future[_Ready]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, self._read, first, end, max_bytes)
+
+    def _read(self, first: LogIndex, end: LogIndex, max_bytes: int) -> _Ready:
+        """Read and encode a chunk here, on a thread: copying a megabyte would hold up what else the loop does."""
+        chunk = self._log.read_chunk(first, end, max_bytes)
+        return _Ready(chunk.end_index, len(chunk.data), codec.encode_chunk(chunk))
+
+    def _nothing(self, first: LogIndex) -> LogChunk:
+        """An empty chunk, which says what there is. Raises for an index that is not the next one to come."""
+        known = self._log.committed_range()
+        if first > known.end.index:
+            raise IndexOutOfRangeError(
+                f"entry {first} is not committed here: the last one that is, is {known.end.index - 1}"
+            )
+        place = self._log.place_of_index(first)
+        return LogChunk(first, 0, place.position, place.position, b"", LogIndex(known.end.index - 1), known.begin.index)
+
+    async def locate(self, data: bytes) -> bytes:
+        """``Locate``."""
+        request = codec.decode_locate(data)
+        try:
+            self._check_group(request.group)
+            return codec.encode_located(await self._run(lambda: self._located(request)))
+        except DLedgerError as error:
+            return codec.encode_located(error)
+
+    def _located(self, request: codec.Locate) -> codec.LocatedEntries:
+        log = self._log
+        return codec.LocatedEntries(
+            (
+                *(log.place_of_index(LogIndex(one)) for one in request.indexes),
+                *(log.place_at_position(one) for one in request.positions),
+                *(log.place_at_time(one) for one in request.store_times_ms),
+            ),
+            log.committed_range(),
+        )
+
+    async def digests(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        """``BlockDigests``."""
+        request = codec.decode_digests_request(data)
+        block_bytes = request.block_bytes or codec.BLOCK_BYTES_DEFAULT
+        if not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
+            raise InvalidRequestError(
+                f"block_bytes={block_bytes} must be between {BLOCK_BYTES_MIN} and {BLOCK_BYTES_MAX}"
+            )
+        try:
+            self._check_group(request.group)
+            async with aclosing(self._digests(request, block_bytes)) as digests:
+                async for some in digests:
+                    yield codec.encode_digests(some)
+        except DLedgerError as error:
+            yield codec.encode_digests(error)
+
+    async def _digests(self, request: codec.BlockDigests, block_bytes: int) -> AsyncGenerator[codec.Digested, None]:
+        known = await self._run(self._log.committed_range)
+        end = min(request.end_position or known.end.position, known.end.position)
+        position = max(request.from_position, known.begin.position)
+        steps = max(1, min(_DIGEST_STEP_BYTES // block_bytes, _DIGEST_STEP_BLOCKS))
+        while True:
+            await self._digest_rate.take(max(0, min(end - position, steps * block_bytes)))
+            blocks = await self._run(lambda at=position: self._some_digests(at, end, block_bytes, steps))  # type: ignore[misc]
+            yield codec.Digested(blocks, known.begin.position, known.end.position, LogIndex(known.end.index - 1))
+            if len(blocks) < steps:
+                return
+            position = Position(blocks[-1].position + blocks[-1].size)
+
+    def _some_digests(self, position: int, end: int, block_bytes: int, count: int) -> tuple[BlockDigest, ...]:
+        blocks: list[BlockDigest] = []
+        while len(blocks) < count and position < end:
+            block = self._log.digest(position, end, block_bytes)
+            if block is None:
+                break
+            blocks.append(block)
+            position = block.position + block.size
+        return tuple(blocks)
+
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check_group(self, group: str) -> None:
+        if group != self._group:
+            raise IdentityError(f"this node serves group {self._group!r}, not {group!r}")
+
+    @contextmanager
+    def one_of_few(self, quota: Quota) -> Iterator[None]:
+        """Around a large read. Raises ``TooManyBulkReadsError``."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(quota.stream("bulk", "bulk_streams_max", number_max=self._streams_max))
+            except TooManyWaitsError as error:
+                raise TooManyBulkReadsError(
+                    f"too many large reads (FetchLog, BlockDigests): {error}; try again later, read from another "
+                    "member (readFrom=any), or use fewer readers at once"
+                ) from None
+            yield
+
+
+def _drop(reading: asyncio.Future[_Ready]) -> None:
+    """Nobody waits for this any more; an error that it ended with was meant for a client who has gone."""
+    if reading.done() and not reading.cancelled():
+        reading.exception()
+    reading.cancel()

@@ -1,0 +1,38 @@
+"""One call of a client: who calls, over which connection, and what share of the server is its."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from dledger.access.guard import Caller
+from dledger.access.quota import Quota
+from dledger.records import record
+from dledger.rpc.clients.answers import SMALL_BYTES, AnswerRoom, Leases
+from dledger.rpc.clients.connections import Connection
+
+
+@record(frozen=True, slots=True)
+class Call:
+    """What a handler needs to know besides the request. ``caller`` is None without access control."""
+
+    context: grpc.aio.ServicerContext[Any, Any]  # Any: of whatever it carries
+    connection: Connection
+    quota: Quota
+    caller: Caller | None
+    room: AnswerRoom
+
+    def leases(self) -> Leases:
+        """Room for answers, of which there is one at a time."""
+        return Leases(self.room, self.quota, self.connection)
+
+    def until_done(self, leases: Leases) -> Leases:
+        """Keep the room of the only answer until the call has ended for the client."""
+        self.context.add_done_callback(lambda _: leases.end())  # type: ignore[arg-type]  # grpc-stubs: of their own type
+        return leases
+
+    def check_answer(self, size: int) -> None:
+        """Take room for an answer that was made without. Raises ``TooManyWaitsError``: then it must be dropped."""
+        if size > SMALL_BYTES:
+            self.until_done(self.leases()).take_now(size)

@@ -1,0 +1,507 @@
+"""What clients and nodes say to each other, as bytes: ``proto/dledger/v1/client.proto``.
+
+Used by both ends, so that an error raised in a node is the same error in the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from dledger import errors
+from dledger.conditions import Condition
+from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode, told
+from dledger.pb import client_pb2 as pb
+from dledger.records import record
+from dledger.rpc.clients.counted import Counted, check_count
+from dledger.rpc.peers.codec import index, name, parse
+from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
+from dledger.types import (
+    AppendedBatch,
+    Entry,
+    LogIndex,
+    Magic,
+    NodeId,
+    Position,
+    ProducerBatch,
+    Role,
+    StoredRun,
+    Term,
+)
+
+APPEND_ENTRIES_MAX: Final = 4096
+"""Entries of one request; clients send 1,024 at most."""
+_BODIES: Final = Counted(2, APPEND_ENTRIES_MAX, "entries")
+
+
+class ReadMode(IntEnum):
+    """How current and how certain a read is."""
+
+    COMMITTED = 0
+    """Committed entries, as far as the asked node knows; any node answers."""
+    LINEARIZABLE = 1
+    """Sees every append that finished before the read began; only the leader answers."""
+    LOCAL = 2
+    """Whatever the asked node has stored, committed or not. For inspection."""
+
+
+@record(frozen=True, slots=True)
+class Append:
+    """One append request. ``ordered``: refuse it if an earlier ordered one of its stream failed."""
+
+    group: str
+    bodies: Sequence[bytes]
+    request_id: int = 0
+    ordered: bool = False
+    producer: ProducerBatch | None = None
+
+
+@record(frozen=True, slots=True)
+class Read:
+    """A read, or with ``count`` and ``max_bytes`` unused a follow."""
+
+    group: str
+    first_index: LogIndex
+    count: int = 0
+    max_bytes: int = 0
+    mode: ReadMode = ReadMode.COMMITTED
+
+
+@record(frozen=True, slots=True)
+class ReadAnswer:
+    """Entries, and the answering node's indexes at that moment."""
+
+    entries: list[Entry]
+    committed_index: LogIndex
+    begin_index: LogIndex
+    end_index: LogIndex
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def encode_append(request: Append) -> bytes:
+    """One append request."""
+    producer = request.producer
+    if producer is None:
+        return pb.AppendRequest(
+            group=request.group, bodies=request.bodies, request_id=request.request_id, ordered=request.ordered
+        ).SerializeToString()
+    return pb.AppendRequest(
+        group=request.group,
+        bodies=request.bodies,
+        request_id=request.request_id,
+        ordered=request.ordered,
+        producer=producer.producer,
+        sequence=producer.sequence,
+    ).SerializeToString()
+
+
+def decode_append(data: bytes) -> Append:
+    """Raises ``InvalidRequestError``, as every ``decode_*`` of requests does."""
+    check_count(data, _BODIES)
+    wire = parse(pb.AppendRequest, data)
+    producer = ProducerBatch(wire.producer, wire.sequence, len(wire.bodies)) if wire.producer else None
+    return Append(wire.group, tuple(wire.bodies), wire.request_id, wire.ordered, producer)
+
+
+def encode_producer_request(group: str, producer: str) -> bytes:
+    """Ask how far a producer is."""
+    return pb.ProducerRequest(group=group, producer=producer).SerializeToString()
+
+
+def decode_producer_request(data: bytes) -> tuple[str, str]:
+    """The group and the producer; the node checks its name."""
+    wire = parse(pb.ProducerRequest, data)
+    return name(wire.group, "group"), wire.producer
+
+
+def encode_read(request: Read) -> bytes:
+    """A read request."""
+    return pb.ReadRequest(
+        group=request.group,
+        first_index=request.first_index,
+        count=request.count,
+        max_bytes=request.max_bytes,
+        mode=pb.ReadMode.Name(request.mode),
+    ).SerializeToString()
+
+
+def decode_read(data: bytes) -> Read:
+    """A read request, its numbers in range (the index may still be beyond the log)."""
+    wire = parse(pb.ReadRequest, data)
+    if wire.count < 0 or wire.max_bytes < 0:
+        raise InvalidRequestError(f"count={wire.count} and max_bytes={wire.max_bytes} must not be negative")
+    return Read(wire.group, index(wire.first_index, "first_index"), wire.count, wire.max_bytes, _mode(wire.mode))
+
+
+def encode_follow(request: Read) -> bytes:
+    """A follow request."""
+    return pb.FollowRequest(
+        group=request.group, first_index=request.first_index, mode=pb.ReadMode.Name(request.mode)
+    ).SerializeToString()
+
+
+def decode_follow(data: bytes) -> Read:
+    """A follow request."""
+    wire = parse(pb.FollowRequest, data)
+    return Read(wire.group, index(wire.first_index, "first_index"), mode=_mode(wire.mode))
+
+
+def encode_metadata_request(group: str) -> bytes:
+    """Ask a node about itself."""
+    return pb.MetadataRequest(group=group).SerializeToString()
+
+
+def decode_metadata_request(data: bytes) -> str:
+    """The group asked about; empty for whichever the node serves."""
+    return name(parse(pb.MetadataRequest, data).group, "group")
+
+
+def encode_watch_role(group: str) -> bytes:
+    """Ask to be told of role changes."""
+    return pb.WatchRoleRequest(group=group).SerializeToString()
+
+
+def decode_watch_role(data: bytes) -> str:
+    """The group asked about; empty for whichever the node serves."""
+    return name(parse(pb.WatchRoleRequest, data).group, "group")
+
+
+def encode_transfer(group: str, target: NodeId | None) -> bytes:
+    """Ask the leader to hand over."""
+    return pb.TransferLeadershipRequest(group=group, target=target or "").SerializeToString()
+
+
+def decode_transfer(data: bytes) -> tuple[str, NodeId | None]:
+    """The group and the target, None for the most caught-up member."""
+    wire = parse(pb.TransferLeadershipRequest, data)
+    target = name(wire.target, "target")
+    return name(wire.group, "group"), NodeId(target) if target else None
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+def encode_appended(request_id: int, outcome: AppendedBatch | DLedgerError) -> bytes:
+    """The answer to an append."""
+    if isinstance(outcome, DLedgerError):
+        return pb.AppendResponse(status=status_of(outcome), request_id=request_id).SerializeToString()
+    return pb.AppendResponse(
+        status=SUCCESS,
+        request_id=request_id,
+        term=outcome.term,
+        first_index=outcome.first_index,
+        count=outcome.last_index - outcome.first_index + 1,
+        positions=outcome.positions,
+        duplicates=[
+            pb.StoredRun(first_index=run.first_index, count=run.count, term=run.term, positions=run.positions)
+            for run in outcome.duplicates
+        ],
+    ).SerializeToString()
+
+
+def decode_appended(data: bytes) -> tuple[int, AppendedBatch | DLedgerError]:
+    """The request's id and its outcome (an error is returned, not raised: it belongs to one of many requests)."""
+    wire = parse(pb.AppendResponse, data)
+    failure = _failure(wire.status)
+    if failure is not None:
+        return wire.request_id, failure
+    first = LogIndex(wire.first_index)
+    last = LogIndex(first + wire.count - 1)
+    duplicates = tuple(
+        StoredRun(LogIndex(run.first_index), run.count, Term(run.term), tuple(run.positions)) for run in wire.duplicates
+    )
+    return wire.request_id, AppendedBatch(Term(wire.term), first, last, tuple(wire.positions), duplicates)
+
+
+def encode_producer_answer(outcome: int | DLedgerError) -> bytes:
+    """The number of a producer's next entry."""
+    if isinstance(outcome, DLedgerError):
+        return pb.ProducerResponse(status=status_of(outcome)).SerializeToString()
+    return pb.ProducerResponse(status=SUCCESS, next_sequence=outcome).SerializeToString()
+
+
+def decode_producer_answer(data: bytes) -> int:
+    """The number of a producer's next entry."""
+    wire = parse(pb.ProducerResponse, data)
+    raise_failure(wire.status)
+    return wire.next_sequence
+
+
+def encode_read_answer(outcome: ReadAnswer | DLedgerError) -> bytes:
+    """The answer to a read, or one message of a follow."""
+    if isinstance(outcome, DLedgerError):
+        return pb.ReadResponse(status=status_of(outcome)).SerializeToString()
+    response = pb.ReadResponse(
+        status=SUCCESS,
+        committed_index=outcome.committed_index,
+        begin_index=outcome.begin_index,
+        end_index=outcome.end_index,
+    )
+    for entry in outcome.entries:
+        response.entries.add(
+            index=entry.index,
+            term=entry.term,
+            position=entry.position,
+            magic=entry.magic,
+            body=entry.body,
+            body_crc=entry.body_crc,
+            chain_crc=entry.chain_crc,
+        )
+    return response.SerializeToString()
+
+
+def decode_read_answer(data: bytes) -> ReadAnswer:
+    """Raises the error that the node answered, as the decoders below do."""
+    wire = parse(pb.ReadResponse, data)
+    raise_failure(wire.status)
+    return ReadAnswer(
+        [_entry(entry) for entry in wire.entries],
+        LogIndex(wire.committed_index),
+        LogIndex(wire.begin_index),
+        LogIndex(wire.end_index),
+    )
+
+
+def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
+    """What a node tells about itself."""
+    if isinstance(outcome, DLedgerError):
+        return pb.MetadataResponse(status=status_of(outcome)).SerializeToString()
+    leader_id, leader_address = _hint(outcome.leader)
+    return pb.MetadataResponse(
+        status=SUCCESS,
+        group=outcome.group,
+        node_id=outcome.node_id,
+        role=outcome.role,
+        term=outcome.term,
+        leader_id=leader_id,
+        leader_address=leader_address,
+        members=[
+            pb.MemberInfo(id=one.node_id, peer_address=one.peer_address, client_address=one.client_address)
+            for one in outcome.members
+        ],
+        begin_index=outcome.begin_index,
+        end_index=outcome.end_index,
+        committed_index=outcome.committed_index,
+        flushed_index=outcome.flushed_index,
+        begin_position=outcome.begin_position,
+        end_position=outcome.end_position,
+        peers=[
+            pb.PeerProgress(
+                id=one.node_id,
+                match_index=one.match_index,
+                next_index=one.next_index,
+                state=one.state,
+                lag_entries=one.lag_entries,
+                inflight=one.inflight,
+                last_contact_ms=one.last_contact_ms,
+            )
+            for one in outcome.peers
+        ],
+        flush_mode=outcome.flush_mode,
+        disk_full=outcome.disk_full,
+        pending_entries=outcome.pending_entries,
+        cluster_id=outcome.cluster_id,
+        voter=outcome.voter,
+        version=outcome.version,
+        committed_position=outcome.committed_position,
+        is_broker=outcome.is_broker,
+        conditions=[
+            pb.Condition(kind=one.kind, message=one.message, since_ms=one.since_ms, subject=one.subject)
+            for one in outcome.conditions
+        ],
+    ).SerializeToString()
+
+
+def decode_metadata(data: bytes) -> NodeStatus:
+    """What a node tells about itself."""
+    wire = parse(pb.MetadataResponse, data)
+    raise_failure(wire.status)
+    return NodeStatus(
+        cluster_id=wire.cluster_id,
+        group=wire.group,
+        node_id=NodeId(wire.node_id),
+        role=_role(wire.role),
+        term=Term(wire.term),
+        leader=_leader(wire.leader_id, wire.leader_address),
+        members=tuple(MemberStatus(NodeId(one.id), one.peer_address, one.client_address) for one in wire.members),
+        begin_index=LogIndex(wire.begin_index),
+        end_index=LogIndex(wire.end_index),
+        committed_index=LogIndex(wire.committed_index),
+        flushed_index=LogIndex(wire.flushed_index),
+        begin_position=Position(wire.begin_position),
+        end_position=Position(wire.end_position),
+        flush_mode=wire.flush_mode,
+        disk_full=wire.disk_full,
+        voter=wire.voter,
+        pending_entries=wire.pending_entries,
+        peers=tuple(
+            PeerStatus(
+                NodeId(one.id),
+                LogIndex(one.match_index),
+                LogIndex(one.next_index),
+                one.state,
+                one.lag_entries,
+                one.inflight,
+                one.last_contact_ms,
+            )
+            for one in wire.peers
+        ),
+        version=wire.version,
+        committed_position=Position(wire.committed_position),
+        is_broker=wire.is_broker,
+        conditions=tuple(Condition(one.kind, one.message, one.since_ms, one.subject) for one in wire.conditions),
+    )
+
+
+def encode_role_event(event: RoleEvent) -> bytes:
+    """One message of a role watch."""
+    leader_id, leader_address = _hint(event.leader)
+    return pb.RoleChange(
+        node_id=event.node_id, role=event.role, term=event.term, leader_id=leader_id, leader_address=leader_address
+    ).SerializeToString()
+
+
+def decode_role_event(data: bytes) -> RoleEvent:
+    """One message of a role watch."""
+    wire = parse(pb.RoleChange, data)
+    return RoleEvent(
+        NodeId(wire.node_id), _role(wire.role), Term(wire.term), _leader(wire.leader_id, wire.leader_address)
+    )
+
+
+def encode_transferred(outcome: LeaderHint | DLedgerError, term: Term) -> bytes:
+    """The answer to a transfer: who leads now."""
+    if isinstance(outcome, DLedgerError):
+        return pb.TransferLeadershipResponse(status=status_of(outcome)).SerializeToString()
+    status = pb.Status(code=ResponseCode.SUCCESS, leader_id=outcome.node_id, leader_address=outcome.address)
+    return pb.TransferLeadershipResponse(status=status, leader_id=outcome.node_id, term=term).SerializeToString()
+
+
+def decode_transferred(data: bytes) -> LeaderHint:
+    """Who leads now."""
+    wire = parse(pb.TransferLeadershipResponse, data)
+    raise_failure(wire.status)
+    return LeaderHint(NodeId(wire.leader_id), wire.status.leader_address)
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+SUCCESS: Final = pb.Status(code=ResponseCode.SUCCESS)
+
+
+def status_of(error: DLedgerError) -> pb.Status:
+    """An error as every answer carries it."""
+    leader_id, leader_address = _hint(error.leader)
+    return pb.Status(
+        code=error.code,
+        message=told(error),
+        outcome_unknown=error.outcome == "unknown",
+        leader_id=leader_id,
+        leader_address=leader_address,
+        error=type(error).__name__,
+        damage=_damage(error),
+    )
+
+
+def _damage(error: DLedgerError) -> pb.Damage | None:
+    if not isinstance(error, CorruptLogError):
+        return None
+    return pb.Damage(path=str(error.path), offset=error.offset, reason=error.reason, advice=error.advice)
+
+
+def _failure(status: pb.Status) -> DLedgerError | None:
+    if status.code == ResponseCode.SUCCESS:
+        return None
+    if status.HasField("damage"):
+        damage = status.damage
+        return CorruptLogError(Path(damage.path), damage.offset, damage.reason, damage.advice)
+    kind = _BY_NAME.get(status.error) or _BY_CODE.get(status.code, DLedgerError)
+    message = status.message or f"the node answered {status.code} without a message"
+    error = kind(message, leader=_leader(status.leader_id, status.leader_address))
+    # The node knows better than the class: the same error may come before or after something was written.
+    error.outcome = "unknown" if status.outcome_unknown else "not_applied"
+    return error
+
+
+def raise_failure(status: pb.Status) -> None:
+    """Raise the error that an answer carries, if it does."""
+    failure = _failure(status)
+    if failure is not None:
+        raise failure
+
+
+_KINDS: Final[tuple[type[DLedgerError], ...]] = (
+    errors.NotLeaderError,
+    errors.LeaderNotReadyError,
+    errors.LeaderTransferringError,
+    errors.PendingFullError,
+    errors.QuorumAckTimeoutError,
+    errors.TermChangedError,
+    errors.DiskFullError,
+    errors.DiskError,
+    errors.IdentityError,
+    errors.UnknownMemberError,
+    errors.InvalidRequestError,
+    errors.AppendsNotServedError,
+    errors.AccessDeniedError,
+    errors.EmptyBatchError,
+    errors.EarlierRequestFailedError,
+    errors.OutOfOrderSequenceError,
+    errors.UnknownProducerError,
+    errors.TooManyProducersError,
+    errors.IndexOutOfRangeError,
+    errors.IndexBeforeBeginError,
+    errors.TransferFailedError,
+    errors.FallBehindError,
+    errors.ShutdownError,
+    errors.UnavailableError,
+    errors.RequestTimeoutError,
+)
+_BY_CODE: Final[dict[int, type[DLedgerError]]] = {int(kind.code): kind for kind in _KINDS}
+# Errors that share a code with one above; ConfigError is rebuilt as what its code says.
+_BY_NAME: Final[dict[str, type[DLedgerError]]] = {
+    kind.__name__: kind
+    for kind in (*_KINDS, errors.EntryTooLargeError, errors.UntimedLogError, errors.InvariantError, errors.FencedError)
+}
+
+
+def _hint(leader: LeaderHint | None) -> tuple[str, str]:
+    return (leader.node_id, leader.address) if leader is not None else ("", "")
+
+
+def _leader(leader_id: str, leader_address: str) -> LeaderHint | None:
+    return LeaderHint(NodeId(leader_id), leader_address) if leader_id else None
+
+
+def _mode(value: int) -> ReadMode:
+    try:
+        return ReadMode(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"read mode {value} is unknown") from error
+
+
+def _role(value: str) -> Role:
+    try:
+        return Role(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"role {value!r} is unknown") from error
+
+
+def _entry(wire: pb.Entry) -> Entry:
+    try:
+        magic = Magic(wire.magic)
+    except ValueError as error:
+        raise InvalidRequestError(f"entry magic {wire.magic} is unknown") from error
+    return Entry(
+        LogIndex(wire.index),
+        Term(wire.term),
+        Position(wire.position),
+        wire.body,
+        magic,
+        body_crc=wire.body_crc,
+        chain_crc=wire.chain_crc,
+    )

@@ -1,0 +1,169 @@
+"""The server that clients talk to: LogService, health and reflection on one event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from dledger.access.guard import AccessGuard
+from dledger.conditions import Conditions
+from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
+from dledger.errors import ConfigError, InvariantError
+from dledger.rpc import options
+from dledger.rpc.bridge import LoopBridge, Report, log_failure
+from dledger.rpc.clients.aio_server import Methods, add_methods, aio_server
+from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.log_service import LogService
+from dledger.rpc.clients.standard_services import StandardServices
+from dledger.rpc.ports import LogNode
+from dledger.rpc.tls_keeper import TlsKeeper
+
+
+class ClientServer:
+    """Listens on the client address from ``start`` to ``close``."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        node: LogNode,
+        guard: AccessGuard | None = None,
+        tls_keeper: TlsKeeper | None = None,
+        report: Report = log_failure,
+        conditions: Conditions | None = None,
+    ) -> None:
+        self._config = config
+        self.conditions = conditions or Conditions(config.node_id)
+        """Where a limit that refuses something is told."""
+        self._report = report
+        self._guard = guard
+        self._tls = tls_keeper or TlsKeeper.of(config)
+        self._node = node
+        self._port = 0
+        self._ready = threading.Event()
+        self._failure: ConfigError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._bridge: LoopBridge | None = None
+        self._connections: Connections | None = None
+        self._methods: Methods | None = None
+        self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
+
+    @property
+    def port(self) -> int:
+        """The port listened on, once started."""
+        return self._port
+
+    @property
+    def bridge(self) -> LoopBridge:
+        """The way to the event loop, once started; others may run there until ``close``."""
+        if self._bridge is None:
+            raise InvariantError("the client server is not started")
+        return self._bridge
+
+    @property
+    def methods(self) -> Methods:
+        """The log service, for another server on the same event loop to serve as well, once started."""
+        if self._methods is None:
+            raise InvariantError("the client server is not started")
+        return self._methods
+
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients, for another server of this process to have its own watched, too, once started."""
+        if self._connections is None:
+            raise InvariantError("the client server is not started")
+        return self._connections
+
+    @property
+    def address(self) -> str:
+        """What clients shall connect to: the advertised address, or the one listened on."""
+        if self._config.advertised_client_address:
+            return self._config.advertised_client_address
+        host = self._config.client_host or self._config.self_member.host
+        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+    def start(self) -> None:
+        """Return once clients are served. Raises ``ConfigError`` if the address cannot be had."""
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    def close(self) -> None:
+        """Cancel what is under way and join every thread. Idempotent."""
+        if self._thread.ident is None:
+            return
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop may just have ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    @property
+    def _host(self) -> str:
+        return self._config.client_bind_host
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except ConfigError as error:
+            self._failure = error
+        except BaseException as error:
+            if self._ready.is_set():  # clients are not served any more, nor peers: pushes go out from this thread
+                self._report(error)
+            raise
+        finally:
+            if not self._ready.is_set() and self._failure is None:
+                self._failure = ConfigError(["the client server did not start: see the traceback above"])
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        config = self._config
+        self._bridge = LoopBridge()
+        calls_max = options.calls_max(config)
+        self._connections = connections = Connections(
+            f"dledger-connections-{config.node_id}",
+            config.limits,
+            share_percent=config.access.account_share_percent,
+            conditions=self.conditions,
+        )
+        service = LogService(config, self._node, self._bridge, connections, self._guard, self.conditions)
+        try:
+            server = aio_server(options.client_server_options(config), calls_max)
+            self._methods = service.methods()
+            add_methods(server, options.LOG_SERVICE, self._methods)
+            statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
+            standard = StandardServices(server, connections, config.client_streams_max)
+            standard.add_health(statuses)
+            for name in ("", options.LOG_SERVICE):
+                await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
+            if self._guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the node
+                standard.add_reflection((options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+            credentials = self._tls.client_server_credentials() if self._tls is not None else None
+            self._port = options.bind(server, self._host, self._wanted_port(), "client", credentials)
+            await server.start()
+            connections.watch(self._port, calls_max)
+            try:
+                self._ready.set()
+                await self._stop.wait()
+                await statuses.enter_graceful_shutdown()
+            finally:
+                await server.stop(None)
+                await service.drain()
+        finally:
+            service.close()
+            connections.close()
+
+    def _wanted_port(self) -> int:
+        if self._config.client_port is not None:
+            return self._config.client_port
+        port = self._config.self_member.port + CLIENT_PORT_OFFSET
+        if port > 65535:
+            raise InvariantError("the configuration was not checked")
+        return port

@@ -1,0 +1,599 @@
+"""What members say to each other, as bytes: ``dledger.core.messages`` <-> ``proto/dledger/v1/raft.proto``.
+
+Decoding is strict, because a forged or damaged number must not reach the protocol: anything that no correct peer
+sends raises ``InvalidRequestError``. Whether a message is *for us* is not decided here
+(``dledger.rpc.peers.identity``), and the log bytes of an append are not looked at (``Log.check_run`` verifies them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtoMessage
+
+from dledger.core.messages import (
+    CheckedAppend,
+    CommittedEntry,
+    Envelope,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LoadRun,
+    Message,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushRequest,
+    PushResponse,
+    PushTruncate,
+    Readmission,
+    TakeLeadership,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
+from dledger.pb import raft_pb2 as pb
+from dledger.records import record
+from dledger.types import (
+    NO_ENTRY,
+    NO_INDEX,
+    Boundary,
+    EntryId,
+    EntryRun,
+    LogIndex,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
+
+PROTOCOL_VERSION: Final = 1
+NUMBER_LIMIT: Final = 1 << 62
+"""Terms, indexes and positions at or above this are forged or damaged: no log gets there."""
+NAME_BYTES_MAX: Final = 1024
+"""Longest cluster id, group, node id or address that is taken from the wire."""
+_LEADS: Final = {None: 0, True: 1, False: 2}
+MEMBERS_MAX: Final = 1024
+READ_LOG_BYTES_MAX: Final = 1 << 20
+CHAIN_CRCS_MAX: Final = 64
+
+_RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
+"""The key of a length-delimited field (protobuf's encoding guide)."""
+
+_ProtoT = TypeVar("_ProtoT", bound=ProtoMessage)
+
+
+@record(frozen=True, slots=True)
+class EnvelopeHeader:
+    """The addresses of a message; what an ``Envelope`` has besides its message."""
+
+    cluster_id: str
+    group: str
+    sender: NodeId
+    target: NodeId
+
+
+@record(frozen=True, slots=True)
+class Handshake:
+    """The facts that must agree before two nodes replicate. ``members`` holds the sorted ids."""
+
+    header: EnvelopeHeader
+    protocol_version: int
+    members: tuple[str, ...]
+    segment_bytes: int
+    max_entry_bytes: int
+    client_address: str = ""
+
+
+@record(frozen=True, slots=True)
+class HandshakeAnswer:
+    """``SUCCESS``, or why the peer refuses to talk."""
+
+    code: ResponseCode
+    reason: str = ""
+    protocol_version: int = PROTOCOL_VERSION
+    client_address: str = ""
+
+
+# --- encoding -------------------------------------------------------------------------------------------------------
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The bytes of an envelope; which RPC they belong to follows from the message's type."""
+    return b"".join(encode_pieces(envelope))
+
+
+def encode_pieces(envelope: Envelope) -> tuple[bytes, ...]:
+    """As ``encode``, in pieces that belong one behind the other: a run of log bytes is not copied."""
+    header = pb.Header(
+        cluster_id=envelope.cluster_id, group=envelope.group, sender=envelope.sender, target=envelope.target
+    )
+    serialized = _to_proto(header, envelope.message).SerializeToString()
+    if not isinstance(envelope.message, PushAppend):
+        return (serialized,)
+    run = envelope.message.run.data
+    return serialized, _RUN_TAG + _varint(len(run)), run
+
+
+def _varint(value: int) -> bytes:
+    """Protobuf's base-128 number."""
+    digits = bytearray()
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
+    match message:
+        case PushCompare() | PushTruncate() | PushAppend() | PushCommit() | PushInstall():
+            return _push_to_proto(header, message)
+        case PushResponse():
+            return _push_response_to_proto(header, message)
+        case VoteRequest():
+            return pb.VoteRequest(
+                header=header,
+                term=message.term,
+                last=_entry_id_to_proto(message.last),
+                pre_vote=message.pre_vote,
+                transfer=message.transfer,
+                remembered=_memory_to_proto(message.remembered),
+                committed=_committed_to_proto(message.committed),
+                countersign=message.countersign,
+            )
+        case VoteResponse():
+            return pb.VoteResponse(
+                header=header,
+                term=message.term,
+                granted=message.granted and message.standing.counts,
+                pre_vote=message.pre_vote,
+                result=message.result,
+                standing=message.standing,
+                granted_if_unanimous=message.granted and not message.standing.counts,
+                boot_id=message.boot_id,
+                used=message.used,
+                remembered=_memory_to_proto(message.remembered),
+                leads=_LEADS[message.leads],
+                begin=_begin_to_proto(message.begin),
+                committed=_committed_to_proto(message.committed),
+                other_history=message.other_history,
+                countersigns=message.countersigns,
+            )
+        case HeartbeatRequest():
+            return _heartbeat_to_proto(header, message)
+        case HeartbeatResponse():
+            return pb.HeartbeatResponse(
+                header=header,
+                term=message.term,
+                read_sequence=message.read_sequence if message.standing.counts else 0,
+                disk_full=message.disk_full,
+                client_address=message.client_address,
+                standing=message.standing,
+                boot_id=message.boot_id,
+            )
+        case TakeLeadership():
+            return pb.TakeLeadershipRequest(header=header, term=message.term)
+        case LoadRun() | CheckedAppend():
+            raise InvariantError(f"{type(message).__name__} never goes on the wire")
+
+
+def _heartbeat_to_proto(header: pb.Header, message: HeartbeatRequest) -> pb.HeartbeatRequest:
+    readmission = message.readmission
+    return pb.HeartbeatRequest(
+        header=header,
+        term=message.term,
+        read_sequence=message.read_sequence,
+        client_address=message.client_address,
+        transfer_target=message.transfer_target,
+        readmit_boot_id=0 if readmission is None else readmission.boot_id,
+        readmit_index=0 if readmission is None else readmission.index,
+        founded=message.founded,
+        watermarks=[pb.Watermark(node_id=one, last=_entry_id_to_proto(last)) for one, last in message.watermarks],
+        doubted_boot_id=message.doubted_boot_id,
+        countersign=message.countersign,
+    )
+
+
+def _push_to_proto(header: pb.Header, push: PushRequest) -> pb.PushRequest:
+    request = pb.PushRequest(header=header, term=push.term, epoch=push.epoch)
+    match push:
+        case PushAppend(run=run):
+            request.append.commit_index = push.commit_index
+            request.append.previous.term = run.previous.term
+            request.append.previous.index = run.previous.index
+            request.append.previous_chain_crc = run.previous_chain_crc
+            request.append.first_index = run.first_index
+            request.append.last_index = run.last_index
+            request.append.position = run.position
+        case PushCommit():
+            request.commit.commit_index = push.commit_index
+        case PushCompare():
+            request.compare.previous.CopyFrom(_entry_id_to_proto(push.previous))
+            request.compare.previous_chain_crc = push.previous_chain_crc
+            request.compare.flushed_only = push.flushed_only
+        case PushTruncate():
+            request.truncate.conflict.CopyFrom(_entry_id_to_proto(push.conflict))
+            request.truncate.chain_crc = push.chain_crc
+        case PushInstall():
+            request.install.before_begin.CopyFrom(_entry_id_to_proto(push.before_begin))
+            request.install.chain_crc = push.chain_crc
+            request.install.position = push.position
+    return request
+
+
+def _push_response_to_proto(header: pb.Header, message: PushResponse) -> pb.PushResponse:
+    return pb.PushResponse(
+        header=header,
+        term=message.term,
+        epoch=message.epoch,
+        kind=message.kind,
+        code=message.code,
+        verified_index=message.verified_index,
+        flushed_index=message.flushed_index if message.standing.counts else NO_INDEX,
+        end_index=message.end_index,
+        conflict=_entry_id_to_proto(message.conflict),
+        boot_id=message.boot_id,
+        standing=message.standing,
+        held_index=NO_INDEX if message.standing.counts else message.flushed_index,
+    )
+
+
+def _begin_to_proto(begin: Boundary | None) -> pb.Install | None:
+    if begin is None:
+        return None
+    before = pb.EntryId(term=begin.term, index=begin.index)
+    return pb.Install(before_begin=before, chain_crc=begin.chain_crc, position=begin.position)
+
+
+def _entry_id_to_proto(entry_id: EntryId) -> pb.EntryId:
+    return pb.EntryId(term=entry_id.term, index=entry_id.index)
+
+
+def _memory_to_proto(entry_id: EntryId) -> pb.EntryId | None:
+    return None if entry_id == NO_ENTRY else _entry_id_to_proto(entry_id)
+
+
+def encode_handshake(handshake: Handshake) -> bytes:
+    """The bytes of a ``Handshake`` request."""
+    header = handshake.header
+    return pb.HandshakeRequest(
+        header=pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target),
+        protocol_version=handshake.protocol_version,
+        members=handshake.members,
+        segment_bytes=handshake.segment_bytes,
+        max_entry_bytes=handshake.max_entry_bytes,
+        client_address=handshake.client_address,
+    ).SerializeToString()
+
+
+def encode_handshake_answer(answer: HandshakeAnswer) -> bytes:
+    """The bytes of a ``Handshake`` response."""
+    return pb.HandshakeResponse(
+        code=answer.code,
+        reason=answer.reason,
+        protocol_version=answer.protocol_version,
+        client_address=answer.client_address,
+    ).SerializeToString()
+
+
+def encode_take_leadership_answer() -> bytes:
+    """The bytes of the (empty) answer to ``TakeLeadership``."""
+    return pb.TakeLeadershipResponse().SerializeToString()
+
+
+def encode_read_log(header: EnvelopeHeader, position: int, length: int) -> bytes:
+    """The bytes of a ``ReadLog`` request."""
+    return pb.ReadLogRequest(header=_wire_header(header), position=position, length=length).SerializeToString()
+
+
+def encode_log_bytes(data: bytes | None) -> bytes:
+    """The bytes of a ``ReadLog`` response; None: they are not all held."""
+    return pb.ReadLogResponse(held=data is not None, data=data or b"").SerializeToString()
+
+
+def encode_chain_crcs_request(header: EnvelopeHeader, indexes: Sequence[LogIndex]) -> bytes:
+    """The bytes of a ``ChainCrcs`` request."""
+    return pb.ChainCrcsRequest(header=_wire_header(header), indexes=indexes).SerializeToString()
+
+
+def encode_chain_crcs(crcs: Mapping[LogIndex, int]) -> bytes:
+    """The bytes of a ``ChainCrcs`` response."""
+    return pb.ChainCrcsResponse(
+        crcs=[pb.ChainCrc(index=index, chain_crc=crc) for index, crc in crcs.items()]
+    ).SerializeToString()
+
+
+def _wire_header(header: EnvelopeHeader) -> pb.Header:
+    return pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target)
+
+
+# --- decoding -------------------------------------------------------------------------------------------------------
+
+
+def decode_vote_request(data: bytes) -> Envelope:
+    """Raises ``InvalidRequestError``, as every ``decode_*`` does."""
+    wire = parse(pb.VoteRequest, data)
+    message = VoteRequest(
+        term=_term(wire.term),
+        last=_entry_id(wire.last, wire.HasField("last"), "last"),
+        pre_vote=wire.pre_vote,
+        transfer=wire.transfer,
+        remembered=_memory(wire.remembered, wire.HasField("remembered")),
+        committed=_committed(wire.committed),
+        countersign=wire.countersign,
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_vote_response(data: bytes) -> Envelope:
+    """The answer to a vote request."""
+    wire = parse(pb.VoteResponse, data)
+    try:
+        result = VoteResult(wire.result)
+    except ValueError as error:
+        raise InvalidRequestError(f"vote result {wire.result} is unknown") from error
+    standing = _standing(wire.standing)
+    message = VoteResponse(
+        term=_term(wire.term),
+        granted=wire.granted if standing.counts else wire.granted_if_unanimous,
+        pre_vote=wire.pre_vote,
+        result=result,
+        standing=standing,
+        boot_id=wire.boot_id,
+        used=wire.used,
+        remembered=_memory(wire.remembered, wire.HasField("remembered")),
+        leads={1: True, 2: False}.get(wire.leads),
+        begin=_begin(wire.begin) if wire.HasField("begin") else None,
+        committed=_committed(wire.committed),
+        other_history=wire.other_history,
+        countersigns=wire.countersigns,
+    )
+    return _envelope(wire.header, message)
+
+
+def _committed_to_proto(entries: Iterable[CommittedEntry]) -> list[pb.ChainCrc]:
+    return [pb.ChainCrc(index=entry.index, chain_crc=entry.chain_crc) for entry in entries]
+
+
+def _committed(wire: Sequence[pb.ChainCrc]) -> tuple[CommittedEntry, ...]:
+    """Whoever states more than there are powers of two states nonsense."""
+    if len(wire) > CHAIN_CRCS_MAX:
+        raise InvalidRequestError(f"a vote states {len(wire)} entries; at most {CHAIN_CRCS_MAX} are looked at")
+    return tuple(CommittedEntry(index(one.index, "committed"), one.chain_crc) for one in wire)
+
+
+def _begin(wire: pb.Install) -> Boundary:
+    before = _entry_id(wire.before_begin, wire.HasField("before_begin"), "begin")
+    return Boundary(before.index, before.term, Position(_count(wire.position, "position")), wire.chain_crc)
+
+
+def decode_heartbeat_request(data: bytes) -> Envelope:
+    """A leader's heartbeat."""
+    wire = parse(pb.HeartbeatRequest, data)
+    if len(wire.watermarks) > MEMBERS_MAX:
+        raise InvalidRequestError(f"heartbeat speaks of {len(wire.watermarks)} members; at most {MEMBERS_MAX} exist")
+    readmit_index = index(wire.readmit_index, "readmit_index")
+    message = HeartbeatRequest(
+        term=_term(wire.term),
+        read_sequence=_count(wire.read_sequence, "read_sequence"),
+        client_address=name(wire.client_address, "client_address"),
+        transfer_target=name(wire.transfer_target, "transfer_target"),
+        readmission=Readmission(wire.readmit_boot_id, readmit_index) if wire.readmit_boot_id else None,
+        founded=wire.founded,
+        watermarks=tuple(
+            (NodeId(name(one.node_id, "node_id")), _entry_id(one.last, one.HasField("last"), "watermark"))
+            for one in wire.watermarks
+        ),
+        doubted_boot_id=wire.doubted_boot_id,
+        countersign=wire.countersign,
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_heartbeat_response(data: bytes) -> Envelope:
+    """The answer to a heartbeat."""
+    wire = parse(pb.HeartbeatResponse, data)
+    message = HeartbeatResponse(
+        _term(wire.term),
+        _count(wire.read_sequence, "read_sequence"),
+        wire.disk_full,
+        name(wire.client_address, "client_address"),
+        _standing(wire.standing),
+        wire.boot_id,
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_take_leadership(data: bytes) -> Envelope:
+    """The leader's request to campaign at once."""
+    wire = parse(pb.TakeLeadershipRequest, data)
+    return _envelope(wire.header, TakeLeadership(_term(wire.term)))
+
+
+def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelope:
+    """One push, which came on that connection."""
+    wire = parse(pb.PushRequest, data)
+    term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
+    push: PushRequest
+    match wire.WhichOneof("push"):
+        case "append":
+            push = PushAppend(term, epoch, index(wire.append.commit_index, "commit_index"), _run(wire.append, wire.run))
+        case "commit":
+            push = PushCommit(term, epoch, index(wire.commit.commit_index, "commit_index"))
+        case "compare":
+            compare = wire.compare
+            previous = _entry_id(compare.previous, compare.HasField("previous"), "previous")
+            push = PushCompare(term, epoch, previous, compare.previous_chain_crc, compare.flushed_only)
+        case "truncate":
+            truncate = wire.truncate
+            conflict = _entry_id(truncate.conflict, truncate.HasField("conflict"), "conflict")
+            push = PushTruncate(term, epoch, conflict, truncate.chain_crc)
+        case "install":
+            install = wire.install
+            before = _entry_id(install.before_begin, install.HasField("before_begin"), "before_begin")
+            position = Position(_count(install.position, "position"))
+            push = PushInstall(term, epoch, before, install.chain_crc, position)
+        case _:
+            raise InvalidRequestError("push request holds no push")
+    return _envelope(wire.header, push, connection)
+
+
+def decode_push_response(data: bytes) -> Envelope:
+    """One answer to pushes."""
+    wire = parse(pb.PushResponse, data)
+    try:
+        kind = PushKind(wire.kind)
+    except ValueError as error:
+        raise InvalidRequestError(f"push kind {wire.kind} is unknown") from error
+    standing = _standing(wire.standing)
+    held = wire.flushed_index if standing.counts else wire.held_index
+    message = PushResponse(
+        term=_term(wire.term),
+        epoch=_count(wire.epoch, "epoch"),
+        kind=kind,
+        code=ResponseCode(wire.code),
+        verified_index=index(wire.verified_index, "verified_index"),
+        flushed_index=index(held, "flushed_index"),
+        end_index=index(wire.end_index, "end_index"),
+        conflict=_entry_id(wire.conflict, wire.HasField("conflict"), "conflict"),
+        boot_id=wire.boot_id,
+        standing=standing,
+    )
+    return _envelope(wire.header, message)
+
+
+def decode_handshake(data: bytes | memoryview) -> Handshake:
+    """What a peer says of itself before its first push."""
+    wire = parse(pb.HandshakeRequest, data)
+    if len(wire.members) > MEMBERS_MAX:
+        raise InvalidRequestError(f"handshake names {len(wire.members)} members; at most {MEMBERS_MAX} are possible")
+    return Handshake(
+        header=_header(wire.header),
+        protocol_version=wire.protocol_version,
+        members=tuple(name(member, "member") for member in wire.members),
+        segment_bytes=_count(wire.segment_bytes, "segment_bytes"),
+        max_entry_bytes=_count(wire.max_entry_bytes, "max_entry_bytes"),
+        client_address=name(wire.client_address, "client_address"),
+    )
+
+
+def decode_read_log(data: bytes) -> tuple[EnvelopeHeader, Position, int]:
+    """Who asks, from which position on, for how many bytes. Raises ``InvalidRequestError``."""
+    wire = parse(pb.ReadLogRequest, data)
+    position, length = _count(wire.position, "position"), _count(wire.length, "length")
+    if length > READ_LOG_BYTES_MAX:
+        raise InvalidRequestError(f"{length} bytes of log are asked for at once; at most {READ_LOG_BYTES_MAX} are sent")
+    return _header(wire.header), Position(position), length
+
+
+def decode_log_bytes(data: bytes) -> bytes | None:
+    """What a peer sent; None if it does not hold all of it."""
+    wire = parse(pb.ReadLogResponse, data)
+    return wire.data if wire.held else None
+
+
+def decode_chain_crcs_request(data: bytes) -> tuple[EnvelopeHeader, tuple[LogIndex, ...]]:
+    """Who asks, and for which entries. Raises ``InvalidRequestError``."""
+    wire = parse(pb.ChainCrcsRequest, data)
+    if len(wire.indexes) > CHAIN_CRCS_MAX:
+        raise InvalidRequestError(f"{len(wire.indexes)} chain CRCs are asked for; at most {CHAIN_CRCS_MAX} are sent")
+    return _header(wire.header), tuple(index(one, "index") for one in wire.indexes)
+
+
+def decode_chain_crcs(data: bytes) -> dict[LogIndex, int]:
+    """What a peer sent."""
+    wire = parse(pb.ChainCrcsResponse, data)
+    return {index(one.index, "index"): one.chain_crc for one in wire.crcs[:CHAIN_CRCS_MAX]}
+
+
+def decode_handshake_answer(data: bytes) -> HandshakeAnswer:
+    """The peer's verdict."""
+    wire = parse(pb.HandshakeResponse, data)
+    return HandshakeAnswer(
+        ResponseCode(wire.code), wire.reason, wire.protocol_version, name(wire.client_address, "client_address")
+    )
+
+
+def parse(kind: type[_ProtoT], data: bytes | memoryview) -> _ProtoT:
+    """Parse protobuf bytes. Raises ``InvalidRequestError`` for what is not a ``kind``."""
+    try:
+        return kind.FromString(data)  # type: ignore[arg-type]  # a memoryview is taken, too, whatever the stubs say
+    except DecodeError as error:
+        raise InvalidRequestError(f"{len(data)} bytes are not a {kind.DESCRIPTOR.name}") from error
+
+
+def index(value: int, field: str) -> LogIndex:
+    """An entry index or -1."""
+    if not -1 <= value < NUMBER_LIMIT:
+        raise InvalidRequestError(f"{field}={value} is no index")
+    return LogIndex(value)
+
+
+def name(value: str, field: str) -> str:
+    """An identifier or address of a sane length."""
+    if len(value) > NAME_BYTES_MAX:
+        raise InvalidRequestError(f"{field} has {len(value)} characters; at most {NAME_BYTES_MAX} are allowed")
+    return value
+
+
+def _run(append: pb.Append, data: bytes) -> EntryRun:
+    first, last = index(append.first_index, "first_index"), index(append.last_index, "last_index")
+    previous = _entry_id(append.previous, append.HasField("previous"), "previous")
+    if first < 0 or last < first or previous.index != first - 1:
+        raise InvalidRequestError(f"append of entries {first}..{last} after {previous.index} is no contiguous run")
+    if not data:
+        raise InvalidRequestError(f"append of entries {first}..{last} carries no bytes")
+    position = Position(_count(append.position, "position"))
+    return EntryRun(previous, append.previous_chain_crc, first, last, position, data)
+
+
+def _envelope(header: pb.Header, message: Message, connection: int = 0) -> Envelope:
+    checked = _header(header)
+    return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message, connection)
+
+
+def _header(wire: pb.Header) -> EnvelopeHeader:
+    sender, target = name(wire.sender, "sender"), name(wire.target, "target")
+    if not sender or not target:
+        raise InvalidRequestError("message without a header: sender and target must be named")
+    return EnvelopeHeader(
+        name(wire.cluster_id, "cluster_id"), name(wire.group, "group"), NodeId(sender), NodeId(target)
+    )
+
+
+def _entry_id(wire: pb.EntryId, present: bool, field: str) -> EntryId:
+    # An absent EntryId would read as (0, 0), which names a real entry: whoever means "none" must say -1.
+    if not present:
+        raise InvalidRequestError(f"{field} is missing")
+    if not -1 <= wire.term < NUMBER_LIMIT:
+        raise InvalidRequestError(f"{field}.term={wire.term} is no term")
+    return EntryId(Term(wire.term), index(wire.index, f"{field}.index"))
+
+
+def _memory(wire: pb.EntryId, present: bool) -> EntryId:
+    """What a peer remembers; one that says nothing remembers nothing."""
+    return _entry_id(wire, True, "remembered") if present else NO_ENTRY
+
+
+def _standing(value: int) -> Standing:
+    try:
+        return Standing(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"standing {value} is unknown") from error
+
+
+def _term(value: int) -> Term:
+    if not 0 <= value < NUMBER_LIMIT:
+        raise InvalidRequestError(f"term={value} is no term")
+    return Term(value)
+
+
+def _count(value: int, field: str) -> int:
+    if not 0 <= value < NUMBER_LIMIT:
+        raise InvalidRequestError(f"{field}={value} is out of range")
+    return value

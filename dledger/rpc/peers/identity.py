@@ -1,0 +1,92 @@
+"""Who a node is to its peers, and which messages it takes: the same cluster, group, addressee and member set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dledger.config import ServerConfig
+from dledger.core.messages import Envelope
+from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
+from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
+from dledger.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """The facts that members compare. ``members`` maps node ids to ``host:port``; made with ``of``."""
+
+    cluster_id: str
+    group: str
+    node_id: NodeId
+    members: dict[NodeId, str]
+    segment_bytes: int
+    max_entry_bytes: int
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> PeerIdentity:
+        """What a configuration says."""
+        return cls(
+            cluster_id=config.effective_cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            members={member.node_id: member.address for member in config.members},
+            segment_bytes=config.store.segment_bytes,
+            max_entry_bytes=config.store.max_entry_bytes,
+        )
+
+    @property
+    def member_ids(self) -> tuple[str, ...]:
+        """The ids alone, sorted: addresses may differ between nodes (NAT, DNS names), the set of voters may not."""
+        return tuple(sorted(self.members))
+
+    def check(self, message: Envelope | EnvelopeHeader) -> None:
+        """Raise ``IdentityError`` or ``UnknownMemberError`` unless the message is for us and from a peer of ours."""
+        if message.cluster_id != self.cluster_id:
+            raise IdentityError(
+                f"message for cluster {message.cluster_id!r} reached {self.node_id!r} of cluster {self.cluster_id!r}: "
+                "check the addresses in the member list"
+            )
+        if message.group != self.group:
+            raise IdentityError(
+                f"message for group {message.group!r} reached {self.node_id!r} of group {self.group!r}: "
+                "check the addresses in the member list"
+            )
+        if message.target != self.node_id:
+            raise IdentityError(
+                f"message for node {message.target!r} reached {self.node_id!r}: check the addresses in the member list"
+            )
+        if message.sender not in self.members or message.sender == self.node_id:
+            raise UnknownMemberError(
+                f"sender {message.sender!r} is no peer of {self.node_id!r} (members: {', '.join(self.member_ids)})"
+            )
+
+    def check_answer(self, answer: Envelope, peer: NodeId) -> None:
+        """As ``check``, for an answer that must come from ``peer``."""
+        self.check(answer)
+        if answer.sender != peer:
+            raise IdentityError(f"answer of {answer.sender!r} where {peer!r} was asked: check its address")
+
+    def handshake(self, peer: NodeId, client_address: str) -> Handshake:
+        """What we tell a peer before our first push."""
+        return Handshake(
+            header=EnvelopeHeader(self.cluster_id, self.group, self.node_id, peer),
+            protocol_version=PROTOCOL_VERSION,
+            members=self.member_ids,
+            segment_bytes=self.segment_bytes,
+            max_entry_bytes=self.max_entry_bytes,
+            client_address=client_address,
+        )
+
+    def judge(self, handshake: Handshake, client_address: str) -> HandshakeAnswer:
+        """Our answer to a peer's handshake, whose header was checked."""
+        ours = self.handshake(handshake.header.sender, client_address)
+        for what, theirs, mine in (
+            ("protocol version", handshake.protocol_version, ours.protocol_version),
+            ("members", ",".join(handshake.members), ",".join(ours.members)),
+            ("segment_bytes", handshake.segment_bytes, ours.segment_bytes),
+            ("max_entry_bytes", handshake.max_entry_bytes, ours.max_entry_bytes),
+        ):
+            if theirs != mine:
+                reason = f"{what} of {handshake.header.sender} is {theirs}, of {self.node_id} {mine}: make them equal"
+                return HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, reason, client_address=client_address)
+        return HandshakeAnswer(ResponseCode.SUCCESS, client_address=client_address)

@@ -1,0 +1,314 @@
+"""Watchfulness of one node: its log is verified in the background, compared with the other members', and repaired.
+
+One thread (``dledger-scrub-<node>``), in this order: repair what is known to be damaged; every ``COMPARE_INTERVAL_MS``
+compare chain CRCs of committed entries with the peers; verify the next bytes of the log, at ``scrub_bytes_per_s``. It
+holds no lock of the node's, and whoever meets damage elsewhere (reads, look-ups, the core's parts) only tells it.
+
+Comparing says who is wrong where checksums do not: two logs that both check out and differ are two histories. The one
+that most members do not share is fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import CorruptLogError, DiskFullError, DLedgerError, LackingError, ShutdownError, UnavailableError
+from dledger.store.mending import Repaired, SegmentSource
+from dledger.store.scrub import ScrubStep
+from dledger.types import LogIndex, NodeId
+
+_log = logging.getLogger("dledger")
+
+COMPARE_INTERVAL_MS: Final = 10_000
+FIRST_COMPARE_MS: Final = 2_000
+RETRY_MS_MIN: Final = 500
+RETRY_MS_MAX: Final = 30_000
+STEP_BYTES: Final = 64 * 1024
+"""What is verified at once: about a millisecond's worth of the interpreter."""
+_SAMPLES: Final = (0, 4, 8, 12, 16, 20, 24, 28, 32)
+"""Peers are asked about the newest committed index rounded down to these powers of two: they may be behind."""
+
+
+class PeerLogs(Protocol):
+    """The other members' logs (``dledger.rpc.peers.log_exchange.PeerLogClient``)."""
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """Whom it can ask."""
+
+    def read_log(self, peer: NodeId, position: int, length: int) -> bytes | None:
+        """Committed bytes; None if ``peer`` does not hold all of them. Raises ``UnavailableError``."""
+
+    def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> Mapping[LogIndex, int]:
+        """Chain CRCs of those that ``peer`` holds as committed. Raises ``UnavailableError``."""
+
+
+class WatchedLog(Protocol):
+    """The node's own log, as this sees it; ``DLedgerServer`` makes it of a ``FileStore``."""
+
+    def verify(self, max_bytes: int) -> ScrubStep:
+        """The next bytes of an endless walk. Raises ``DiskError``."""
+
+    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None]) -> Repaired:
+        """Replace a damaged segment by what ``source`` has. Raises ``DLedgerError``; then nothing has changed."""
+
+    def find(self, base: int, pause: Callable[[], None]) -> CorruptLogError | None:
+        """A segment's damage; None if it is sound or gone. Raises ``DLedgerError``."""
+
+    def base_of(self, path: Path) -> int | None:
+        """The segment that a file holds; None if it is no data segment."""
+
+    def chain_crcs(self, indexes: Sequence[LogIndex]) -> Mapping[LogIndex, int]:
+        """As ``PeerLogs.chain_crcs``, of this log."""
+
+    @property
+    def committed_index(self) -> LogIndex:
+        """The last entry known to be committed."""
+
+
+@dataclass(slots=True)
+class _Damage:
+    """A damaged segment."""
+
+    path: Path
+    error: CorruptLogError
+    due_ms: int = 0
+    wait_ms: int = RETRY_MS_MIN
+    nobody_has_it: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How much it does. ``quorum``: of how many members a majority consists."""
+
+    scrub_bytes_per_s: int
+    auto_repair: bool
+    quorum: int
+
+
+class LogWatch:
+    """The work of the thread, and where damage is told."""
+
+    def __init__(
+        self,
+        name: NodeId,
+        log: WatchedLog,
+        peers: PeerLogs,
+        settings: WatchSettings,
+        conditions: Conditions,
+        clock: Clock,
+    ) -> None:
+        self._name = name
+        self._own = log
+        self._peers = peers
+        self._settings = settings
+        self._conditions = conditions
+        self._clock = clock
+        self._lock = threading.Lock()  # guards _damaged
+        self._damaged: dict[int, _Damage] = {}
+        self._compare_due_ms = clock.monotonic_ms() + FIRST_COMPARE_MS
+        self._scrub_due_ms = clock.monotonic_ms()
+        self._stopping = False
+        self._pass_began_ms = clock.monotonic_ms()
+        self.wake: Callable[[], None] = lambda: None
+        """Makes the thread step soon."""
+        self.on_diverged: Callable[[str], None] = lambda _reason: None
+        """Called, each time it is found again, when most members hold another history than this one."""
+        self.on_whole: Callable[[], None] = lambda: None
+        """Called when no damage is left that a peer may still mend."""
+
+    def stop(self) -> None:
+        """End what is under way soon."""
+        self._stopping = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no damage is known, or none that any member that answers could mend."""
+        with self._lock:
+            return all(one.nobody_has_it for one in self._damaged.values())
+
+    def note_damage(self, error: CorruptLogError) -> None:
+        """Damage was met; from any thread, also under the node's lock."""
+        base = self._own.base_of(error.path)
+        if base is None:
+            self._conditions.set(ConditionKind.DAMAGED, _where(error), subject=str(error.path), for_ms=2 * RETRY_MS_MAX)
+            return
+        with self._lock:
+            known = base in self._damaged
+            if not known:
+                self._damaged[base] = _Damage(error.path, error)
+        if not known:
+            self._conditions.set(ConditionKind.DAMAGED, _where(error), subject=str(error.path))
+            self.wake()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def step(self) -> int | None:
+        """Do what is due; gives when there is more to do."""
+        try:
+            due = [self._repair_due(), self._compare(), self._scrub()]
+        except ShutdownError:
+            return None
+        except CorruptLogError as damage:  # met where the end of what can be verified was looked up
+            self.note_damage(damage)
+            return self._clock.monotonic_ms() + RETRY_MS_MIN
+        return min((one for one in due if one is not None), default=None)
+
+    def _pause(self) -> None:
+        if self._stopping:
+            raise ShutdownError("this node is stopping")
+
+    def _scrub(self) -> int | None:
+        rate = self._settings.scrub_bytes_per_s
+        if not rate:
+            return None
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._scrub_due_ms:
+            return self._scrub_due_ms
+        step = self._own.verify(STEP_BYTES)
+        if step.damage is not None:
+            self.note_damage(step.damage)
+            return now_ms
+        if step.finished:
+            _log.debug("%s: the whole log was verified in %d s", self._name, (now_ms - self._pass_began_ms) // 1000)
+            self._pass_began_ms = now_ms
+            self._scrub_due_ms = now_ms + max(1000, STEP_BYTES * 1000 // rate)
+        else:
+            self._scrub_due_ms = now_ms + max(1, step.read_bytes * 1000 // rate)
+        return self._scrub_due_ms
+
+    # -- repair ----------------------------------------------------------------------------------------------------
+
+    def _repair_due(self) -> int | None:
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            damaged = sorted(self._damaged.items())
+        if not damaged:
+            return None
+        for base, one in damaged:
+            if one.due_ms <= now_ms:
+                self._repair(base, one)
+        with self._lock:
+            left = list(self._damaged.values())
+        if all(one.nobody_has_it for one in left):
+            self.on_whole()
+        return min((one.due_ms for one in left), default=None)
+
+    def _repair(self, base: int, damage: _Damage) -> None:
+        subject = str(damage.path)
+        tried: list[str] = []
+        lacking = asked = 0
+        for peer in self._peers.peers if self._settings.auto_repair else ():
+            self._pause()
+            self._conditions.set(ConditionKind.REPAIRING, f"fetching it from {peer}", subject=subject)
+            try:
+                repaired = self._own.repair(base, _PeerSource(self._peers, peer), self._pause)
+            except LackingError as error:
+                lacking, asked = lacking + 1, asked + 1
+                tried.append(f"{peer}: {error}")
+            except UnavailableError as error:
+                tried.append(str(error))
+            except DiskFullError as error:
+                tried.append(str(error))
+                break
+            except ShutdownError:
+                raise
+            except DLedgerError as error:
+                asked += 1
+                tried.append(f"{peer}: {error}")
+            else:
+                self._repaired(base, damage, repaired, peer)
+                return
+        self._conditions.clear(ConditionKind.REPAIRING, subject)
+        self._not_repaired(base, damage, tried, nobody_has_it=bool(asked) and lacking == asked)
+
+    def _repaired(self, base: int, damage: _Damage, repaired: Repaired, peer: NodeId) -> None:
+        with self._lock:
+            gone = {one: self._damaged.pop(one) for one in (base, *repaired.bases) if one in self._damaged}
+        if repaired.bases:
+            kept = f"; what was there is kept in {repaired.aside}" if repaired.aside is not None else ""
+            text = "%s: repaired %s with what %s holds%s"
+            extra = {"event": "repair", "file": str(damage.path), "from": peer}
+            _log.warning(text, self._name, damage.path, peer, kept, extra=extra)
+        for one in gone.values():
+            for kind in (ConditionKind.REPAIRING, ConditionKind.DAMAGED):
+                self._conditions.clear(kind, str(one.path))
+
+    def _not_repaired(self, base: int, damage: _Damage, tried: list[str], *, nobody_has_it: bool) -> None:
+        """Wait longer each time; forget what has gone by itself (retention, or a report that came late)."""
+        found = self._own.find(base, self._pause)
+        if found is None:
+            self._repaired(base, damage, _NOTHING, self._name)
+            return
+        damage.nobody_has_it = nobody_has_it
+        damage.due_ms = self._clock.monotonic_ms() + damage.wait_ms
+        damage.wait_ms = min(2 * damage.wait_ms, RETRY_MS_MAX)
+        advice = "; ".join(tried) if tried else "it is not repaired: there is nobody to fetch it from"
+        self._conditions.set(ConditionKind.DAMAGED, f"{_where(found)}. {advice}", subject=str(damage.path))
+
+    # -- comparing -------------------------------------------------------------------------------------------------
+
+    def _compare(self) -> int | None:
+        if not self._peers.peers:
+            return None
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._compare_due_ms:
+            return self._compare_due_ms
+        self._compare_due_ms = now_ms + COMPARE_INTERVAL_MS
+        committed = self._own.committed_index
+        indexes = sorted({LogIndex(committed >> bits << bits) for bits in _SAMPLES if committed >= 0}, reverse=True)
+        if not indexes:
+            return self._compare_due_ms
+        told: dict[NodeId, Mapping[LogIndex, int]] = {}
+        for peer in self._peers.peers:
+            self._pause()
+            try:
+                told[peer] = self._peers.chain_crcs(peer, indexes)
+            except DLedgerError:  # down, busy or of an earlier version: next time
+                continue
+        self._judge(self._own.chain_crcs(indexes), told)
+        return self._compare_due_ms
+
+    def _judge(self, own: Mapping[LogIndex, int], told: Mapping[NodeId, Mapping[LogIndex, int]]) -> None:
+        against: Counter[tuple[LogIndex, int]] = Counter()
+        for peer, theirs in told.items():
+            common = [index for index in own if index in theirs]
+            differing = [index for index in common if own[index] != theirs[index]]
+            if differing:
+                text = f"{peer} holds another entry {min(differing)}, or another one before it, and both check out"
+                self._conditions.set(ConditionKind.DIVERGED, text, subject=peer)
+                against.update((index, theirs[index]) for index in differing)
+            elif common:
+                self._conditions.clear(ConditionKind.DIVERGED, peer)
+        for (index, _), count in against.items():
+            if count >= self._settings.quorum:
+                self.on_diverged(f"{count} members hold another entry {index}, or another one before it")
+                return
+
+
+class _PeerSource:
+    """One peer's bytes."""
+
+    def __init__(self, peers: PeerLogs, peer: NodeId) -> None:
+        self._peers = peers
+        self._peer = peer
+
+    def read(self, position: int, length: int) -> bytes | None:
+        """See ``Source``."""
+        return self._peers.read_log(self._peer, position, length)
+
+
+_NOTHING: Final = Repaired((), None)
+
+
+def _where(error: CorruptLogError) -> str:
+    entry = f" (entry {error.index})" if error.index is not None else ""
+    return f"damaged at offset {error.offset}{entry}: {error.reason}"

@@ -1,0 +1,180 @@
+"""Which bytes of which replica are digested, and the digests: the bulk of an audit, done in parallel.
+
+The common range is cut into *stretches*, each within one segment and held by the same replicas throughout, and those
+into blocks that begin at multiples of the block size; so a block has the same bounds on all replicas. Where retention
+has removed a replica's beginning, the others are still compared there; what a single replica holds is not compared.
+
+Blocks are read with ``pread`` into one small buffer that stays in the processor's cache. A mapping would be faster
+still, but a bad sector would then kill the process (SIGBUS) instead of being named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from crc32c import crc32c
+
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+SPLIT_BYTES: Final = 256 * 1024 * 1024
+"""What a task digests, if nobody knows how many tasks run at once."""
+SPLIT_BYTES_MAX: Final = 1024 * 1024 * 1024
+TASKS_PER_SLOT: Final = 3
+"""Starting a task takes as long as digesting 100 MiB; but the last one to end shall not keep the others waiting."""
+_BUFFER_BYTES: Final = 512 * 1024
+
+
+class Held(NamedTuple):
+    """A range of positions, within one segment, that the same replicas hold."""
+
+    start: int
+    stop: int
+    replicas: tuple[str, ...]
+
+
+class Stretch(NamedTuple):
+    """Consecutive blocks of one replica in one segment file: ``start`` to ``stop`` (exclusive) are log positions."""
+
+    replica: str
+    path: str
+    base: int
+    start: int
+    stop: int
+
+
+class ReplicaDigest(NamedTuple):
+    """The CRC32C of what a replica has of one block. ``size`` is less than the block's where the file ends before it.
+
+    ``error`` says why it could not be read; empty if it could.
+    """
+
+    replica: str
+    position: int
+    size: int
+    crc32c: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What an audit compares, and what it cannot because only one replica has it (bytes)."""
+
+    ranges: tuple[Held, ...]
+    alone_bytes: int
+
+    @property
+    def compared_bytes(self) -> int:
+        """Length of the log that at least two replicas hold."""
+        return sum(one.stop - one.start for one in self.ranges)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is read for it, of all replicas together."""
+        return sum((one.stop - one.start) * len(one.replicas) for one in self.ranges)
+
+
+def coverage(begins: Sequence[tuple[str, int]], end_position: int, segment_bytes: int) -> Coverage:
+    """What replicas (name, begin position) hold up to ``end_position``, cut where that changes and at segments."""
+    first = min((begin for _, begin in begins), default=end_position)
+    segments = range(first - first % segment_bytes + segment_bytes, end_position, segment_bytes)
+    cuts = sorted({begin for _, begin in begins if begin < end_position} | set(segments) | {end_position})
+    ranges: list[Held] = []
+    alone = 0
+    for start, stop in pairwise(cuts):
+        holders = tuple(name for name, begin in begins if begin <= start)
+        if len(holders) > 1:
+            ranges.append(Held(start, stop, holders))
+        else:
+            alone += stop - start
+    return Coverage(tuple(ranges), alone)
+
+
+def block_bounds(start: int, stop: int, block_bytes: int) -> Iterator[tuple[int, int]]:
+    """The blocks from ``start`` to ``stop``: (position, end), each within one multiple of ``block_bytes``."""
+    while start < stop:
+        end = min(start - start % block_bytes + block_bytes, stop)
+        yield start, end
+        start = end
+
+
+def split(start: int, stop: int, block_bytes: int, split_bytes: int) -> Iterator[tuple[int, int]]:
+    """``start`` to ``stop`` in parts of about ``split_bytes``, but at least a block; all alike, cut between blocks."""
+    first, end = start // block_bytes, -(-stop // block_bytes)
+    parts = max(1, min(round((stop - start) / split_bytes), end - first))
+    for part in range(parts):
+        low, high = (first + (end - first) * one // parts for one in (part, part + 1))
+        yield max(start, low * block_bytes), min(stop, high * block_bytes)
+
+
+class ReplicaExtent(Protocol):
+    """What planning needs of a replica."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def segment_of(self, position: int) -> Path:
+        """The file that holds ``position``, or should."""
+
+
+def split_bytes_for(covered: Coverage, slots: int) -> int:
+    """How much a task should digest where ``slots`` tasks run at once."""
+    return min(max(SPLIT_BYTES, covered.held_bytes // (slots * TASKS_PER_SLOT)), SPLIT_BYTES_MAX)
+
+
+def plan(covered: Coverage, replicas: Sequence[ReplicaExtent], block_bytes: int, split_bytes: int) -> list[Stretch]:
+    """What is to be digested, as tasks of up to ``split_bytes``."""
+    by_name = {one.name: one for one in replicas}
+    return [
+        Stretch(name, str(path), int(path.name), start, stop)
+        for held in covered.ranges
+        for start, stop in split(held.start, held.stop, block_bytes, split_bytes)
+        for name in held.replicas
+        for path in (by_name[name].segment_of(start),)
+    ]
+
+
+def digest(stretch: Stretch, block_bytes: int) -> Iterator[ReplicaDigest]:
+    """The digest of each block. Never raises for what is wrong with the file: that is in the answers."""
+    try:
+        fd = os.open(stretch.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        for position, _ in block_bounds(stretch.start, stretch.stop, block_bytes):
+            yield ReplicaDigest(stretch.replica, position, 0, 0, _reason(error, stretch.path))
+        return
+    buffer = bytearray(_BUFFER_BYTES)
+    try:
+        for position, end in block_bounds(stretch.start, stretch.stop, block_bytes):
+            yield _digest(fd, buffer, stretch, position, end)
+    finally:
+        os.close(fd)
+
+
+def _digest(fd: int, buffer: bytearray, stretch: Stretch, position: int, end: int) -> ReplicaDigest:
+    crc, at, stop = 0, position - stretch.base, end - stretch.base
+    with memoryview(buffer) as view:
+        try:
+            while at < stop:
+                count = os.preadv(fd, [view[: min(len(buffer), stop - at)]], at)
+                if not count:
+                    break
+                crc = crc32c(view[:count], crc)
+                at += count
+        except OSError as error:
+            return ReplicaDigest(stretch.replica, position, 0, 0, _reason(error, stretch.path))
+    return ReplicaDigest(stretch.replica, position, at + stretch.base - position, crc, "")
+
+
+def _reason(error: OSError, path: str) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"the segment {Path(path).name} is missing"
+    return f"{path} cannot be read: {error.strerror or error}"
+
+
+def differ(digests: Sequence[ReplicaDigest]) -> bool:
+    """Whether one block's digests are not all alike, or one of them could not be made."""
+    return len({one[2:] for one in digests}) > 1 or any(one.error for one in digests)

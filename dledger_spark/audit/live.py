@@ -1,0 +1,270 @@
+"""Replicas that run: each node digests its own disk and is asked for the results; only where they differ is log sent.
+
+Blocks are cut at multiples of the block size, wherever segments end. A node whose log begins inside a block has no
+digest of the whole of it: such a block is compared only among nodes that begin at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dledger.client.sync import DLedgerClient
+from dledger.conditions import ConditionKind
+from dledger.config import MIB
+from dledger.errors import CorruptLogError, DLedgerError
+from dledger.store.format import HEADER, EntryHeader, parse_segment_name, segment_name
+from dledger.types import NodeId
+from dledger_spark.audit.blocks import Coverage, ReplicaDigest, Stretch, block_bounds, coverage, split
+from dledger_spark.audit.difference import BlockDivergence, DifferenceKind, diverge
+from dledger_spark.errors import PipelineError
+from dledger_spark.options import ReadOptions
+
+if TYPE_CHECKING:
+    from dledger.rpc.ports import NodeStatus
+    from dledger.types import LogChunk
+
+SPLIT_BYTES: Final = 1024 * MIB
+"""What one task asks one node for."""
+_NO_SEGMENTS: Final = 1 << 60
+"""Larger than any log: blanks, which depend on the segments' size, are not sent."""
+_OF_LOGS: Final = frozenset(
+    {ConditionKind.DAMAGED, ConditionKind.REPAIRING, ConditionKind.DIVERGED, ConditionKind.FENCED}
+)
+_ENTRIES_BEFORE: Final = 2
+"""How many entries before a block are fetched, too: the one that reaches into it, and the one that seeds its chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMember:
+    """A member that answered: where it is, and what it has."""
+
+    name: str
+    address: str
+    begin_index: int
+    begin_position: int
+    committed_index: int
+    committed_position: int
+    matters: tuple[str, ...] = ()
+    """What the node itself says is the matter with its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The nodes of a group that answered, by name, and sentences about those that did not."""
+
+    nodes: tuple[LiveMember, ...]
+    silent: tuple[str, ...]
+
+
+def connected(options: ReadOptions) -> DLedgerClient:
+    """A client for the group, to be closed by the caller."""
+    return DLedgerClient(
+        options.servers,
+        group=options.group,
+        timeout_s=options.fetch_timeout_ms / 1000,
+        security=options.security.client(),
+    )
+
+
+def look(client: DLedgerClient) -> Group:
+    """Ask all members what they have.
+
+    Raises ``UnavailableError`` if nobody answers, ``PipelineError`` if only one does.
+    """
+    nodes: list[LiveMember] = []
+    silent: list[str] = []
+    statuses = client.members_status()
+    addresses = _addresses([one for one in statuses.values() if not isinstance(one, DLedgerError)])
+    for name, status in sorted(statuses.items()):
+        if isinstance(status, DLedgerError):
+            silent.append(f"{name} does not answer, it was not audited: {status}")
+            continue
+        nodes.append(
+            LiveMember(
+                str(name),
+                addresses[str(name)],
+                int(status.begin_index),
+                int(status.begin_position),
+                int(status.committed_index),
+                int(status.committed_position),
+                _matters(status),
+            )
+        )
+    if len(nodes) < 2:
+        raise PipelineError(f"an audit compares nodes, and only {len(nodes)} answered: " + "; ".join(silent))
+    return Group(tuple(nodes), tuple(silent))
+
+
+def said(client: DLedgerClient, group: Group) -> tuple[str, ...]:
+    """What the nodes say is the matter with their own logs, when they were looked at or now: no digest tells that."""
+    now = client.members_status()
+    matters = {
+        f"{node.name} says of itself: {matter}": None
+        for node in group.nodes
+        for matter in (*node.matters, *_matters(now.get(NodeId(node.name))))
+    }
+    return tuple(matters)
+
+
+def _matters(status: NodeStatus | DLedgerError | None) -> tuple[str, ...]:
+    if status is None or isinstance(status, DLedgerError):
+        return ()
+    return tuple(f"{one.kind}: {one.message}" for one in status.conditions if one.kind in _OF_LOGS)
+
+
+def _addresses(statuses: Sequence[NodeStatus]) -> dict[str, str]:
+    return {
+        str(member.node_id): member.client_address
+        for status in statuses
+        for member in status.members
+        if member.client_address
+    }
+
+
+def live_coverage(nodes: Sequence[LiveMember], end_position: int, block_bytes: int) -> Coverage:
+    """What can be compared, block by block."""
+    begins = [one.begin_position for one in nodes]
+    return coverage(
+        [(one.name, _first_block(one.begin_position, begins, block_bytes)) for one in nodes], end_position, _NO_SEGMENTS
+    )
+
+
+def _first_block(begin: int, begins: Sequence[int], block_bytes: int) -> int:
+    """From where a node's digests are like those of the others: its begin, unless others have more of that block."""
+    base = begin - begin % block_bytes
+    alone = all(one == begin or one >= base + block_bytes for one in begins)
+    return begin if begin == base or alone else base + block_bytes
+
+
+def live_plan(covered: Coverage, nodes: Sequence[LiveMember], block_bytes: int) -> list[Stretch]:
+    """What to ask whom for. ``path`` is an address."""
+    addresses = {one.name: one.address for one in nodes}
+    return [
+        Stretch(name, addresses[name], 0, start, stop)
+        for held in covered.ranges
+        for start, stop in split(held.start, held.stop, block_bytes, SPLIT_BYTES)
+        for name in held.replicas
+    ]
+
+
+def live_digest(client: DLedgerClient, stretch: Stretch, block_bytes: int) -> Iterator[ReplicaDigest]:
+    """The digests that a node makes; an error in the place of those that it does not."""
+    position = stretch.start
+    try:
+        for one in client.block_digests(stretch.start, stretch.stop, block_bytes=block_bytes, address=stretch.path):
+            yield ReplicaDigest(stretch.replica, one.position, one.size, one.crc32c, "")
+            position = one.position + one.size
+    except DLedgerError as error:
+        for missing, _ in block_bounds(position, stretch.stop, block_bytes):
+            yield ReplicaDigest(stretch.replica, missing, 0, 0, f"{stretch.replica} cannot digest its log: {error}")
+
+
+def live_chain_crc(client: DLedgerClient, nodes: Sequence[LiveMember], index: int) -> int | None:
+    """The chain CRC of an entry that all nodes have; None if they do not agree, of which the digests tell more."""
+    found: set[int] = set()
+    for node in nodes:
+        with suppress(DLedgerError):  # it cannot read its log, or is gone: the digests have that, too
+            for chunk in client.fetch_log(index, index + 1, address=node.address):
+                found.add(EntryHeader(*HEADER.unpack_from(chunk.data)).chain_crc)
+    return found.pop() if len(found) == 1 else None
+
+
+class RunningNodes:
+    """Reads entries of nodes that run, and mend themselves meanwhile; implements ``BlockReader``."""
+
+    def __init__(self, client: DLedgerClient, nodes: Sequence[LiveMember], block_bytes: int) -> None:
+        self._client = client
+        self._nodes = {one.name: one for one in nodes}
+        self._block_bytes = block_bytes
+        self._segments: dict[int, str] = {}
+
+    def segment_of(self, position: int) -> str:
+        """The name of the segment, of positions at which a difference was found; nodes do not tell others."""
+        return self._segments.get(position, "")
+
+    def divergence(self, block: int, end: int, names: Sequence[str]) -> BlockDivergence | None:
+        """See ``BlockReader``. Where all entries are alike but the block still is not, a blank differs."""
+        chunks: dict[str, list[LogChunk]] = {}
+        broken: dict[str, CorruptLogError] = {}
+        first, following = self._entries(block, end, names)
+        for name in names:
+            try:
+                chunks[name] = list(self._client.fetch_log(first, following, address=self._nodes[name].address))
+            except CorruptLogError as error:
+                broken[name] = error
+        if broken:
+            return self._broken(broken, list(chunks))
+        found_one = self._compare(chunks)
+        if found_one is not None or not self._still_differs(block, end, names):
+            return found_one
+        detail = "the entries of the block are alike, so a blank differs: audit the directories to learn whose"
+        return BlockDivergence(DifferenceKind.BLANK, block, block, following - 1, -1, "blank", {}, (), detail)
+
+    def _still_differs(self, block: int, end: int, names: Sequence[str]) -> bool:
+        """Whether the nodes digest the block differently once more: one may have mended it before it was read."""
+        client, nodes, block_bytes = self._client, self._nodes, self._block_bytes
+        digests = {
+            tuple(
+                (one.position, one.size, one.crc32c)
+                for one in client.block_digests(block, end, block_bytes=block_bytes, address=nodes[name].address)
+            )
+            for name in names
+        }
+        return len(digests) > 1
+
+    def _broken(self, broken: Mapping[str, CorruptLogError], sound: Sequence[str]) -> BlockDivergence:
+        """Nodes send nothing that is damaged, but name its place: the first one, which a sound node names the entry of.
+
+        The others are told with it.
+        """
+        places = {name: error.offset + (parse_segment_name(error.path.name) or 0) for name, error in broken.items()}
+        position = min(places.values())
+        first = next(name for name, place in places.items() if place == position)
+        self._segments[position] = broken[first].path.name
+        index, term = self._entry_at(position, sound)
+        evidence = "; ".join(f"{name}: {error}" for name, error in broken.items())
+        values = dict.fromkeys(broken, "damaged")
+        return BlockDivergence(
+            DifferenceKind.ENTRY, position, position, index, term, "", values, tuple(broken), evidence
+        )
+
+    def _entry_at(self, position: int, names: Sequence[str]) -> tuple[int, int]:
+        """Index and term of the entry that begins there, by the first node that can tell; -1 if none can."""
+        for name in names:
+            address = self._nodes[name].address
+            with suppress(DLedgerError):
+                (place,) = self._client.locate(positions=(position,), address=address).places
+                for chunk in self._client.fetch_log(place.index, place.index + 1, address=address):
+                    header = EntryHeader(*HEADER.unpack_from(chunk.data))
+                    if header.position == position:
+                        return header.index, header.term
+        return -1, -1
+
+    def _entries(self, block: int, end: int, names: Sequence[str]) -> tuple[int, int]:
+        """The entries that lie in a block wholly or in part, by the first node that can tell; and some before."""
+        failure: DLedgerError | None = None
+        begin = max(self._nodes[name].begin_index for name in names)
+        for name in names:
+            try:
+                places = self._client.locate(positions=(block, end), address=self._nodes[name].address).places
+            except DLedgerError as error:
+                failure = error
+                continue
+            return max(begin, places[0].index - _ENTRIES_BEFORE), places[1].index
+        raise failure or PipelineError(f"nobody can tell which entries lie between {block} and {end}")
+
+    def _compare(self, chunks: Mapping[str, Sequence[LogChunk]]) -> BlockDivergence | None:
+        """The first difference of the same entries of all nodes, segment by segment."""
+        bases = sorted({one.segment_base for some in chunks.values() for one in some})
+        for base in bases:
+            parts = {name: [one for one in some if one.segment_base == base] for name, some in chunks.items()}
+            start = min(one[0].position for one in parts.values() if one)
+            tails = {name: b"".join(one.data for one in some) for name, some in parts.items()}
+            found = diverge(tails, int(start), _NO_SEGMENTS, None)
+            if found is not None:
+                self._segments[found.position] = segment_name(base)
+                return found
+        return None

@@ -1,0 +1,247 @@
+"""A node's directory as an audit sees it: evidence, any part of which may be damaged.
+
+Opening a store refuses damage; an audit has to name it. So nothing here raises for what is wrong inside a replica's
+log: a missing segment is not in ``segments``, an unreadable checkpoint is a ``problem``, and whoever reads gets what is
+there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
+from dledger.errors import ConfigError, CorruptLogError
+from dledger.store.checkpoint import read_checkpoint
+from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, UNIT, EntryHeader, IndexUnit, segment_name
+from dledger.store.identity import StoreIdentity, read_identity
+from dledger.store.mmap_file_list import list_segments
+from dledger.types import GENESIS, Boundary, LogIndex, Magic, Position, Term
+
+_MAGICS: Final = frozenset(int(magic) for magic in Magic)
+_CHECKPOINT: Final = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One member's log on the disk. ``begin`` is what precedes its first kept entry, ``committed`` an index or None.
+
+    ``segments`` are those that are there, by the position they begin at. ``problem`` says what is wrong with the files
+    beside the log; empty when nothing is.
+    """
+
+    name: str
+    directory: Path
+    segments: dict[int, Path]
+    segment_bytes: int
+    index_segment_bytes: int
+    begin: Boundary
+    committed: int | None
+    problem: str = ""
+
+    def segment_of(self, position: int) -> Path:
+        """Where the segment is, or would be, that holds ``position``."""
+        base = position - position % self.segment_bytes
+        return self.segments.get(base, self.directory / "data" / segment_name(base))
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes that are there from ``position`` on, of one segment; fewer at its end. Raises ``OSError``."""
+        at = position % self.segment_bytes
+        fd = os.open(self.segment_of(position), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, min(size, self.segment_bytes - at), at)
+        finally:
+            os.close(fd)
+
+    def header_at(self, position: int) -> EntryHeader | None:
+        """The entry header at ``position`` if it looks like one that belongs there."""
+        try:
+            stored = self.read(position, ENTRY_HEADER_BYTES)
+        except OSError:
+            return None
+        if len(stored) < ENTRY_HEADER_BYTES:
+            return None
+        header = EntryHeader(*HEADER.unpack(stored))
+        fits = header.size == header.body_length + ENTRY_HEADER_BYTES and header.body_length >= 0
+        return header if fits and header.magic in _MAGICS and header.position == position else None
+
+    def entry(self, index: int) -> EntryHeader | None:
+        """The header of an entry, found through the index files; None unless index and data agree about it."""
+        at = index * INDEX_UNIT_BYTES
+        base = at - at % self.index_segment_bytes
+        try:
+            with (self.directory / "index" / segment_name(base)).open("rb") as file:
+                stored = os.pread(file.fileno(), INDEX_UNIT_BYTES, at - base)
+        except OSError:
+            return None
+        if len(stored) < INDEX_UNIT_BYTES:
+            return None
+        unit = IndexUnit(*UNIT.unpack(stored))
+        header = self.header_at(unit.position) if unit.index == index and unit.position >= 0 else None
+        return header if header is not None and header.index == index and header.size == unit.size else None
+
+
+def open_replicas(directories: Sequence[Path]) -> list[Replica]:
+    """The replicas in these directories, each a node's or the broker's around it, under names that tell them apart.
+
+    Raises ``ConfigError`` if there are fewer than two, or if they are no nodes of one group; ``CorruptLogError`` if an
+    identity is unreadable.
+    """
+    nodes = [node_directory(path) for path in directories]
+    problems = [f"{path} is given twice" for path, count in Counter(nodes).items() if count > 1]
+    if len(nodes) < 2:
+        problems.append("an audit compares replicas: name the directories of at least two")
+    identities = [_identity_of(node) for node in nodes]
+    problems += _strangers(nodes, identities)
+    if problems:
+        raise ConfigError(problems)
+    ids = Counter(identity.node_id for identity in identities)
+    names = [
+        identity.node_id if ids[identity.node_id] == 1 else str(node)
+        for node, identity in zip(nodes, identities, strict=True)
+    ]
+    return [_open(node, identity, name) for node, identity, name in zip(nodes, identities, names, strict=True)]
+
+
+def node_directory(path: Path) -> Path:
+    """The node's directory: ``path``, or the only ``dledger-…`` in it. Raises ``ConfigError``."""
+    if (path / "data").is_dir():
+        return path.resolve()
+    inside = sorted(one for one in path.glob("dledger-*") if (one / "data").is_dir()) if path.is_dir() else []
+    if len(inside) == 1:
+        return inside[0].resolve()
+    if inside:
+        raise ConfigError([f"{path} holds {len(inside)} nodes: name one of them, like {inside[0]}"])
+    if (path / "commitlog").is_dir():
+        raise ConfigError([f"{path} holds the log of a broker without replicas: there is nothing to compare it with"])
+    raise ConfigError([f"{path} is no node's directory: it has no data directory, nor has a dledger-… in it"])
+
+
+def _identity_of(node: Path) -> StoreIdentity:
+    identity = read_identity(node)
+    if identity is None:
+        raise ConfigError([f"{node} has no identity file: no node has ever opened it"])
+    return identity
+
+
+def _strangers(nodes: Sequence[Path], identities: Sequence[StoreIdentity]) -> list[str]:
+    """Sentences about directories that are not of the first one's group."""
+    first = identities[0] if identities else None
+    return [
+        f"{node} has {field} {getattr(identity, field)!r}, {nodes[0]} has {getattr(first, field)!r}: "
+        "only replicas of one group can be compared"
+        for node, identity in zip(nodes[1:], identities[1:], strict=True)
+        for field in ("cluster_id", "group", "segment_bytes")
+        if getattr(identity, field) != getattr(first, field)
+    ]
+
+
+def _open(node: Path, identity: StoreIdentity, name: str) -> Replica:
+    found = list_segments([node / "data"], identity.segment_bytes)
+    segments = {one.base: one.path for one in found.segments}
+    begin, committed, problem = GENESIS, None, ""
+    try:
+        checkpoint = read_checkpoint(node / _CHECKPOINT)
+        begin, committed = checkpoint.begin, int(checkpoint.committed)
+    except (CorruptLogError, OSError) as error:
+        problem = str(error)
+        begin = _guessed_begin(segments)
+    return Replica(
+        name, node, segments, identity.segment_bytes, identity.index_segment_bytes, begin, committed, problem
+    )
+
+
+def _guessed_begin(segments: dict[int, Path]) -> Boundary:
+    """Without a checkpoint a log begins with its first segment."""
+    first = min(segments, default=0)
+    return Boundary(LogIndex(-1), Term(0), Position(first), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CommonEnd:
+    """Up to where all replicas know the log to be committed: the last such entry, where it ends, its chain CRC.
+
+    ``bounded_by`` is the replica that knows least. ``position`` is exclusive, ``chain_crc`` None if
+    it is not known.
+    """
+
+    index: int
+    position: int
+    chain_crc: int | None
+    bounded_by: str
+
+
+def common_end(replicas: Sequence[Replica]) -> CommonEnd | None:
+    """The lowest commit index of all replicas and its place, by whichever index or log tells it; None if none can.
+
+    Replicas without a readable checkpoint have no say.
+    """
+    known = [replica for replica in replicas if replica.committed is not None]
+    if not known:
+        return None
+    lowest = min(known, key=lambda replica: replica.committed or 0)
+    index = lowest.committed or 0
+    if index < 0 or any(replica.begin.index >= index for replica in known):
+        return None
+    for find in (Replica.entry, walk_to):
+        for replica in replicas:
+            header = find(replica, index)
+            if header is not None:
+                return CommonEnd(index, header.position + header.size, header.chain_crc, lowest.name)
+    return None
+
+
+def walk_to(replica: Replica, index: int) -> EntryHeader | None:
+    """The header of an entry, found by going from header to header; None if damage is in the way."""
+    position = int(replica.begin.position)
+    while position >= 0:
+        found = _walk(replica, position, lambda header: header.index == index)
+        if isinstance(found, EntryHeader):
+            return found
+        position = found
+    return None
+
+
+def seek(replica: Replica, start: int, position: int) -> int:
+    """Where the last entry or blank before or at ``position`` begins, going from the entry at ``start``.
+
+    ``start`` itself where damage is in the way.
+    """
+    found = _walk(replica, start, lambda header: header.position + header.size > position)
+    return found.position if isinstance(found, EntryHeader) else start
+
+
+def _walk(replica: Replica, position: int, wanted: Callable[[EntryHeader], bool]) -> EntryHeader | int:
+    """The first wanted entry of a segment from ``position`` on, else where the next one begins, else -1."""
+    path = replica.segments.get(position - position % replica.segment_bytes)
+    if path is None:
+        return -1
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return _walk_mapped(mapped, position, replica.segment_bytes, wanted)
+    except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        return -1
+
+
+def _walk_mapped(
+    mapped: mmap.mmap, position: int, segment_bytes: int, wanted: Callable[[EntryHeader], bool]
+) -> EntryHeader | int:
+    at = position % segment_bytes
+    while at + ENTRY_HEADER_BYTES <= len(mapped):
+        header = EntryHeader(*HEADER.unpack_from(mapped, at))
+        if header.magic not in _MAGICS:
+            break
+        if header.position != position or header.size < ENTRY_HEADER_BYTES:
+            return -1
+        if wanted(header):
+            return header
+        at += header.size
+        position += header.size
+    if at + BLANK.size <= len(mapped) and BLANK.unpack_from(mapped, at) == (BLANK_MAGIC, segment_bytes - at):
+        return position - at + segment_bytes
+    return -1

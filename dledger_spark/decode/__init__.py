@@ -1,0 +1,23 @@
+"""The vectorised decoder: log bytes to Arrow, with numpy. Knows neither Spark nor where the bytes are from."""
+
+from dledger_spark.decode.batches import batch_bytes_for, batches, decode_stretch
+from dledger_spark.decode.context import Content, DecodeContext, Framing, RowFilter
+from dledger_spark.decode.decoder import decode, decode_columns, named_columns
+from dledger_spark.decode.walk import RecordWalk, WalkEnd, positions_of, walk
+
+__all__ = [
+    "Content",
+    "DecodeContext",
+    "Framing",
+    "RecordWalk",
+    "RowFilter",
+    "WalkEnd",
+    "batch_bytes_for",
+    "batches",
+    "decode",
+    "decode_columns",
+    "decode_stretch",
+    "named_columns",
+    "positions_of",
+    "walk",
+]

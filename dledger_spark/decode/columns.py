@@ -1,0 +1,173 @@
+"""One function per column: records in, an Arrow array of exactly the column's type out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dledger_spark.decode.hosts import ipv4_texts, ipv6_texts
+from dledger_spark.decode.layout import Ints
+from dledger_spark.decode.properties import KEYS, TAGS, Properties, parse_properties, tags_codes
+from dledger_spark.decode.records import Records
+from dledger_spark.decode.slices import as_text, slices
+from dledger_spark.schema import HEADERS, TIMESTAMP, SchemaColumn
+
+_US_PER_MS: Final = 1000
+_LOG_APPEND_TIME: Final = 1
+"""Kafka's timestamp type LogAppendTime."""
+
+
+class Shared:
+    """What several columns of one batch are made of, made once."""
+
+    def __init__(self, records: Records, crc_ok: pa.Array | None) -> None:
+        self.records = records
+        self.crc_ok = crc_ok
+        self._encoded: pa.Array | None = None
+        self._properties: Properties | None = None
+
+    @property
+    def encoded_properties(self) -> pa.Array:
+        """The property strings, as binary."""
+        if self._encoded is None:
+            records = self.records
+            self._encoded = slices(records.buffer, records.property_begins, records.ends)
+        return self._encoded
+
+    @property
+    def properties(self) -> Properties:
+        """The same, taken apart."""
+        if self._properties is None:
+            self._properties = parse_properties(self.encoded_properties)
+        return self._properties
+
+
+def _long(name: str) -> Callable[[Shared], pa.Array]:
+    return lambda shared: _fixed(shared.records.field(name), pa.int64())
+
+
+def _int(name: str) -> Callable[[Shared], pa.Array]:
+    return lambda shared: _ints(shared.records.field(name))
+
+
+def _ints(values: Ints) -> pa.Array:
+    return _fixed(values.astype(np.int32), pa.int32())
+
+
+def _fixed(values: NDArray[np.signedinteger[Any]], kind: pa.DataType) -> pa.Array:  # Any: of either width
+    """The numbers as they are; ``pa.array`` does the same, but looks at them first."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _timestamp(name: str) -> Callable[[Shared], pa.Array]:
+    return lambda shared: _fixed(shared.records.field(name) * _US_PER_MS, TIMESTAMP)
+
+
+def _host(which: str) -> Callable[[Shared], pa.Array]:
+    def texts(shared: Shared) -> pa.Array:
+        parts, places = [], []
+        for is_ipv6, rows, addresses, ports in shared.records.hosts(which):
+            part = (ipv6_texts if is_ipv6 else ipv4_texts)(addresses, ports)
+            if rows is None:
+                return part
+            parts.append(part)
+            places.append(rows)
+        return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
+
+    return texts
+
+
+def _topic(shared: Shared) -> pa.Array:
+    records = shared.records
+    return as_text(slices(records.buffer, records.topic_begins, records.topic_ends))
+
+
+def _body(shared: Shared) -> pa.Array:
+    return slices(shared.records.buffer, shared.records.body_begins, shared.records.body_ends)
+
+
+def _raw(shared: Shared) -> pa.Array:
+    return slices(shared.records.buffer, shared.records.starts, shared.records.ends)
+
+
+def _segment(shared: Shared) -> pa.Array:
+    return pa.repeat(pa.scalar(shared.records.context.segment, pa.string()), len(shared.records))
+
+
+def _size(shared: Shared) -> pa.Array:
+    records = shared.records
+    return _ints(records.sizes if records.context.content == "entry" else records.field("messageSize"))
+
+
+def _crc_ok(shared: Shared) -> pa.Array:
+    return shared.crc_ok
+
+
+def _headers(shared: Shared) -> pa.Array:
+    """Properties as Kafka's headers; null where there are none, as there."""
+    maps = shared.properties.as_maps()
+    pairs = pa.StructArray.from_arrays([maps.keys, maps.items.cast(pa.binary())], fields=list(HEADERS.value_type))
+    empty = np.diff(np.asarray(maps.offsets)) == 0
+    return pa.ListArray.from_arrays(maps.offsets, pairs, type=HEADERS, mask=pa.array(empty))
+
+
+ALWAYS: Final[dict[str, Callable[[Shared], pa.Array]]] = {
+    "position": lambda shared: _fixed(shared.records.positions, pa.int64()),
+    "size": _size,
+    "body": _body,
+    "bodyLength": lambda shared: _ints(shared.records.body_lengths),
+    "crcOk": _crc_ok,
+    "segment": _segment,
+    "raw": _raw,
+    "timestampType": lambda shared: pa.repeat(pa.scalar(_LOG_APPEND_TIME, pa.int32()), len(shared.records)),
+}
+"""What every record has."""
+OF_ENTRIES: Final[dict[str, Callable[[Shared], pa.Array]]] = {"index": _long("index"), "term": _long("term")}
+"""What a plain commit log does not have."""
+OF_MESSAGES: Final[dict[str, Callable[[Shared], pa.Array]]] = {
+    "topic": _topic,
+    "queueId": _int("queueId"),
+    "flag": _int("flag"),
+    "sysFlag": _int("sysFlag"),
+    "reconsumeTimes": _int("reconsumeTimes"),
+    "queueOffset": _long("queueOffset"),
+    "physicalOffset": _long("physicalOffset"),
+    "preparedTransactionOffset": _long("preparedTransactionOffset"),
+    "bornTimestamp": _timestamp("bornTimestamp"),
+    "storeTimestamp": _timestamp("storeTimestamp"),
+    "bornHost": _host("born"),
+    "storeHost": _host("store"),
+    "keys": lambda shared: as_text(shared.properties.named(KEYS)),
+    "tags": lambda shared: as_text(shared.properties.named(TAGS)),
+    "tagsCode": lambda shared: tags_codes(shared.properties.named(TAGS)),
+    "properties": lambda shared: shared.properties.as_maps(),
+    "properties string": lambda shared: as_text(shared.encoded_properties),
+    "headers": _headers,
+    "key": lambda shared: shared.properties.named(KEYS),
+}
+"""What only messages have."""
+TAIL: Final = frozenset(("topic", "keys", "tags", "tagsCode", "properties", "properties string", "headers", "key"))
+"""Columns that are behind the body: for these the record is checked to its end."""
+
+
+def computed_by(column: SchemaColumn) -> str:
+    """The name under which a column's function stands here."""
+    if column.name in ("key", "headers"):  # of other types than what they are made of
+        return column.name
+    name = column.source or column.name
+    return "properties string" if name == "properties" and pa.types.is_string(column.arrow) else name
+
+
+def array_of(column: SchemaColumn, shared: Shared) -> pa.Array:
+    """The column of these records; nulls if they have no such thing."""
+    name, context = computed_by(column), shared.records.context
+    compute = ALWAYS.get(name)
+    if compute is None and context.framing == "entry":
+        compute = OF_ENTRIES.get(name)
+    if compute is None and context.content == "message":
+        compute = OF_MESSAGES.get(name)
+    return pa.nulls(len(shared.records), column.arrow) if compute is None else compute(shared)

@@ -1,0 +1,47 @@
+"""Hosts as text: ``10.1.2.3:4567`` and ``[fe80::1]:4567``. Each different one is formatted once per batch."""
+
+from __future__ import annotations
+
+import ipaddress
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dledger_spark.decode.layout import Ints
+
+_IPV4_BYTES: Final = 4
+_IPV6_ADDRESS_BYTES: Final = 16
+_PORT: Final = Struct(">i")
+
+
+def ipv4_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
+    """The texts of addresses of 4 bytes with their ports."""
+    numbers = np.ascontiguousarray(addresses).view(">u4").astype(np.int64)
+    encoded = pc.dictionary_encode(pa.array(numbers << 32 | (ports & 0xFFFF_FFFF)))
+    return pa.array([_ipv4(key) for key in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+
+
+def _ipv4(key: int) -> str:
+    port = (key & 0xFFFF_FFFF) - ((key & 0x8000_0000) << 1)
+    return f"{key >> 56 & 255}.{key >> 48 & 255}.{key >> 40 & 255}.{key >> 32 & 255}:{port}"
+
+
+def ipv6_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
+    """The texts of addresses of 16 bytes with their ports."""
+    both = np.empty((len(ports), _IPV6_ADDRESS_BYTES + _PORT.size), np.uint8)
+    both[:, :_IPV6_ADDRESS_BYTES] = np.ascontiguousarray(addresses).view(np.uint8).reshape(len(ports), -1)
+    both[:, _IPV6_ADDRESS_BYTES:] = ports.astype(">i4").view(np.uint8).reshape(len(ports), -1)
+    fixed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(both.shape[1]), len(ports), [None, pa.py_buffer(np.ascontiguousarray(both))]
+    )
+    encoded = pc.dictionary_encode(fixed)
+    return pa.array([_ipv6(key) for key in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+
+
+def _ipv6(key: bytes) -> str:
+    port = _PORT.unpack_from(key, _IPV6_ADDRESS_BYTES)[0]
+    return f"[{ipaddress.IPv6Address(key[:_IPV6_ADDRESS_BYTES])}]:{port}"

@@ -1,0 +1,266 @@
+"""The records of a stretch of log: their headers as columns, and whether each is whole. Computed when asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dledger.config import ENTRY_HEADER_BYTES
+from dledger.types import NOOP_CHANNEL, Magic
+from dledger_spark.decode.context import DecodeContext
+from dledger_spark.decode.layout import ENTRY, ENTRY_MESSAGE, MESSAGE, Bytes, Ints, Mask, gather
+from rocketstore.message.record import HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, TOPIC_BYTES_MAX
+
+_NORMAL: Final = int(Magic.NORMAL)
+_NOOP: Final = int(Magic.NOOP)
+_CONFIG_CHANGE: Final = int(Magic.CONFIG_CHANGE)
+LENGTH_MAX: Final = 0x7FFF
+"""What a signed length of two bytes can say."""
+_BORN_V6: Final = 0x10
+_STORE_V6: Final = 0x20
+
+
+class Records:
+    """Records that begin at ``starts`` in a window of the log. NOOPs have been left out (``rows_of``).
+
+    Fields are arrays with one number per record, in the machine's byte order. Where a record is broken they hold
+    whatever stands there; ``broken`` says which are.
+    """
+
+    def __init__(self, window: Bytes, starts: Ints, context: DecodeContext, head: NDArray[np.void]) -> None:
+        self.window = window
+        self.starts = starts
+        self.context = context
+        self._head = head
+        self._fields: dict[str, Ints] = {}
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def buffer(self) -> pa.Buffer:
+        """The window, for Arrow."""
+        return pa.py_buffer(self.window)
+
+    def select(self, wanted: Mask) -> Records:
+        """Only the records that are wanted."""
+        if wanted.all():
+            return self
+        return Records(self.window, self.starts[wanted], self.context, self._head[wanted])
+
+    # -- headers -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _groups(self) -> tuple[tuple[int, Ints | None, NDArray[np.void]], ...]:
+        """Rows by kinds of hosts: the flags, the rows' numbers (None: all), and their headers in the right layout."""
+        if self.context.content != "message":
+            return ((0, None, self._head),)
+        kinds = self._head["sysFlag"].astype(np.int64) & HOST_V6_FLAGS
+        if not kinds.any():
+            return ((0, None, self._head),)
+        layouts = ENTRY_MESSAGE if self.context.framing == "entry" else MESSAGE
+        groups = []
+        for flags in np.unique(kinds).tolist():
+            rows = np.flatnonzero(kinds == flags)
+            head = self._head[rows] if not flags else gather(self.window, self.starts[rows], layouts[flags])
+            groups.append((flags, rows, head))
+        return tuple(groups)
+
+    def field(self, name: str) -> Ints:
+        """A number of the headers, as 64 bits."""
+        found = self._fields.get(name)
+        if found is None:
+            found = self._fields[name] = self._field(name)
+        return found
+
+    def _field(self, name: str) -> Ints:
+        groups = self._groups
+        if groups[0][1] is None:
+            plain: Ints = self._head[name].astype(np.int64)
+            return plain
+        values = np.empty(len(self), np.int64)
+        for _, rows, head in groups:
+            values[rows] = head[name]
+        return values
+
+    def hosts(self, which: str) -> list[tuple[bool, Ints | None, NDArray[np.void], Ints]]:
+        """Born or store hosts by kind: whether IPv6, the rows (None: all), addresses, ports."""
+        bit = _BORN_V6 if which == "born" else _STORE_V6
+        return [
+            (bool(flags & bit), rows, head[f"{which}Ip"], head[f"{which}Port"].astype(np.int64))
+            for flags, rows, head in self._groups
+        ]
+
+    # -- where things are in the window ------------------------------------------------------------------------------
+
+    @cached_property
+    def positions(self) -> Ints:
+        """Where the records begin in the log."""
+        return self.starts + self.context.base
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Of whole records, the entry's header included."""
+        return self.field("size" if self.context.framing == "entry" else "messageSize")
+
+    @cached_property
+    def ends(self) -> Ints:
+        """Where the records end in the window."""
+        return self.starts + self.sizes
+
+    @cached_property
+    def message_starts(self) -> Ints:
+        """Where the messages begin in the window."""
+        return self.starts + ENTRY_HEADER_BYTES if self.context.framing == "entry" else self.starts
+
+    @cached_property
+    def body_begins(self) -> Ints:
+        """Where the bodies begin in the window: a message's, or the entry's if it holds none."""
+        if self.context.content == "entry":
+            return self.starts + ENTRY_HEADER_BYTES
+        groups = self._groups
+        if groups[0][1] is None:
+            return self.message_starts + MESSAGE[0].itemsize
+        begins = self.message_starts.copy()
+        for flags, rows, _ in groups:
+            begins[rows] += MESSAGE[flags].itemsize
+        return begins
+
+    @cached_property
+    def body_lengths(self) -> Ints:
+        return self.field("entryBodyLength" if self.context.content == "entry" else "bodyLength")
+
+    @cached_property
+    def body_ends(self) -> Ints:
+        return self.body_begins + self.body_lengths
+
+    @cached_property
+    def _topic_bounds(self) -> tuple[Ints, Ints]:
+        """Where the topics begin and end; of records whose head is broken, nowhere in particular but in the window."""
+        at = self._within(self.body_ends) if self.broken.any() else self.body_ends
+        lengths = self._bytes_at(at)
+        begins = at + 1
+        long_ones = self.field("messageMagic") == MESSAGE_MAGIC_V2
+        if long_ones.any():
+            wide = (lengths << 8) | self._bytes_at(at + 1)
+            lengths = np.where(long_ones, wide, lengths)
+            begins = begins + long_ones
+        return begins, begins + lengths
+
+    @property
+    def topic_begins(self) -> Ints:
+        return self._topic_bounds[0]
+
+    @property
+    def topic_ends(self) -> Ints:
+        return self._topic_bounds[1]
+
+    @cached_property
+    def property_lengths(self) -> Ints:
+        lengths: Ints = (self._bytes_at(self.topic_ends) << 8) | self._bytes_at(self.topic_ends + 1)
+        return lengths
+
+    @property
+    def property_begins(self) -> Ints:
+        return self.topic_ends + 2
+
+    def _bytes_at(self, places: Ints) -> Ints:
+        """The bytes there; those of broken records may be anywhere, and are read at the nearest place in the window."""
+        return self.window.take(places, mode="clip").astype(np.int64)
+
+    def _within(self, places: Ints) -> Ints:
+        """Places that can be read; those of broken records may be anywhere."""
+        return np.clip(places, 0, len(self.window) - 1)
+
+    # -- whether they are whole --------------------------------------------------------------------------------------
+
+    @cached_property
+    def broken(self) -> Mask:
+        """Records whose head contradicts itself or its place: only their positions are to be believed."""
+        broken = self.ends > len(self.window)
+        if self.context.framing == "entry":
+            broken |= self.field("magic") != _NORMAL
+            broken |= self.sizes != self.field("entryBodyLength") + ENTRY_HEADER_BYTES
+            broken |= self.field("position") != self.positions
+            if self.context.content == "entry":
+                broken |= self.sizes < ENTRY_HEADER_BYTES
+                return broken
+            broken |= self.field("messageSize") != self.field("entryBodyLength")
+        magic = self.field("messageMagic")
+        unknown = magic != MESSAGE_MAGIC
+        if unknown.any():
+            broken |= unknown & (magic != MESSAGE_MAGIC_V2)
+        broken |= self.field("physicalOffset") != self.message_starts + self.context.base
+        broken |= self.body_lengths < 0
+        broken |= self.body_ends + 3 > self.ends  # so it is no shorter than the smallest message
+        return broken
+
+    @cached_property
+    def broken_tail(self) -> Mask:
+        """Records whose topic and properties do not fill what the head leaves for them."""
+        if self.context.content == "entry":
+            return np.zeros(len(self), np.bool_)
+        lengths = self.topic_ends - self.topic_begins
+        wrong: Mask = (lengths <= 0) | (self.topic_ends + 2 + self.property_lengths != self.ends)
+        wrong |= self.property_lengths > LENGTH_MAX
+        wrong |= (lengths > TOPIC_BYTES_MAX) & (self.field("messageMagic") == MESSAGE_MAGIC)
+        wrong |= lengths > LENGTH_MAX
+        return wrong
+
+    def problem(self, row: int) -> str:
+        """What is wrong with a broken record, as a clause."""
+        if self.context.framing == "entry":
+            for name, wanted in (("magic", _NORMAL), ("position", int(self.positions[row]))):
+                if int(self.field(name)[row]) != wanted:
+                    return f"{name} {int(self.field(name)[row])} where {wanted} must be"
+            size, body = int(self.sizes[row]), int(self.field("entryBodyLength")[row])
+            if size != body + ENTRY_HEADER_BYTES:
+                return f"an entry of {size} bytes says its body has {body}"
+            if self.context.content == "message" and int(self.field("messageMagic")[row]) not in (
+                MESSAGE_MAGIC,
+                MESSAGE_MAGIC_V2,
+            ):
+                return "the entry holds no message (recordFormat=entry reads any)"
+        if int(self.ends[row]) > len(self.window):
+            return f"a record of {int(self.sizes[row])} bytes reaches beyond the end of its part of the log"
+        return "the lengths and places in the message do not add up"
+
+
+def rows_of(
+    window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask | None = None, told: Ints | None = None
+) -> Records:
+    """The records at ``starts`` without NOOPs, which are no rows whatever they hold.
+
+    Kept, and broken, are those that may be entries with a damaged magic number: ``suspect`` ones, those that the index
+    has ``told`` another magic number of, and those that hold a message.
+    """
+    if context.framing == "plain":
+        return Records(window, starts, context, gather(window, starts, MESSAGE[0]))
+    head = gather(window, starts, ENTRY if context.content == "entry" else ENTRY_MESSAGE[0])
+    magic = head["magic"].astype(np.int32)
+    normal = magic == _NORMAL
+    noop = normal & (head["channel"].astype(np.int32) == NOOP_CHANNEL)
+    if not normal.all():
+        others = np.flatnonzero((magic == _NOOP) | (magic == _CONFIG_CHANGE))
+        noop[others] = ~_once_normal(head[others], context, None if told is None else told[others])
+    if suspect is not None:
+        noop &= ~suspect
+    if noop.any():
+        starts, head = starts[~noop], head[~noop]
+    return Records(window, starts, context, head)
+
+
+def _once_normal(head: NDArray[np.void], context: DecodeContext, told: Ints | None) -> Mask:
+    """Which headers with a NOOP's magic number are of entries that were none when they were written."""
+    found = np.zeros(len(head), np.bool_)
+    if told is not None:  # Java, which writes no checksums, calls every entry normal in its index
+        found |= (told == _NORMAL) & ((head["chainCrc"] != 0) | (head["bodyCrc"] != 0))
+    if context.content == "message":
+        holds_one = (head["messageMagic"] == MESSAGE_MAGIC) | (head["messageMagic"] == MESSAGE_MAGIC_V2)
+        holds_one &= head["messageSize"] == head["entryBodyLength"]
+        found |= holds_one & (head["physicalOffset"] == head["position"] + ENTRY_HEADER_BYTES)
+    return found

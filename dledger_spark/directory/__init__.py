@@ -1,0 +1,22 @@
+"""A log on a disk: its files, what of it is committed, how it is cut into splits, and how these are read."""
+
+from dledger_spark.directory.files import IndexFiles, LogSegment
+from dledger_spark.directory.log import LogDirectory, locate, open_directory
+from dledger_spark.directory.ranges import range_of
+from dledger_spark.directory.reading import RecordRun, read_split, runs
+from dledger_spark.directory.splits import Split, SplitSizes, plan_splits
+
+__all__ = [
+    "IndexFiles",
+    "LogDirectory",
+    "LogSegment",
+    "RecordRun",
+    "Split",
+    "SplitSizes",
+    "locate",
+    "open_directory",
+    "plan_splits",
+    "range_of",
+    "read_split",
+    "runs",
+]

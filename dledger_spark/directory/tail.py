@@ -1,0 +1,177 @@
+"""Where the records of a log's last segment end: what a crash has torn ends the log, what is damaged does not.
+
+A torn record and a damaged one look alike. What a checkpoint calls durable was whole once: damage below it is left to
+whoever reads the records, who tells of it. Behind it the first record that is not whole ends the log, as it does for a
+broker that starts. Where nothing tells what was durable, it ends the log only if no whole record follows that is later:
+an earlier one is what a store has truncated without zeros.
+
+The end given is where a record ends, or, if there is damage that cannot be stepped over, some place behind it: a walk
+to there does not arrive, and says where it stopped.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from crc32c import crc32c
+
+from dledger.config import ENTRY_HEADER_BYTES, MIB
+from dledger.store.format import HEADER, EntryHeader, is_magic
+from dledger.types import Magic
+from dledger_spark.decode import RecordWalk, WalkEnd, walk
+from dledger_spark.decode.layout import Ints
+from dledger_spark.directory.files import LogSegment
+from rocketstore.message.record import (
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    OVERHEAD,
+    PHYSICAL_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+)
+from rocketstore.message.scan import scan_records
+
+_CHECKED_BYTES: Final = 4 * MIB
+"""How much of the end is checked by its checksums: what one flush may have left torn."""
+_SEARCHED_BYTES: Final = 4 * MIB
+"""How much is read at a time to find a record."""
+_MAGIC_BYTES: Final = 4
+_POSITION_AT: Final = 24
+"""Where an entry's header says where it stands."""
+_ENTRY_MAGICS: Final = tuple(int(one).to_bytes(4, "big") for one in Magic)
+_MESSAGE_MAGICS: Final = tuple(one.to_bytes(4, "big", signed=True) for one in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2))
+
+
+def records_end(segment: LogSegment, start: int, durable: int | None) -> tuple[Ints, int]:
+    """Where the records of a segment begin that a walk from ``start`` on finds, and where the log ends.
+
+    ``durable``: up to there everything is known to have been durable once; None if nothing is known.
+    """
+    with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
+        found = walk(mapped, segment.framing, start - segment.base)
+    starts, end = found.starts + segment.base, found.end + segment.base
+    good = _good_end(segment, starts, end, durable)
+    broken = _unexpected(segment, found)
+    if durable is None:
+        good = _end_by_what_follows(segment, starts, good, end, broken=broken)
+    elif good < durable and (good < end or broken):
+        good = min(durable, segment.end)
+    return starts, good
+
+
+def _unexpected(segment: LogSegment, found: RecordWalk) -> bool:
+    """Whether the walk ended elsewhere than where a segment that is full ends."""
+    is_full = found.kind is WalkEnd.BLANK and segment.base + found.end + found.needed == segment.end
+    return found.kind is not WalkEnd.LIMIT and not is_full
+
+
+def _end_by_what_follows(segment: LogSegment, starts: Ints, good: int, end: int, *, broken: bool) -> int:
+    """Where the log ends if nothing is known of what was durable; ``broken``: the walk did not end as it should."""
+    last = int(starts[-1]) if len(starts) else None
+    if broken and _whole_record_behind(segment, end, last) is not None and not _is_whole(segment, end):
+        return segment.end  # were it whole now, it was only being written when it was walked to
+    if good == end:
+        return end
+    number = int(starts.searchsorted(good))
+    following = _whole_record_behind(segment, good, int(starts[number - 1]) if number else None)
+    if following is None:
+        return good
+    number = int(starts.searchsorted(following, side="right")) - 1
+    return end if int(starts[number]) != good else following  # within the record, whose length is wrong then
+
+
+def _good_end(segment: LogSegment, starts: Ints, end: int, durable: int | None) -> int:
+    """Where the first record begins that is not whole by its checksums; only the end of the log is looked at."""
+    if not len(starts):
+        return end
+    first = max(0, int(starts.searchsorted(end - _CHECKED_BYTES)) - 1)
+    if durable is not None:
+        first = max(first, int(starts.searchsorted(durable, side="right")) - 1)
+    at = int(starts[first])
+    data = segment.read(at, end - at)
+    if segment.framing == "plain":
+        return at + scan_records(data, at, check_crc=True).consumed
+    view = memoryview(data)
+    for start in starts[first:].tolist():
+        if not _whole_entry(view[start - at :], start):
+            return int(start)
+    return end
+
+
+def _whole_entry(data: memoryview, position: int) -> bool:
+    """Whether an entry begins there that its own bytes vouch for."""
+    if len(data) < ENTRY_HEADER_BYTES:
+        return False
+    header = EntryHeader(*HEADER.unpack_from(data))
+    if not is_magic(header.magic) or (header.position, header.size) != (position, header.body_length + HEADER.size):
+        return False
+    body = data[ENTRY_HEADER_BYTES : header.size]
+    unchecked = header.chain_crc == 0 == header.body_crc  # Java's
+    return len(body) == header.body_length and (unchecked or crc32c(body) == header.body_crc)
+
+
+def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -> int | None:
+    """Where the first whole record begins behind a position, wherever that is, that was written after the ``last``."""
+    plain = segment.framing == "plain"
+    magics, magic_at, own_at = (_MESSAGE_MAGICS, 4, PHYSICAL_OFFSET_AT) if plain else (_ENTRY_MAGICS, 0, _POSITION_AT)
+    for base, data in _stretches(segment, position + 1):
+        if data.count(0) == len(data):
+            continue
+        for place in sorted(place for magic in magics for place in _places(data, magic)):
+            at, own = base + place - magic_at, place - magic_at + own_at
+            told = data[own : own + 8]  # every record says where it stands
+            if at <= position or (len(told) == 8 and int.from_bytes(told, "big") != at):
+                continue
+            if _is_whole(segment, at) and (last is None or _is_later(segment, at, last)):
+                return at
+    return None
+
+
+def _is_later(segment: LogSegment, position: int, last: int) -> bool:
+    """Whether a record was written after another, whose place is before its own."""
+    if segment.framing == "plain":
+        old, new = (segment.read(one + STORE_TIMESTAMP_AT, 8) for one in (last, position))
+        return old <= new  # as numbers, which are big-endian and not negative
+    before, after = segment.header(last), segment.header(position)
+    return before is not None and after is not None and before.index < after.index and before.term <= after.term
+
+
+def _is_whole(segment: LogSegment, position: int) -> bool:
+    if segment.framing == "plain":
+        head = segment.read(position, OVERHEAD)
+        size, own = int.from_bytes(head[:4], "big", signed=True), head[PHYSICAL_OFFSET_AT : PHYSICAL_OFFSET_AT + 8]
+        if size < OVERHEAD or int.from_bytes(own, "big") != position:
+            return False
+        return bool(scan_records(segment.read(position, size), position, check_crc=True).heads)
+    header = segment.header(position)
+    return header is not None and _whole_entry(memoryview(segment.read(position, header.size)), position)
+
+
+def _places(data: bytes, magic: bytes) -> Iterator[int]:
+    at = data.find(magic)
+    while at >= 0:
+        yield at
+        at = data.find(magic, at + 1)
+
+
+def _stretches(segment: LogSegment, position: int) -> Iterator[tuple[int, bytes]]:
+    """The rest of a segment and where its parts begin, without holes; each overlaps the next by less than a magic."""
+    with segment.path.open("rb") as file:
+        at, end = position - segment.base, segment.size
+        while at < end:
+            try:
+                at = max(at, os.lseek(file.fileno(), at, os.SEEK_DATA))
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole
+                    return
+                raise
+            data = os.pread(file.fileno(), min(_SEARCHED_BYTES, end - at), at)
+            if not data:
+                return
+            yield segment.base + at, data
+            if at + len(data) >= end:
+                return
+            at += max(1, len(data) - _MAGIC_BYTES + 1)

@@ -1,0 +1,179 @@
+"""A directory that grows by whole batches, for any reader of Parquet: never half a batch, never one twice.
+
+::
+
+    OUT/
+      batch=00000000/                    what readers see: Spark, pyarrow, DuckDB, each by itself
+        _manifest.json                   what is in it, and how far it reaches
+        topic=orders/date=2026-11-20/part-….parquet
+      _state/                            readers pass over names that begin with _ or .
+        about.json                       what goes in here; another log, or another choice of rows, is refused
+        lock                             held while a job writes
+        staging-…/                       a batch that is being written
+
+A batch is written aside, synced, and then renamed: the rename is the one moment from which it counts, and the manifest
+comes with it. So there is no state beside the batches that could contradict them. A killed run leaves a staging
+directory, which the next one removes. Two runs at once are refused by the lock, and, where a file system does not keep
+locks, by the rename, which never replaces a batch.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dledger.errors import ConfigError
+from dledger_spark.jobs.errors import JobBusyError, JobError
+
+MANIFEST: Final = "_manifest.json"
+STATE: Final = "_state"
+_STAGING: Final = "staging-"
+_BATCH: Final = re.compile(r"batch=(\d{8,})")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDirectory:
+    """An open one: the lock is held. Made by ``open_batches``."""
+
+    path: Path
+    """Absolute, as what is staged is named to Spark by a URI."""
+
+    def numbers(self) -> list[int]:
+        """The batches that count, in order."""
+        found = (_BATCH.fullmatch(one.name) for one in self.path.iterdir() if one.is_dir())
+        return sorted(int(one[1]) for one in found if one)
+
+    def place(self, number: int) -> Path:
+        """Where a batch is, or will be."""
+        return self.path / f"batch={number:08d}"
+
+    def manifest(self, number: int) -> dict[str, Any]:  # Any: a JSON document
+        """What a batch says of itself. Raises ``JobError`` if it says nothing."""
+        path = self.place(number) / MANIFEST
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise JobError(
+                f"{path} cannot be read ({error}): was the batch made or changed by something else? Move it away, and "
+                "what it held is written again"
+            ) from error
+        if not isinstance(document, dict):
+            raise JobError(f"{path} is no manifest: move the batch away, and what it held is written again")
+        return document
+
+    def staging(self) -> Path:
+        """A directory of its own for a batch that is about to be written; it does not exist yet."""
+        return self.path / STATE / f"{_STAGING}{uuid.uuid4().hex}"
+
+    def publish(self, number: int, staging: Path, manifest: Mapping[str, Any]) -> Path:
+        """Make what was staged the batch ``number``, durably and at once.
+
+        Raises ``JobBusyError`` if there is such a batch already: somebody else wrote it meanwhile.
+        """
+        staging.mkdir(exist_ok=True)  # a batch without a row has no files
+        (staging / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        _sync_below(staging)
+        place = self.place(number)
+        try:
+            staging.rename(place)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise JobBusyError(
+                    f"{place} is there already: another run writes to {self.path}; let it end"
+                ) from error
+            raise
+        _sync(self.path)
+        return place
+
+
+@contextmanager
+def open_batches(path: Path, about: Mapping[str, Any]) -> Iterator[BatchDirectory]:
+    """Open a directory of batches for writing, or make one.
+
+    ``about`` says what goes in here. Raises ``JobBusyError`` while another run writes, ``ConfigError`` if the directory
+    is about something else or is no directory of batches.
+    """
+    _refuse_uri(path)
+    path = path.absolute()
+    state = path / STATE
+    if path.is_dir() and not state.is_dir() and any(not one.name.startswith(".") for one in path.iterdir()):
+        raise ConfigError([f"{path} is neither empty nor made by such a job: name another directory"])
+    state.mkdir(parents=True, exist_ok=True)
+    with _locked(state / "lock", path):
+        _check_about(state / "about.json", about, path)
+        for left in state.glob(f"{_STAGING}*"):
+            shutil.rmtree(left)
+        yield BatchDirectory(path)
+
+
+def _refuse_uri(path: Path) -> None:
+    found = _SCHEME.match(str(path).replace(":/", "://", 1))
+    if found:
+        raise ConfigError(
+            [
+                f"{path}: {found[1]} is no mounted file system, and a batch cannot appear there at once by a rename: "
+                "write to a directory that all workers share, and copy its batches"
+            ]
+        )
+
+
+@contextmanager
+def _locked(file: Path, path: Path) -> Iterator[None]:
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
+            raise JobBusyError(f"another run (process {who}) writes to {path}: let it end, or stop it") from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)  # and with it the lock; so does a kill
+
+
+def _check_about(file: Path, about: Mapping[str, Any], path: Path) -> None:
+    wanted = json.loads(json.dumps(about))
+    with suppress(FileNotFoundError):
+        try:
+            there = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise JobError(f"{file} cannot be read ({error}): write to a new directory") from error
+        differing = [name for name in sorted({*wanted, *there}) if wanted.get(name) != there.get(name)]
+        if differing:
+            said = "; ".join(f"{name} was {there.get(name)!r}, is {wanted.get(name)!r}" for name in differing)
+            raise ConfigError([f"{path} holds something else ({said}): name another directory"])
+        return
+    half = file.with_suffix(".tmp")
+    half.write_text(json.dumps(wanted, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    _sync(half)
+    half.replace(file)
+    _sync(file.parent)
+
+
+def _sync_below(directory: Path) -> None:
+    """Everything in it, then the directories, the deepest first."""
+    for base, _, files in os.walk(directory, topdown=False):
+        for name in files:
+            _sync(Path(base, name))
+        _sync(Path(base))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,193 @@
+"""What all jobs have in common on the command line: where they run, how they report, how they end.
+
+A job's function takes a session and its options and gives a report; its command makes the options of what was typed.
+Between the two stands this module, for ``dledger pipeline <job>`` and for ``spark-submit`` alike::
+
+    @job_command(run, name="stats", short_help="…", epilog="…")
+    @click.argument("path")
+    def command(path: str) -> StatsOptions:
+        '''What --help says.'''
+        return StatsOptions(path)
+
+    def main(argv: Sequence[str] | None = None) -> None:
+        run_standalone(command, argv)
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+
+import click
+
+from dledger.errors import ConfigError, DLedgerError
+from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
+from dledger_spark.jobs.page import write_page
+from dledger_spark.jobs.printing import print_json, print_report
+from dledger_spark.jobs.report import EXIT_FAILED, JobReport
+from dledger_spark.jobs.source import assigned
+from dledger_spark.session import START_DEFAULTS, is_remote, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_USAGE = 2
+PROGRESS_BAR = "spark.ui.showConsoleProgress"
+NOT_REMOTE = {
+    "follow": "follow does not run on Spark Connect: its batches would be counted at the server, where nobody sees the "
+    "counts. Name a cluster (--master spark://…) or this machine (--master 'local[*]'), and unset SPARK_REMOTE"
+}
+"""Jobs that cannot run on Spark Connect, and what to do."""
+_SHUFFLE = "spark.sql.shuffle.partitions"
+
+P = ParamSpec("P")
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a job runs and what becomes of its report."""
+
+    master: str | None
+    conf: Mapping[str, str]
+    as_json: bool
+    html: Path | None
+    job: str = ""
+
+
+def job_command(
+    run: Callable[[SparkSession, Options], JobReport], *, name: str, short_help: str, epilog: str
+) -> Callable[[Callable[P, Options]], click.Command]:
+    """Make a command of a function that turns what was typed into the job's options."""
+
+    def decorate(parse: Callable[P, Options]) -> click.Command:
+        @functools.wraps(parse)
+        def whole(
+            master: str | None,
+            conf: tuple[str, ...],
+            as_json: bool,
+            html: Path | None,
+            *args: P.args,
+            **typed: P.kwargs,
+        ) -> None:
+            options = parse(*args, **typed)
+            report = run_job(run, options, Frame(master, assigned(conf, "--conf"), as_json, html, name))
+            click.get_current_context().exit(report.exit_code)
+
+        command: Callable[..., None] = whole
+        for option in reversed(_FRAME_OPTIONS):
+            command = option(command)
+        return click.command(name, short_help=short_help, epilog=epilog)(command)
+
+    return decorate
+
+
+_FRAME_OPTIONS = (
+    click.option(
+        "--master",
+        envvar="SPARK_MASTER",
+        metavar="URL",
+        help="Where Spark runs: local[N], spark://HOST:7077, yarn, k8s://…, sc://HOST; default: all processors of this "
+        "machine, or what spark-submit says.",
+    ),
+    click.option(
+        "--conf",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting of Spark's, for example spark.driver.memory=4g; may be repeated.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables."),
+    click.option(
+        "--html",
+        "html",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        metavar="FILE",
+        help="Also write the report as a page with charts, in one file.",
+    ),
+)
+
+
+def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options, frame: Frame) -> JobReport:
+    """Run the job in a session and give its report out; the report for the exit code."""
+    with job_session(frame) as spark, spark_errors_in_a_sentence():
+        report = run(spark, options)
+    if frame.html is not None:
+        write_page(report, frame.html)
+    (print_json if frame.as_json else print_report)(report)
+    return report
+
+
+@contextmanager
+def job_session(frame: Frame) -> Iterator[SparkSession]:
+    """A session for one job, ended with it unless it was there before.
+
+    Raises ``MissingPartError``, ``SparkFailedError``, ``PipelineError``, ``JobError`` if the job cannot run there.
+    """
+    require_spark()
+    from pyspark.sql import SparkSession
+
+    before = SparkSession.getActiveSession()
+    defaults = {**START_DEFAULTS, PROGRESS_BAR: str(sys.stderr.isatty()).lower()}
+    with spark_errors_in_a_sentence():
+        spark = open_session(frame.master, "dledger", frame.conf, defaults)
+    try:
+        if is_remote(spark) and frame.job in NOT_REMOTE:
+            raise JobError(NOT_REMOTE[frame.job])
+        with spark_errors_in_a_sentence():
+            _suit_machine(spark)
+        yield spark
+    finally:
+        if before is None:
+            spark.stop()
+
+
+def _suit_machine(spark: SparkSession) -> None:
+    """Fewer pieces per shuffle than Spark's 200, which are for clusters, where one machine does everything."""
+    if is_remote(spark):  # the server's machine, and its settings
+        return
+    context = spark.sparkContext
+    if (context.master or "").startswith("local") and _SHUFFLE not in spark.conf.getAll:
+        spark.conf.set(_SHUFFLE, str(2 * context.defaultParallelism))
+
+
+def require_spark() -> None:
+    """Raises ``MissingPartError`` unless what Python needs of Spark is installed."""
+    missing = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPartError(
+            f"{' and '.join(missing)} is not installed: pip install 'dledger[spark]'; Spark also needs Java 17 or newer"
+        )
+
+
+@contextmanager
+def spark_errors_in_a_sentence() -> Iterator[None]:
+    """Raise ``SparkFailedError`` for what Spark raises."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+    from pyspark.errors import PySparkException
+
+    from dledger_spark.jobs.spark_errors import reason
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise SparkFailedError(reason(str(error))) from error
+
+
+def run_standalone(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a job's command as a program of its own: errors are sentences, exit codes as of ``dledger``."""
+    try:
+        command.main(args=None if argv is None else list(argv), prog_name=command.name)
+    except ConfigError as error:
+        for problem in error.problems:
+            click.echo(f"error: {problem}", err=True)
+        sys.exit(EXIT_USAGE)
+    except DLedgerError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    sys.exit(0)

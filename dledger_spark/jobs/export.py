@@ -1,0 +1,252 @@
+"""``dledger pipeline export``: the log as Parquet by topic and date, batch by batch, for any reader.
+
+Each run goes on where the last batch ended, and every batch appears at once (see ``batches``). Where a batch ends is in
+its own manifest, so a killed run leaves nothing to repair, and a repeated one adds nothing twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+from dledger.errors import ConfigError
+from dledger_spark.jobs.batches import BatchDirectory, open_batches
+from dledger_spark.jobs.command import job_command, run_standalone
+from dledger_spark.jobs.errors import JobError
+from dledger_spark.jobs.exported import VERSION, ExportedBatch, FileFact, batches_of, report
+from dledger_spark.jobs.extent import Extent, extent_of
+from dledger_spark.jobs.report import JobReport
+from dledger_spark.jobs.sizes import SIZE
+from dledger_spark.jobs.source import LogSource, source_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+BATCH_BYTES: Final = 4 << 30
+COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
+PARTITIONS: Final = ("topic", "date")
+_NOT_FROM_MESSAGES: Final = ("index", "term", "position", "body")
+"""The columns that entries have which are no messages."""
+_TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """``columns``: of the format's; empty: all that are not virtual. ``batch_bytes``: of the log, in one batch."""
+
+    source: LogSource
+    out: Path
+    columns: tuple[str, ...] = ()
+    batch_bytes: int = BATCH_BYTES
+    compression: str = "zstd"
+    skip_lost: bool = False
+
+
+def run(spark: SparkSession, options: ExportOptions) -> JobReport:
+    """Export what is committed and was not exported yet."""
+    began = time.monotonic()
+    extent = extent_of(options.source)
+    options = replace(options, columns=chosen_columns(options, extent))
+    with open_batches(options.out, about(options, extent)) as out:
+        before = batches_of(out)
+        made = [_export(spark, options, extent, out, batch) for batch in planned(options, extent, before)]
+    return report(options.source.name, options.out, before, made, time.monotonic() - began)
+
+
+# -- what to export ---------------------------------------------------------------------------------------------------
+
+
+def chosen_columns(options: ExportOptions, extent: Extent) -> tuple[str, ...]:
+    """The columns of the files, partitions included. Raises ``ConfigError`` for those that there are not."""
+    from dledger_spark.schema import COLUMNS
+
+    unknown = set(options.columns) - {one.name for one in COLUMNS}
+    if unknown:
+        raise ConfigError([f"--columns: there is no column {', '.join(sorted(unknown))} in the format dledger"])
+    if not extent.holds_messages:
+        return tuple(dict.fromkeys((extent.unit, *(options.columns or _NOT_FROM_MESSAGES))))
+    every = tuple(one.name for one in COLUMNS if not one.virtual)
+    return tuple(dict.fromkeys((extent.unit, "topic", "storeTimestamp", *(options.columns or every))))
+
+
+def about(options: ExportOptions, extent: Extent) -> dict[str, Any]:  # Any: a JSON document
+    """What must be the same in every run into one directory."""
+    source, chosen = options.source, options.source.chosen()
+    return {
+        "version": VERSION,
+        "job": "export",
+        "log": extent.identity,
+        "unit": extent.unit,
+        "topics": sorted(source.topics),
+        "from_index": source.from_index,
+        "from_time_ms": source.from_time_ms,
+        "to_time_ms": source.to_time_ms,
+        "columns": list(options.columns),
+    } | ({"options": chosen} if chosen else {})
+
+
+def planned(options: ExportOptions, extent: Extent, before: Sequence[ExportedBatch]) -> Iterator[ExportedBatch]:
+    """The batches that are due, none if there is nothing new.
+
+    Raises ``JobError`` if entries that are due are no longer kept, unless the options say to go on without them.
+    """
+    source = options.source
+    number = before[-1].number + 1 if before else 0
+    first = before[-1].end if before else _first(source, extent)
+    end = extent.end if source.to_index is None else min(extent.end, source.to_index)
+    lost = max(0, min(extent.begin, end) - first)
+    if lost and not options.skip_lost:
+        raise JobError(
+            f"{first} to {first + lost - 1} ({extent.unit}) is no longer in the log: it was trimmed before it was "
+            "exported. Go on without it: --skip-lost; lose none: export more often, or keep more (retention_hours)"
+        )
+    while first + lost < end:
+        stop = extent.end_within(first + lost, end, options.batch_bytes)
+        yield ExportedBatch(number, first, stop, lost)
+        number, first, lost = number + 1, stop, 0
+
+
+def _first(source: LogSource, extent: Extent) -> int:
+    if source.from_index is not None:
+        return source.from_index
+    return extent.begin if source.from_time_ms is None else extent.at_time(source.from_time_ms)
+
+
+# -- how it is written ------------------------------------------------------------------------------------------------
+
+
+def _export(
+    spark: SparkSession, options: ExportOptions, extent: Extent, out: BatchDirectory, batch: ExportedBatch
+) -> ExportedBatch:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    counted = Observation()
+    rows = _rows(spark, options, extent, batch).observe(counted, f.count(f.lit(1)).alias("rows"))
+    staging = out.staging()
+    with _timestamps_that_all_readers_know(spark):
+        writer = rows.write.mode("error").option("compression", options.compression)
+        writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+        if extent.holds_messages:
+            writer = writer.partitionBy(*PARTITIONS)
+        writer.parquet(f"file://{staging}")
+    written = replace(batch, files=tuple(_files(staging)))
+    expected = counted.get["rows"]
+    if written.rows != expected:
+        raise JobError(
+            f"Spark wrote {expected:,} rows, and {written.rows:,} of them are in {staging}: its workers write to disks "
+            f"of their own. {options.out} must be on a file system that they and this machine share"
+        )
+    out.publish(batch.number, staging, written.to_manifest())
+    return written
+
+
+def _rows(spark: SparkSession, options: ExportOptions, extent: Extent, batch: ExportedBatch) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    from dledger_spark.schema import COLUMNS
+
+    ddl = ", ".join(f"{one.name} {one.ddl}" for one in COLUMNS if one.name in options.columns)
+    source = options.source
+    rows = source.between(extent.unit, batch.first + batch.lost, batch.end).read(spark, ddl)
+    if extent.unit == "position":
+        rows = rows.where(f.col("position").between(batch.first, batch.end - 1))
+    at = f.col("storeTimestamp")
+    if source.from_time_ms is not None:
+        rows = rows.where(at >= f.timestamp_millis(f.lit(source.from_time_ms)))
+    if source.to_time_ms is not None:
+        rows = rows.where(at < f.timestamp_millis(f.lit(source.to_time_ms)))
+    if "topic" not in options.columns:
+        return rows
+    # Sorted, so that a task has one file open at a time, and a file is in the order of the log.
+    return rows.withColumn("date", f.to_date(at)).sortWithinPartitions(*PARTITIONS, extent.unit)
+
+
+@contextmanager
+def _timestamps_that_all_readers_know(spark: SparkSession) -> Iterator[None]:
+    """Microseconds: Spark's own default is a type that Parquet gave up."""
+    before = spark.conf.get(_TIMESTAMPS)
+    spark.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.set(_TIMESTAMPS, str(before))
+
+
+def _files(staging: Path) -> Iterator[FileFact]:
+    import pyarrow.parquet as pq
+
+    for path in sorted(staging.rglob("*.parquet")):
+        rows = pq.read_metadata(path).num_rows
+        yield FileFact(path.relative_to(staging).as_posix(), path.stat().st_size, rows)
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+@job_command(
+    run,
+    name="export",
+    short_help="Write a log as Parquet.",
+    epilog="""\b
+Examples:
+  dledger pipeline export /var/lib/broker/dledger-n0 -o /lake/orders
+  dledger pipeline export -b 127.0.0.1:10911 -g broker-a -o /lake/orders -t orders,payments
+  dledger pipeline export /backup/dledger-n0 -o /lake/2026 --from-time 2026-01-01 --columns topic,keys,tags,body
+
+\b
+Run it again, from cron for example: it goes on at the last batch's end. Read it with
+  spark.read.parquet("/lake/orders")           or     pyarrow.dataset.dataset("/lake/orders", partitioning="hive")""",
+)
+@source_options
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where the Parquet goes; all of Spark's workers must share it.",
+)
+@click.option(
+    "--columns",
+    default="",
+    metavar="NAME,…",
+    help="Only these columns; index, topic and storeTimestamp are always there.",
+)
+@click.option(
+    "--batch-bytes",
+    type=SIZE,
+    default="4g",
+    show_default=True,
+    metavar="SIZE",
+    help="How much of the log becomes one batch: what a killed run has to do again, at most.",
+)
+@click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
+@click.option("--skip-lost", is_flag=True, help="Go on if the log was trimmed before everything was exported.")
+def command(
+    source: LogSource, out: Path, columns: str, batch_bytes: int, compression: str, skip_lost: bool
+) -> ExportOptions:
+    """Write the committed log as Parquet, by batch, topic and date (UTC).
+
+    Each run adds what is new since the last one; a batch appears at once, and never twice, whatever is killed when.
+    """
+    names = tuple(one.strip() for one in columns.split(",") if one.strip())
+    return ExportOptions(source, out, names, batch_bytes, compression, skip_lost)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """For ``python -m`` and ``spark-submit``."""
+    run_standalone(command, argv)
+
+
+if __name__ == "__main__":
+    from dledger_spark.jobs import export  # what runs must be importable by its name in Spark's workers
+
+    export.main()

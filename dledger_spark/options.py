@@ -1,0 +1,462 @@
+"""The options of the format ``dledger``, parsed once, on the driver, into frozen records.
+
+Spark hands over whatever the user wrote and ignores what it does not know; here an unknown option is refused with the
+nearest name. Names are compared without regard to case, as Spark's are. All problems are reported at once.
+
+The tables ``READ_OPTIONS`` and ``WRITE_OPTIONS`` are all there is: name, parser, default, meaning. The documentation
+is compared with them by a test.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from dledger.config import MIB
+from dledger.errors import ConfigError
+from dledger_spark.errors import OptionError
+from dledger_spark.foreign_options import instead_of
+from dledger_spark.option_values import (
+    EARLIEST,
+    LATEST,
+    BadValueError,
+    addresses_value,
+    boolean_value,
+    choice_value,
+    duration_ms_value,
+    names_value,
+    number_value,
+    offsets_value,
+    path_value,
+    pattern_value,
+    size_value,
+    text_value,
+)
+
+if TYPE_CHECKING:
+    from dledger.client.security import ClientSecurity
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "READ_OPTIONS",
+    "SECURITY_OPTIONS",
+    "WRITE_OPTIONS",
+    "Option",
+    "ReadOptions",
+    "WriteOptions",
+    "unknown_option",
+]
+
+VerifyCrc = Literal["false", "fail", "column", "skip"]
+RecordFormat = Literal["auto", "message", "entry"]
+SchemaStyle = Literal["default", "kafka"]
+ReadFrom = Literal["leader", "follower", "any"]
+PropertiesFormat = Literal["map", "raw"]
+Partitioner = Literal["roundrobin", "keys"]
+
+SPLIT_BYTES_DEFAULT: Final = 256 * MIB
+SPLIT_BYTES_MIN: Final = 1024
+SPLIT_BYTES_MAX: Final = 1024 * MIB
+"""Offsets within a split are 32 bits wide."""
+SPLITS_MAX: Final = 4096
+"""More tasks than this for one read cost more than they bring."""
+GROUP_DEFAULT: Final = "default"
+BATCH_BYTES_DEFAULT: Final = MIB
+_BATCH_BYTES_MAX: Final = 16 * MIB
+_NEAREST: Final = 3
+NOTHING_NAMED: Final = (
+    'nothing to read is named: load("/a/log/directory"), or option bootstrap.servers. (A table made with columns '
+    "of its own keeps no OPTIONS: SELECT … FROM t WITH (path = '…'), or CREATE TABLE without columns)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. ``attribute`` is the field of the options record that it fills."""
+
+    name: str
+    attribute: str
+    parse: Callable[[str], Any]  # Any: each option has a type of its own
+    default: str
+    meaning: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How to read. Bytes and milliseconds; 0 where the table says "none"."""
+
+    path: str = ""
+    servers: tuple[str, ...] = ()
+    group: str = GROUP_DEFAULT
+    topics: tuple[str, ...] = ()
+    topic_pattern: str = ""
+    starting: int | None = None
+    """A log index, ``EARLIEST`` or ``LATEST``; None: what is usual for a batch (earliest) or a stream (latest)."""
+    ending: int = LATEST
+    """A log index (exclusive), or ``LATEST``."""
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    max_rows_per_trigger: int = 0
+    max_bytes_per_trigger: int = 0
+    min_rows_per_trigger: int = 0
+    max_trigger_delay_ms: int = 900_000
+    min_partitions: int = 0
+    max_records_per_partition: int = 0
+    split_bytes: int = SPLIT_BYTES_DEFAULT
+    fail_on_data_loss: bool = True
+    verify_crc: VerifyCrc = "false"
+    read_from: ReadFrom = "leader"
+    fetch_timeout_ms: int = 30_000
+    fetch_retries: int = 3
+    push_filters: bool = False
+    record_format: RecordFormat = "auto"
+    schema_style: SchemaStyle = "default"
+    properties_format: PropertiesFormat = "map"
+    include_headers: bool = False
+    allow_uncommitted: bool = False
+    consumer_group: str = ""
+    security: SecurityOptions = field(default_factory=lambda: SecurityOptions())
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a running group is read, not a directory."""
+        return bool(self.servers)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """The record for what the user gave. Raises ``OptionError`` with every problem."""
+        values, security, problems = _parsed(options, READ_OPTIONS, WRITE_OPTIONS, "reads")
+        if values.get("path") and values.get("servers"):
+            problems.append(
+                "path and bootstrap.servers are both given: a directory (path) or a running group, one of the two"
+            )
+        elif not values.get("path") and not values.get("servers"):
+            problems.append(NOTHING_NAMED)
+        if values.get("topics") and values.get("topic_pattern"):
+            problems.append("subscribe and subscribePattern are both given: one of the two")
+        for one, other in (("starting", "starting_ms"), ("ending", "ending_ms")):
+            if one in values and other in values:
+                problems.append(f"{one}Offsets and {one}Timestamp are both given: one of the two")
+        _raise_if(problems)
+        return cls(**values, security=security)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How to write."""
+
+    servers: tuple[str, ...] = ()
+    group: str = GROUP_DEFAULT
+    topic: str = ""
+    writer_id: str = ""
+    queue_id: int | None = None
+    partitioner: Partitioner = "roundrobin"
+    batch_bytes: int = BATCH_BYTES_DEFAULT
+    send_timeout_ms: int = 60_000
+    security: SecurityOptions = field(default_factory=lambda: SecurityOptions())
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """The record for what the user gave. Raises ``OptionError`` with every problem."""
+        values, security, problems = _parsed(options, WRITE_OPTIONS, READ_OPTIONS, "writes")
+        if not values.get("servers"):
+            problems.append("option bootstrap.servers is missing: host:port of one or more nodes")
+        if "queue_id" in values and values.get("partitioner") == "keys":
+            problems.append("queueId and partitioner=keys are both given: one queue for all rows, or one for each key")
+        _raise_if(problems)
+        return cls(**values, security=security)
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityOptions:
+    """What it takes to be let in, as text, so that it can travel to executors; files are read there."""
+
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    insecure: bool = False
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+
+    def client(self) -> ClientSecurity:
+        """What clients take. Raises ``OptionError`` if one of two things that belong together is missing."""
+        # Imported here: reading a directory, and planning, need no gRPC, and Spark starts processes for either.
+        from dledger.client.security import ClientSecurity
+        from dledger.rpc.tls import TlsFiles
+
+        certificate, key = (Path(one) if one else None for one in (self.tls_certificate, self.tls_key))
+        if (certificate or key) and not self.tls_ca:
+            raise OptionError("option tlsCa is missing: the certificates that the servers' are signed by")
+        try:
+            files = TlsFiles(Path(self.tls_ca), certificate, key) if self.tls_ca else None
+            return ClientSecurity(files, self.insecure, self.access_key, self.secret_key)
+        except ConfigError as error:
+            raise OptionError(f"options tls… and accessKey, secretKey: {error}") from error
+
+
+def _parsed(
+    options: Mapping[str, str], table: Iterable[Option], other_table: Iterable[Option], doing: str
+) -> tuple[dict[str, Any], SecurityOptions, list[str]]:
+    """The values given, by attribute; what concerns security; problems."""
+    by_name = {name.lower(): one for one in (*table, *SECURITY_OPTIONS) for name in (one.name, *one.aliases)}
+    elsewhere = {name.lower() for one in other_table for name in (one.name, *one.aliases)}
+    values: dict[str, Any] = {}
+    given_as: dict[str, str] = {}
+    problems: list[str] = []
+    for key, text in options.items():
+        option = by_name.get(key.lower())
+        if option is None:
+            problems.append(_unknown(key, by_name, elsewhere, doing))
+            continue
+        if option.attribute in given_as:
+            problems.append(f"options {given_as[option.attribute]} and {key} mean the same: give one of the two")
+            continue
+        given_as[option.attribute] = key
+        try:
+            values[option.attribute] = option.parse(str(text).strip())
+        except BadValueError as error:
+            problems.append(f"option {option.name}: {error}")
+    names = {one.attribute for one in SECURITY_OPTIONS}
+    security = replace(SecurityOptions(), **{name: values.pop(name) for name in list(values) if name in names})
+    return values, security, problems
+
+
+def _unknown(key: str, by_name: Mapping[str, Option], elsewhere: Iterable[str], doing: str) -> str:
+    if key.lower() in elsewhere:
+        return f"option {key} is not one for {doing}"
+    if instead := instead_of(key):
+        return f"option {key} is not supported: {instead}"
+    return unknown_option(key, {name: option.name for name, option in by_name.items()})
+
+
+def unknown_option(key: str, names: Mapping[str, str]) -> str:
+    """Which options there are instead; ``names`` holds them as they are written, by all that they may be given as."""
+    near = difflib.get_close_matches(key.lower(), names, n=_NEAREST, cutoff=0.5)
+    meant = list(dict.fromkeys(names[one] for one in near))
+    hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {', '.join(dict.fromkeys(names.values()))}"
+    return f"option {key} is unknown: {hint}"
+
+
+def _raise_if(problems: list[str]) -> None:
+    if problems:
+        raise OptionError("; ".join(problems))
+
+
+READ_OPTIONS: Final = (
+    Option("path", "path", path_value, "", 'a log directory; what `load("…")` gives'),
+    Option(
+        "bootstrap.servers",
+        "servers",
+        addresses_value,
+        "",
+        "client addresses of a running group, `host:port,host:port` (brokers: `listenPort`)",
+        ("kafka.bootstrap.servers", "bootstrapServers", "nameServer"),
+    ),
+    Option("group", "group", text_value, "default", "the name of the replication group (brokers: `dLegerGroup`)"),
+    Option("subscribe", "topics", names_value, "all", "topics, separated by commas", ("topic",)),
+    Option(
+        "subscribePattern", "topic_pattern", pattern_value, "all", "a regular expression that whole topic names match"
+    ),
+    Option(
+        "startingOffsets",
+        "starting",
+        offsets_value(starting=True),
+        "earliest (batch), latest (stream)",
+        '`earliest`, `latest` (streams only) or `{"index": N}`: the first entry read; -2 and -1 as in Kafka',
+    ),
+    Option(
+        "endingOffsets",
+        "ending",
+        offsets_value(starting=False),
+        "latest",
+        '`latest`, what is committed when the query starts, or `{"index": N}`: the first entry not read; batch only',
+    ),
+    Option(
+        "startingTimestamp", "starting_ms", number_value(0), "", "ms: begin with the first message stored then or later"
+    ),
+    Option(
+        "endingTimestamp",
+        "ending_ms",
+        number_value(0),
+        "",
+        "ms: end before the first message stored then or later; batch only",
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        "max_rows_per_trigger",
+        number_value(1),
+        "none",
+        "at most so many entries in a micro-batch",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        "max_bytes_per_trigger",
+        size_value(1),
+        "none",
+        "at most so many bytes of log in a micro-batch",
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        "min_rows_per_trigger",
+        number_value(1),
+        "none",
+        "wait for so many entries before a micro-batch",
+    ),
+    Option("maxTriggerDelay", "max_trigger_delay_ms", duration_ms_value, "15m", "but not longer than this"),
+    Option(
+        "minPartitions",
+        "min_partitions",
+        number_value(1, SPLITS_MAX),
+        "",
+        f"at least so many splits, up to {SPLITS_MAX}, as far as records allow",
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        "max_records_per_partition",
+        number_value(1),
+        "none",
+        "at most so many entries in a split",
+    ),
+    Option(
+        "splitBytes",
+        "split_bytes",
+        size_value(SPLIT_BYTES_MIN, SPLIT_BYTES_MAX),
+        "256m",
+        "how much log one task reads, and maps into memory",
+    ),
+    Option(
+        "failOnDataLoss",
+        "fail_on_data_loss",
+        boolean_value,
+        "true",
+        "fail when a part that was asked for is no longer kept; `false`: go on with what is",
+    ),
+    Option(
+        "verifyCrc",
+        "verify_crc",
+        choice_value("false", "fail", "column", "skip"),
+        "false",
+        "check every checksum: `fail` the query, say it in the column `crcOk`, or `skip` the record",
+    ),
+    Option(
+        "readFrom",
+        "read_from",
+        choice_value("leader", "follower", "any"),
+        "leader",
+        "which nodes of a running group to read",
+    ),
+    Option("fetchTimeoutMs", "fetch_timeout_ms", number_value(1, 3_600_000), "30000", "how long one fetch may take"),
+    Option(
+        "fetchRetries",
+        "fetch_retries",
+        number_value(0, 1000),
+        "3",
+        "how often a failed fetch is repeated",
+        ("fetchOffset.numRetries",),
+    ),
+    Option(
+        "pushFilters",
+        "push_filters",
+        boolean_value,
+        "false",
+        "filter in the reader; needs Spark's `spark.sql.python.filterPushdown.enabled`",
+    ),
+    Option(
+        "recordFormat",
+        "record_format",
+        choice_value("auto", "message", "entry"),
+        "auto",
+        "what entries hold: RocketMQ's `message`s, or anything (`entry`); `auto` looks at the first ones",
+    ),
+    Option(
+        "schemaStyle",
+        "schema_style",
+        choice_value("default", "kafka"),
+        "default",
+        "`kafka`: the columns of Spark's Kafka source",
+    ),
+    Option(
+        "propertiesFormat",
+        "properties_format",
+        choice_value("map", "raw"),
+        "map",
+        "`raw`: the property string as it is stored",
+    ),
+    Option(
+        "includeHeaders",
+        "include_headers",
+        boolean_value,
+        "false",
+        "with `schemaStyle=kafka`: the properties as `headers`",
+    ),
+    Option(
+        "allowUncommitted",
+        "allow_uncommitted",
+        boolean_value,
+        "false",
+        "read a directory beyond what its checkpoint calls committed: such entries may never have been acknowledged",
+    ),
+    Option(
+        "consumerGroup",
+        "consumer_group",
+        text_value,
+        "",
+        "publish a stream's progress as this consumer group's offsets",
+        ("kafka.group.id",),
+    ),
+)
+WRITE_OPTIONS: Final = (
+    Option(
+        "bootstrap.servers",
+        "servers",
+        addresses_value,
+        "",
+        "client addresses of a running group, `host:port,host:port` (brokers: `listenPort`)",
+        ("kafka.bootstrap.servers", "bootstrapServers", "nameServer"),
+    ),
+    Option("group", "group", text_value, "default", "the name of the replication group (brokers: `dLegerGroup`)"),
+    Option("topic", "topic", text_value, "", "where all rows go; without it, to the topic in the column `topic`"),
+    Option(
+        "writerId",
+        "writer_id",
+        text_value,
+        "random",
+        "names this write: a rerun with the same one adds only what is missing",
+    ),
+    Option("queueId", "queue_id", number_value(0, (1 << 31) - 1), "in turn", "the queue that all rows go to"),
+    Option(
+        "partitioner",
+        "partitioner",
+        choice_value("roundrobin", "keys"),
+        "roundRobin",
+        "which queue a row goes to that names none: the next one in turn, or, with `keys`, always the same one for the "
+        "same keys, as RocketMQ's `SelectMessageQueueByHash` chooses it",
+    ),
+    Option("batchBytes", "batch_bytes", size_value(1, _BATCH_BYTES_MAX), "1m", "how much is sent in one request"),
+    Option(
+        "sendTimeoutMs",
+        "send_timeout_ms",
+        number_value(1, 3_600_000),
+        "60000",
+        "how long a send is repeated before the task fails",
+    ),
+)
+SECURITY_OPTIONS: Final = (
+    Option(
+        "tlsCa",
+        "tls_ca",
+        text_value,
+        "",
+        "certificates (PEM) that the servers' are signed by; a path on every executor",
+    ),
+    Option("tlsCertificate", "tls_certificate", text_value, "", "this client's certificate (PEM)"),
+    Option("tlsKey", "tls_key", text_value, "", "its key (PEM)"),
+    Option("insecure", "insecure", boolean_value, "false", "plaintext to other machines is what is wanted"),
+    Option("accessKey", "access_key", text_value, "", "the account that requests are signed for"),
+    Option("secretKey", "secret_key", text_value, "", "its secret; Spark blanks it out in plans and pages"),
+)

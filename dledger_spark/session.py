@@ -1,0 +1,286 @@
+"""Making a Spark session that suits the log. Whatever the user has set stays as it is.
+
+Defaults are set on the builder only where neither the user's arguments nor an environment variable, nor Spark's own
+files (``spark-defaults.conf``, ``spark-submit --conf``) say anything else. Where there is a session already, only what
+may change while it runs is set, as far as its own settings do not hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_spark.errors import JavaMissingError, PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_VERSION_MIN: Final = 17
+_JAVA_TIMEOUT_S: Final = 30
+_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_INSTALL: Final = (
+    "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "Fedora: dnf install java-17-openjdk-headless; "
+    "macOS: brew install openjdk@17) or let JAVA_HOME name it"
+)
+
+RUNTIME_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
+"""What may be set at any time."""
+START_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""What counts only before the JVM starts."""
+LOCAL_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""What suits a session in one process on one machine."""
+_DEFAULT_MASTER: Final = "local[*]"
+_MANY: Final = 1 << 16
+"""More than the processors of a cluster."""
+_LOG4J: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+"""Errors only. The gateway's level is that of Python sessions, which would else announce warnings, and let them in."""
+
+
+def spark_session(master: str | None = None, app_name: str = "dledger", **conf: object) -> SparkSession:
+    """The running session, or a new one.
+
+    ``master``: as Spark's (``local[*]`` if nothing says otherwise); ``sc://…`` connects to a Spark Connect server,
+    as does ``SPARK_REMOTE``; ``SPARK_REMOTE=local[2]`` starts one here.
+    ``conf``: Spark's settings, with ``_`` for ``.`` where the name is no Python word, as
+    ``spark_session(**{"spark.driver.memory": "4g"})``. Raises ``JavaMissingError``, ``PipelineError``.
+    """
+    return open_session(master, app_name, conf)
+
+
+def open_session(
+    master: str | None, app_name: str, conf: Mapping[str, object], defaults: Mapping[str, str] = START_DEFAULTS
+) -> SparkSession:
+    """The same with other defaults for what counts only before the JVM starts. Raises as ``spark_session``."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise PipelineError(f"Spark is not installed ({error}): pip install 'dledger[spark]'") from error
+    settings = {_setting_name(name): _setting_text(value) for name, value in conf.items()}
+    master = master or settings.pop("spark.master", None)
+    builder: Any = SparkSession.builder.appName(app_name)  # Any: the builder of classic Spark and of Connect
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    remote = master if master is not None and master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
+    running = SparkSession.getActiveSession()
+    if remote or (running is not None and is_remote(running)):
+        connect = builder.remote(remote) if remote else builder
+        return _with_defaults(_remote_session(connect.getOrCreate, remote))
+    if running is not None:
+        return _with_defaults(builder.getOrCreate())
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started a JVM already
+    if submitted:
+        _meet_the_jvm()
+    said = known_settings(os.environ, settings)
+    if not submitted:
+        _prepare_environment(os.environ, master or said.get("spark.master"))
+        java_version(os.environ)
+    for name, value in start_settings(master, said, defaults).items():
+        builder = builder.config(name, value)
+    session = _with_defaults(_started(builder.getOrCreate, master or said.get("spark.master")))
+    if session.sparkContext.getConf().get("spark.submit.pyFiles"):
+        _register_shipped(session)
+    return session
+
+
+def _remote_session(make: Callable[[], SparkSession], remote: str | None) -> SparkSession:
+    """A session of Spark Connect. Raises ``PipelineError`` if its client lacks a package."""
+    if remote and remote.startswith("local"):  # a server of its own, in this machine's JVM
+        _prepare_environment(os.environ, remote)
+        java_version(os.environ)
+    try:
+        return make()
+    except ImportError as error:
+        raise PipelineError(
+            f"Spark Connect's client lacks a package ({error}): pip install 'dledger[spark-connect]'"
+        ) from error
+
+
+def _started(make: Callable[[], SparkSession], master: str | None) -> SparkSession:
+    """The session of a JVM that starts now. Raises ``PipelineError`` if it ends at once."""
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        return make()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise PipelineError(
+            f"Spark does not start with master {master or _DEFAULT_MASTER}: its JVM has said why (to the console)"
+        ) from error
+
+
+def _meet_the_jvm() -> None:
+    """Under ``spark-submit`` only its JVM knows the settings, first of all the master."""
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()  # private, but what the builder does, too
+
+
+def _register_shipped(session: SparkSession) -> None:
+    """Spark looks for formats in what is installed, not in ``--py-files``."""
+    from dledger_spark.source.datasource import DLedgerDataSource
+
+    session.dataSource.register(DLedgerDataSource)
+
+
+def start_settings(
+    master: str | None, said: Mapping[str, str], defaults: Mapping[str, str] = START_DEFAULTS
+) -> dict[str, str]:
+    """What to tell the builder before the JVM starts, beyond what the user has ``said`` (``known_settings``)."""
+    chosen_master = master or said.get("spark.master") or _DEFAULT_MASTER
+    if chosen_master.startswith("local"):
+        defaults = {**defaults, **LOCAL_DEFAULTS}
+    chosen = {name: value for name, value in defaults.items() if name not in said}
+    if master is not None or "spark.master" not in said:
+        chosen["spark.master"] = chosen_master
+    return chosen
+
+
+def known_settings(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """What the user has said, wherever: what comes later here wins with Spark, too."""
+    from pyspark import SparkConf
+
+    environments_master = {"spark.master": environment["MASTER"]} if environment.get("MASTER") else {}
+    return (
+        environments_master
+        | _files_settings(environment)
+        | _submit_settings(environment)
+        | dict(SparkConf(loadDefaults=True).getAll())
+        | dict(settings)
+    )
+
+
+def _conf_directory(environment: Mapping[str, str]) -> Path:
+    """Where Spark looks for its files: an installed package may have some, as a distribution has."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(environment.get("SPARK_CONF_DIR") or f"{environment.get('SPARK_HOME') or _find_spark_home()}/conf")
+
+
+def _files_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What ``spark-defaults.conf`` says: the JVM reads it, but only after the builder's settings have won."""
+    path = _conf_directory(environment) / "spark-defaults.conf"
+    if not path.is_file():
+        return {}
+    pairs = (re.split(r"[\s=:]+", line.strip(), maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and not pair[0].startswith("#")}
+
+
+def _submit_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What ``PYSPARK_SUBMIT_ARGS`` says of the master and of settings: ``--master local[2] --conf a=b pyspark-shell``.
+
+    The JVM is started with it, and the builder's settings would win over it.
+    """
+    found: dict[str, str] = {}
+    words = iter(shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")))
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in ("--master", "--conf", "-c"):
+            text = value if equals else next(words, "")
+            name, _, value = ("spark.master", "", text) if option == "--master" else text.partition("=")
+            found[name] = value
+    return found
+
+
+def _with_defaults(session: SparkSession) -> SparkSession:
+    """Set what may be set while a session runs, where nobody has: not in a file, not as argument, not in the session.
+
+    A session's settings hold all of that, and not what Spark takes where nothing is set.
+    """
+    held = session.conf.getAll
+    for name, value in RUNTIME_DEFAULTS.items():
+        if name not in held:
+            session.conf.set(name, value)
+    return session
+
+
+def tasks_at_once(session: SparkSession) -> int:
+    """How many tasks run at a time, as far as Spark knows: into so many pieces it cuts what says nothing else."""
+    if not is_remote(session):
+        return session.sparkContext.defaultParallelism
+    from pyspark.sql import functions as f
+
+    return session.range(_MANY).select(f.spark_partition_id()).distinct().count()
+
+
+def is_remote(session: SparkSession) -> bool:
+    """Whether the session is of Spark Connect: its context is at the server."""
+    return "connect" in type(session).__module__
+
+
+def _prepare_environment(environment: MutableMapping[str, str], master: str | None) -> None:
+    """What Spark reads from the environment when it starts: the interpreter of workers, loopback, quiet logs."""
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master is None or master.startswith(("local", "spark://127.0.0.1:", "spark://localhost:")):
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if "SPARK_CONF_DIR" not in environment and not _conf_directory(environment).is_dir():
+        environment["SPARK_CONF_DIR"] = str(_quiet_conf_directory())
+
+
+def _quiet_conf_directory() -> Path:
+    """A directory whose ``log4j2.properties`` lets errors through; the same one for all of a user's sessions."""
+    directory = Path(tempfile.gettempdir()) / f"dledger-spark-conf-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise PipelineError(f"{directory} is another user's: set SPARK_CONF_DIR to a directory of your own")
+    path = directory / "log4j2.properties"
+    temporary = directory / f"log4j2.{os.getpid()}.tmp"
+    temporary.write_text(_LOG4J, encoding="ascii")
+    temporary.replace(path)
+    return directory
+
+
+def java_version(environment: Mapping[str, str]) -> int:
+    """The major version of the Java that Spark will start. Raises ``JavaMissingError``."""
+    home = environment.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
+    if java is None or not os.access(java, os.X_OK):
+        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java in PATH"
+        raise JavaMissingError(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {where}: {_INSTALL}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False)
+    match = _VERSION.search(said.stderr + said.stdout)
+    if match is None:
+        raise JavaMissingError(f"{java} -version does not tell its version ({said.stderr.strip()[:200]}): {_INSTALL}")
+    version = int(match[2] or 0) if match[1] == "1" else int(match[1])  # Java 8 calls itself 1.8
+    if version < JAVA_VERSION_MIN:
+        raise JavaMissingError(f"Spark needs Java {JAVA_VERSION_MIN} or newer; {java} is Java {version}: {_INSTALL}")
+    return version
+
+
+def _setting_name(name: str) -> str:
+    return name if "." in name else name.replace("_", ".")
+
+
+def _setting_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,94 @@
+"""The batch reader of a log directory: plans splits on the driver, reads them in tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from dledger_spark.decode import Content, DecodeContext, RowFilter
+from dledger_spark.directory import Split, SplitSizes, open_directory, plan_splits, range_of, read_split
+from dledger_spark.errors import OptionError
+from dledger_spark.options import ReadOptions
+from dledger_spark.schema import RAW_PROPERTIES, Projection
+from dledger_spark.source.filters import check_topics, pushed, topic_filters
+from dledger_spark.source.rows import projected, settle_worker
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass
+class SplitPartition(InputPartition):
+    """What a task gets: its split, and what the log holds."""
+
+    split: Split
+    content: Content
+
+    def __post_init__(self) -> None:
+        super().__init__(self.split.begin)
+
+
+class DirectoryReader(DataSourceReader):
+    """Reads the committed part of a log directory. Pickled between processes: nothing is open in it."""
+
+    def __init__(self, options: ReadOptions, projection: Projection) -> None:
+        self._options = options
+        self._projection = projection
+        self._filters: tuple[RowFilter, ...] = topic_filters(options)
+
+    def partitions(self) -> Sequence[SplitPartition]:
+        options = self._options
+        log = open_directory(options.path, allow_uncommitted=options.allow_uncommitted)
+        content = log.content() if options.record_format == "auto" else options.record_format
+        check_topics(options, content)
+        begin, end = range_of(log, options)
+        sizes = SplitSizes(options.split_bytes, options.min_partitions, options.max_records_per_partition)
+        return [SplitPartition(split, content) for split in plan_splits(log, begin, end, sizes)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SplitPartition):  # Spark's way to say that there are none
+            return
+        settle_worker()
+        found = read_split(
+            partition.split,
+            self._projection.columns,
+            decode_context(self._options, self._projection, partition.content, self._filters),
+            self._options.split_bytes,
+        )
+        yield from projected(found, self._projection)
+
+
+class FilteringDirectoryReader(DirectoryReader):
+    """The same, filtering as Spark asks it to. Spark refuses a reader that can, unless the session says that it may."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
+        for one in filters:
+            ours = pushed(one, self._projection)
+            if ours is None:
+                yield one
+            else:
+                self._filters = (*self._filters, ours)
+
+
+def decode_context(
+    options: ReadOptions, projection: Projection, content: Content, filters: tuple[RowFilter, ...] = ()
+) -> DecodeContext:
+    """How to decode what the options ask for; where the bytes are from is added later."""
+    is_raw = RAW_PROPERTIES in projection.columns
+    return DecodeContext(
+        content=content,
+        verify_crc=options.verify_crc,
+        schema_style=options.schema_style,
+        properties_format="raw" if is_raw else "map",
+        filters=filters,
+    )
+
+
+def directory_reader(options: ReadOptions, projection: Projection) -> DirectoryReader:
+    """The reader for these options. Raises ``OptionError`` for options that only running groups have."""
+    if options.consumer_group:
+        raise OptionError("option consumerGroup: a directory has no consumers; it is for streams of a running group")
+    return (FilteringDirectoryReader if options.push_filters else DirectoryReader)(options, projection)

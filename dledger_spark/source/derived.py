@@ -1,0 +1,271 @@
+"""Formats ``dledger-derived``, ``dledger-cq`` and ``dledger-index``: what a broker derives from its log.
+
+Read, they give runs of units per queue and blocks of keys with their hashes, in packed rows
+(``dledger_spark.rebuild.rows``): ``dledger-cq`` those of queues, ``dledger-index`` those of the index,
+``dledger-derived`` both, in one pass over the log. Written, they make the files a broker has, below ``consumequeue``
+and ``index`` of the target. So a rebuild is a read, a shuffle by queue (the keys are one more, as their chain has one
+order), and a write::
+
+    rows = spark.read.format("dledger-derived").load("/data/broker").repartition("part", "topic", "queueId")
+    sorted = rows.sortWithinPartitions("part", "topic", "queueId", "position")
+    sorted.write.format("dledger-derived").mode("append").save("/data/rebuilt")
+
+Each attempt of a task writes into a directory of its own below ``.attempts-…`` beside the target; only the commit makes
+the target, by renaming. The target must not exist: who replaces a broker's files locks the broker out first (the job
+``rebuild`` does). Beside the files it has ``derived.json``, which says how many units and keys are in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+from dledger_spark.directory import Split, SplitSizes, open_directory, plan_splits
+from dledger_spark.errors import OptionError, PipelineError
+from dledger_spark.options import unknown_option
+from dledger_spark.rebuild.derive import records_of
+from dledger_spark.rebuild.install import sync_directory
+from dledger_spark.rebuild.parts import DIRECTORIES, INDEX, PARTS, QUEUES
+from dledger_spark.rebuild.rows import COLUMNS, SCHEMA, FileShapes, Written, rows_of, write_rows
+from dledger_spark.source.rows import settle_worker
+from rocketstore.config import DEFAULT_DELAY_LEVELS
+from rocketstore.index.file import IndexShape
+from rocketstore.message.delay import DelayLevels
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+BOTH_FORMAT: Final = "dledger-derived"
+QUEUES_FORMAT: Final = "dledger-cq"
+INDEX_FORMAT: Final = "dledger-index"
+FORMATS: Final = {PARTS: BOTH_FORMAT, (QUEUES,): QUEUES_FORMAT, (INDEX,): INDEX_FORMAT}
+"""The format of some parts."""
+SPLIT_BYTES: Final = 256 * 1024 * 1024
+COUNTS_FILE: Final = "derived.json"
+_NUMBERS: Final = {
+    "splitBytes": SPLIT_BYTES,
+    "fileBytes": 6_000_000,
+    "slots": 5_000_000,
+    "entries": 20_000_000,
+}
+_TEXTS: Final = {"path": "", "delayLevels": DEFAULT_DELAY_LEVELS, "layout": "files"}
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedOptions:
+    """Options of the formats; sizes in bytes, ``slots`` and ``entries`` of an index file.
+
+    ``layout=keys`` writes all keys into one file instead of index files.
+    """
+
+    path: Path
+    split_bytes: int
+    shapes: FileShapes
+    levels: DelayLevels
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> DerivedOptions:
+        """Raises ``OptionError`` with every problem, ``ConfigError`` for delay levels that are none."""
+        given = {name.lower(): value for name, value in options.items()}
+        known = {name.lower(): name for name in (*_NUMBERS, *_TEXTS)}
+        problems = [unknown_option(name, known) for name in given.keys() - known]
+        numbers = {name: _number(given.get(name.lower(), str(default))) for name, default in _NUMBERS.items()}
+        problems += [f"{name} must be a number greater than 0" for name, value in numbers.items() if value < 1]
+        texts = {name: given.get(name.lower(), default) for name, default in _TEXTS.items()}
+        if not texts["path"]:
+            problems.append("name the log's directory, or the one to write: load(path), save(path)")
+        if texts["layout"] not in ("files", "keys"):
+            problems.append("layout is files or keys")
+        if numbers["fileBytes"] % 20:
+            problems.append("fileBytes must be a multiple of 20")
+        if problems:
+            raise OptionError("; ".join(sorted(problems)))
+        return cls(
+            Path(texts["path"]),
+            numbers["splitBytes"],
+            FileShapes(
+                numbers["fileBytes"],
+                IndexShape(numbers["slots"], numbers["entries"]),
+                keys_only=texts["layout"] == "keys",
+            ),
+            DelayLevels.parse(texts["delayLevels"]),
+        )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
+
+
+class DerivedDataSource(DataSource):
+    """``dledger-derived``."""
+
+    parts: ClassVar[tuple[str, ...]] = PARTS
+
+    @classmethod
+    def name(cls) -> str:
+        """``dledger-derived``."""
+        return BOTH_FORMAT
+
+    def schema(self) -> str:
+        """One row per queue and some thousand records, and one for their keys."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Raises ``OptionError``."""
+        self._check_columns(schema)
+        return DerivedReader(self.parts, DerivedOptions.parse(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Raises ``OptionError``, ``PipelineError`` if the target exists."""
+        self._check_columns(schema)
+        return DerivedWriter(self.parts, DerivedOptions.parse(self.options), overwrite=overwrite)
+
+    def _check_columns(self, schema: StructType) -> None:
+        if tuple(schema.names) != COLUMNS:
+            raise OptionError(f"{self.name()} has the columns {SCHEMA}, in this order, and no others")
+
+
+class QueuesDataSource(DerivedDataSource):
+    """``dledger-cq``."""
+
+    parts = (QUEUES,)
+
+    @classmethod
+    def name(cls) -> str:
+        """``dledger-cq``."""
+        return QUEUES_FORMAT
+
+
+class IndexDataSource(DerivedDataSource):
+    """``dledger-index``."""
+
+    parts = (INDEX,)
+
+    @classmethod
+    def name(cls) -> str:
+        """``dledger-index``."""
+        return INDEX_FORMAT
+
+
+@dataclass
+class StretchPartition(InputPartition):
+    """A stretch of log."""
+
+    split: Split
+
+    def __init__(self, split: Split) -> None:
+        super().__init__(None)
+        self.split = split
+
+
+class DerivedReader(DataSourceReader):
+    """Reads the log and gives what is derived from it. Pickled; nothing is open in it."""
+
+    def __init__(self, parts: tuple[str, ...], options: DerivedOptions) -> None:
+        self._parts = parts
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Splits of the log. Raises ``PipelineError`` if it holds no messages."""
+        log = open_directory(self._options.path)
+        if log.segments and log.content() != "message":
+            raise PipelineError(f"{log.path} is no broker's log: its entries are no messages, so it has no queues")
+        return [
+            StretchPartition(one) for one in plan_splits(log, log.begin, log.end, SplitSizes(self._options.split_bytes))
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split. Raises ``BrokenRecordError``."""
+        if not isinstance(partition, StretchPartition):  # Spark's way to say that there are none
+            return
+        settle_worker()
+        yield from rows_of(records_of(partition.split), self._parts, self._options.levels)
+
+
+@dataclass
+class Attempt(WriterCommitMessage):
+    """What a successful attempt of a task has written, and where."""
+
+    directory: str
+    written: Written
+
+
+class DerivedWriter(DataSourceArrowWriter):
+    """Writes files; each attempt into a directory of its own, which the commit puts in its place."""
+
+    def __init__(self, parts: tuple[str, ...], options: DerivedOptions, *, overwrite: bool) -> None:
+        target = options.path
+        if overwrite:
+            raise OptionError(f'{FORMATS[parts]} replaces nothing: use mode("append") and a path that does not exist')
+        if target.exists():
+            raise PipelineError(f"{target} exists: remove it, or write elsewhere")
+        self._parts = parts
+        self._options = options
+        self._staging = target.with_name(f".attempts-{target.name}-{uuid.uuid4().hex}")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one partition's rows, which are sorted."""
+        directory = self._staging / uuid.uuid4().hex
+        directory.mkdir(parents=True)
+        return Attempt(str(directory), write_rows(directory, self._options.shapes, iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Put together what the tasks have written, under the target's name. Raises ``PipelineError``."""
+        attempts = [one for one in messages if isinstance(one, Attempt)]
+        if len(attempts) != len(messages):
+            raise PipelineError(f"a task has not said what it wrote: nothing was put at {self._options.path}")
+        missing = sum(not Path(one.directory).is_dir() for one in attempts)
+        if missing:
+            raise PipelineError(
+                f"what {missing} of {len(attempts)} tasks wrote is not in {self._staging}: Spark's workers write to "
+                f"disks of their own. {self._options.path.parent} must be on a file system that they and this machine "
+                "share"
+            )
+        whole = self._staging / "whole"
+        for part in self._parts:
+            (whole / DIRECTORIES[part]).mkdir(parents=True)
+        for attempt in attempts:
+            _merge(Path(attempt.directory), whole)
+        counts = {name: sum(getattr(one.written, name) for one in attempts) for name in ("units", "keys")}
+        (whole / COUNTS_FILE).write_text(json.dumps(counts))
+        for directory, _, _ in os.walk(whole):  # the files themselves are durable since they were closed
+            sync_directory(Path(directory))
+        os.rename(whole, self._options.path)
+        sync_directory(self._options.path.parent)
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # all goes
+        """Remove whatever was written."""
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+
+def _merge(source: Path, target: Path) -> None:
+    """Move what is in ``source`` to ``target``; directories that both have are merged. Raises ``PipelineError``."""
+    for one in sorted(source.iterdir()):
+        there = target / one.name
+        if one.is_dir() and there.is_dir():
+            _merge(one, there)
+        elif there.exists():
+            raise PipelineError(f"two tasks wrote {there}: rows of one part, topic and queueId belong into one")
+        else:
+            os.rename(one, there)
+
+
+def read_counts(path: Path) -> Written:
+    """How much is in the files of a target."""
+    return Written(**json.loads((path / COUNTS_FILE).read_text()))

@@ -1,0 +1,112 @@
+"""Batches over a running group: the committed log at the time of planning, in even ranges, read by tasks over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from dledger_spark.decode import Content, RowFilter
+from dledger_spark.errors import OptionError
+from dledger_spark.options import EARLIEST, LATEST, ReadOptions
+from dledger_spark.schema import Projection
+from dledger_spark.source.batch import decode_context
+from dledger_spark.source.client_log import ClientLog
+from dledger_spark.source.filters import check_topics, pushed, topic_filters
+from dledger_spark.source.group_log import CommittedRange, GroupLog
+from dledger_spark.source.live_rows import RowReader
+from dledger_spark.source.progress import begin_within, cut_kept
+from dledger_spark.source.ranges import IndexRange
+from dledger_spark.source.rows import settle_worker
+
+
+class LogPartition(InputPartition):
+    """What one task reads: a range of entries, and what they hold."""
+
+    def __init__(self, wanted: IndexRange, content: Content) -> None:
+        super().__init__((wanted.first, wanted.end))
+        self.wanted = wanted
+        self.content = content
+
+
+def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReader:
+    """The reader of a running group. Raises ``OptionError`` for options that make no sense in a batch."""
+    if options.starting == LATEST:
+        raise OptionError('startingOffsets=latest is for streams: in a batch say earliest or {"index": N}')
+    if options.push_filters:
+        return FilteringLiveReader(options, projection)
+    return LiveReader(options, projection)
+
+
+def planned_range(options: ReadOptions, log: GroupLog, state: CommittedRange) -> IndexRange:
+    """What a batch reads, never more than what is committed. Raises ``OptionError``, ``DataLossError``."""
+    first = state.begin_index if options.starting in (None, EARLIEST) else int(options.starting or 0)
+    end = state.end_index if options.ending == LATEST else options.ending
+    if options.starting_ms is not None:  # what was committed since has no part in it
+        first = min(log.index_at(options.starting_ms), state.end_index)
+    if options.ending_ms is not None:
+        end = min(log.index_at(options.ending_ms), state.end_index)
+    if end > state.end_index:
+        raise OptionError(
+            f"endingOffsets: entry {end - 1} is not committed yet, the last one that is, is {state.end_index - 1}: "
+            "read up to latest, or follow the group with readStream"
+        )
+    if first > state.end_index and (sure := log.confirmed_end()) is not None and first > sure:
+        first = begin_within(options, state.group, first, sure)  # else it is a member that is behind
+    return IndexRange(first, max(first, end))
+
+
+def content_of(options: ReadOptions, state: CommittedRange) -> Content:
+    """What the group's entries hold: a broker's messages, or whatever their writer chose. Raises ``OptionError``."""
+    content: Content = "message" if state.holds_messages else "entry"
+    if options.record_format != "auto":
+        content = options.record_format
+    check_topics(options, content)
+    return content
+
+
+def read_partition(
+    options: ReadOptions, projection: Projection, filters: tuple[RowFilter, ...], partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in a task."""
+    if not isinstance(partition, LogPartition):  # Spark's way to say that there are none
+        return
+    settle_worker()
+    context = decode_context(options, projection, partition.content, filters)
+    rows = RowReader(options.group, projection, context, options.fail_on_data_loss)
+    yield from rows.read(ClientLog(options), partition.wanted)
+
+
+class LiveReader(DataSourceReader):
+    """One query's reader; Spark pickles it for the tasks."""
+
+    def __init__(self, options: ReadOptions, projection: Projection) -> None:
+        self._options = options
+        self._projection = projection
+        self._filters: tuple[RowFilter, ...] = topic_filters(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The ranges, at least one."""
+        log = ClientLog(self._options)
+        state = log.committed()
+        content = content_of(self._options, state)
+        wanted = planned_range(self._options, log, state)
+        return [LogPartition(one, content) for one in cut_kept(log, wanted, state, self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, in a task."""
+        return read_partition(self._options, self._projection, self._filters, partition)
+
+
+class FilteringLiveReader(LiveReader):
+    """The same, filtering as Spark asks it to. Spark refuses a reader that can, unless the session says that it may."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
+        """Take what can be evaluated here."""
+        for one in filters:
+            ours = pushed(one, self._projection)
+            if ours is None:
+                yield one
+            else:
+                self._filters = (*self._filters, ours)

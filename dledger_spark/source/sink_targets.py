@@ -1,0 +1,164 @@
+"""Where a task's rows go: a topic of brokers, or a log of plain entries. Both remember what of a writer they have.
+
+A writer is a producer of exactly-once append: its name is ``{writerId}/{partition}``, its sequence the row's number
+within the partition. So whoever writes the same rows again, in the same order and under the same name, adds only those
+that are missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import closing
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import pyarrow as pa
+
+from dledger_spark.errors import OptionError
+from dledger_spark.options import GROUP_DEFAULT, WriteOptions
+from dledger_spark.source.client_log import shared_client, status_of
+from dledger_spark.source.sink_rows import RowFormat, bodies_of, rows_of
+from rocketstore.client import Admin, Producer, SendFuture
+from rocketstore.message.message import PROPERTY_KEYS
+
+_CHECK_TIMEOUT_S: Final = 10.0
+_LINGER_MS: Final = 5.0
+_LOOK_EVERY_ROWS: Final = 1024
+_ENTRY_OVERHEAD_BYTES: Final = 16
+"""What an entry costs in a request besides its body: without it, any number of empty ones would fit."""
+
+
+class RowTarget(Protocol):
+    """What takes one task's rows, in their order. A context manager."""
+
+    def begin(self) -> int:
+        """How many of the writer's rows are stored already."""
+
+    def add(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """Send rows; ``first_row`` is the number of the first one. Raises if any row so far has failed."""
+
+    def finish(self) -> None:
+        """Return when everything is stored; raise if something is not."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_target(options: WriteOptions, form: RowFormat, producer: str) -> RowTarget:
+    """The target of one task. ``producer``: the name that it writes under."""
+    if options.topic or form.has("topic"):
+        return TopicTarget(options, form, producer)
+    return EntryTarget(options, form, producer)
+
+
+def check_target(options: WriteOptions, form: RowFormat) -> None:
+    """Ask, before any task runs, whether the servers take such rows. Raises ``OptionError``, ``DLedgerError``."""
+    if options.topic or form.has("topic"):
+        with closing(Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client())) as admin:
+            names = {one.name for one in admin.topics()}  # whoever is no broker says so
+            if options.partitioner == "keys" and options.topic and options.topic not in names:
+                raise OptionError(f"option partitioner: make topic {options.topic} first: keys choose among its queues")
+            # Messages need no group to be named. One that is named and is another's means other brokers.
+            if options.group != GROUP_DEFAULT and admin.status().replicated:
+                status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
+        return
+    if status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S).is_broker:
+        raise OptionError("the servers are brokers: name the topic of the rows, by option topic or in a column topic")
+
+
+class EntryTarget:
+    """A group whose entries are plain bytes: each row's body is one."""
+
+    def __init__(self, options: WriteOptions, form: RowFormat, producer: str) -> None:
+        self._form = form
+        self._producer = producer
+        self._timeout_s = options.send_timeout_ms / 1000
+        self._batch_bytes = options.batch_bytes
+        self._client = shared_client(options.servers, options.group, options.security)
+        self._sequence = 0
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The connection stays open, for the next task."""
+
+    def begin(self) -> int:
+        """See ``RowTarget``."""
+        self._sequence = self._client.producer_sequence(self._producer, timeout_s=self._timeout_s)
+        return self._sequence
+
+    def add(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """See ``RowTarget``."""
+        for body in bodies_of(batch, self._form, first_row):
+            self._waiting.append(body)
+            self._waiting_bytes += len(body) + _ENTRY_OVERHEAD_BYTES
+            if self._waiting_bytes >= self._batch_bytes:
+                self.finish()
+
+    def finish(self) -> None:
+        """See ``RowTarget``."""
+        if self._waiting:
+            self._client.append_as(self._producer, self._sequence, self._waiting, timeout_s=self._timeout_s)
+            self._sequence += len(self._waiting)
+            self._waiting, self._waiting_bytes = [], 0
+
+
+class TopicTarget:
+    """Topics of brokers. Pipelined: rows are sent while others are on their way."""
+
+    def __init__(self, options: WriteOptions, form: RowFormat, producer: str) -> None:
+        self._options = options
+        self._form = form
+        self._producer = Producer(
+            options.servers,
+            timeout_s=options.send_timeout_ms / 1000,
+            security=options.security.client(),
+            producer_name=producer,
+        )
+        self._sender = self._producer.sender(linger_ms=_LINGER_MS, batch_bytes=options.batch_bytes)
+        self._sent: deque[SendFuture] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._producer.close()
+
+    def begin(self) -> int:
+        """See ``RowTarget``."""
+        return self._producer.next_sequence()
+
+    def add(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """See ``RowTarget``."""
+        send, options = self._sender.send, self._options
+        rows = rows_of(batch, self._form, options.topic, options.queue_id, first_row)
+        by_keys = options.partitioner == "keys"
+        for number, (message, queue_id) in enumerate(rows, first_row):
+            key = message.properties.get(PROPERTY_KEYS) if by_keys else None  # a queue that is named wins
+            future = send(message, key=key, queue_id=queue_id, sequence=number)
+            if number % _LOOK_EVERY_ROWS == 0:
+                self._sent.append(future)
+        self._sent.append(future)
+        self._look()
+
+    def finish(self) -> None:
+        """See ``RowTarget``."""
+        self._sender.flush()
+        self._look()
+
+    def _look(self) -> None:
+        """Raise if a row has failed: those after it fail, too, so the last one of any stretch tells."""
+        while self._sent and self._sent[0].done():
+            future = self._sent.popleft()
+            if (error := future.exception()) is not None:
+                raise error

@@ -1,0 +1,480 @@
+"""Delivers delayed messages: each level's queue of ``SCHEDULE_TOPIC`` is read in order, and what is due is put again.
+
+A message waits in the queue of its level (level less 1), under its real topic and queue in its properties. When it is
+due the message that the producer meant is put, and the level's progress moves on; progress goes through the broker
+state, so the next master goes on where this one was.
+
+**At least once.** Progress is written after the messages it covers, about once a second. A master that fails between
+the two has its last messages delivered again by its successor, and so has a put of unknown outcome, which is repeated.
+A stop waits for the puts under way before it writes progress, so that a clean one repeats nothing. Nothing is ever
+taken as delivered that is not stored.
+
+Differences from RocketMQ, on purpose: the stored copy loses ``DELAY`` (there it keeps it, because the property string
+is made before it is cleared), and with it ``REAL_TOPIC``, ``REAL_QID`` and ``WAIT``; a thread sleeps until the next
+message is due instead of looking ten times a second; the due time is counted from the record (store time and its
+level's delay, which is what the consume queue's tags code was made of), so a changed ``messageDelayLevel`` counts for
+waiting messages, too.
+
+A message that can never be delivered (no real topic, or the store calls it illegal) is skipped and logged; its record
+stays in ``SCHEDULE_TOPIC``. Everything else is repeated until it succeeds, and its level waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from dledger.clock import Clock, SystemClock
+from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
+from rocketstore.message.columns import topics_of
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import (
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_WAIT,
+    HostAddress,
+    Message,
+)
+from rocketstore.message.record import decode_record
+from rocketstore.state.changes import QUEUE_ID_MAX
+from rocketstore.state.port import StateStore
+from rocketstore.state.publisher import StateDone
+from rocketstore.types import (
+    SCHEDULE_TOPIC,
+    BrokerRole,
+    GetMessageStatus,
+    PutMessageStatus,
+    PutResult,
+    RecordHead,
+)
+
+BATCH: Final = 32
+"""Messages of one level put at once; then the other levels have their turn."""
+PROGRESS_INTERVAL_MS: Final = 1000
+PROGRESS_MESSAGES: Final = 1000
+RETRY_MS: Final = 100
+RETRY_MS_MAX: Final = 5000
+SLEEP_MS_MAX: Final = 10_000
+"""Due times are wall time, which may jump: look again at least so often."""
+STOP_TIMEOUT_S: Final = 10.0
+FLUSH_TIMEOUT_S: Final = 2.0
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Prepared transactional messages; never delivered from here (RocketMQ)."""
+
+_DROPPED: Final = frozenset({PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_WAIT})
+_ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
+_log = logging.getLogger("rocketstore")
+
+
+class DelayState(Protocol):
+    """Where progress is kept; ``rocketstore.state.broker_state.BrokerState``."""
+
+    def delay_offset(self, level: int) -> int:
+        """The next message of the level; 0 if none was ever delivered."""
+
+    def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
+        """Note the next message of these levels."""
+
+    def wake(self) -> None:
+        """Look at the store's role."""
+
+
+@dataclass(slots=True)
+class _Put:
+    """Messages of one level that were submitted; ``results``, then ``answered``, are set by the log's thread."""
+
+    offsets: list[int]
+    end: int
+    results: Sequence[PutResult] | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(slots=True)
+class _Level:
+    """One level's way through its queue. Owned by the thread, but for ``arrived``."""
+
+    number: int
+    offset: int = 0
+    due_ms: int = 0
+    """When (wall time) its next message is due; only if ``waiting``."""
+    due_offset: int = -1
+    """Which message ``due_ms`` was last worked out for."""
+    waiting: bool = False
+    arrived: bool = True
+    """Whether its queue may have something new."""
+    retry_at_ms: int = 0
+    """Monotonic; not before then."""
+    retry_ms: int = RETRY_MS
+    batch: int = BATCH
+    """1 while a message that the store calls illegal is looked for."""
+    put: _Put | None = None
+    noted: int = 0
+    """The progress that was last handed to the broker state."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the head of a level's queue holds: messages to put with their queue offsets, and the offset after them."""
+
+    messages: list[Message] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    end: int = 0
+
+
+class ScheduleService:
+    """Delivery of delayed messages, on a master only. ``start`` and ``stop`` may follow each other any number of times.
+
+    ``store_host`` goes into delivered records; without one they keep the address of the broker that took the message,
+    although it may be gone.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        state: DelayState,
+        delay_levels: DelayLevels,
+        clock: Clock | None = None,
+        *,
+        supervisor: Supervisor | None = None,
+        store_host: HostAddress | None = None,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._delays = delay_levels
+        self._clock = clock or SystemClock()
+        self._supervisor = supervisor or Supervisor(lambda _error: None)
+        self._store_host = store_host
+        self._lifecycle = threading.Lock()  # guards start and stop against each other
+        self._run: _Run | None = None
+        self.skipped = 0
+        """Messages that could never be delivered."""
+        store.add_arrival_listener(self._on_arrival)
+
+    def start(self) -> None:
+        """Begin at the replicated progress; call after the store became master. Nothing if it runs."""
+        with self._lifecycle:
+            if self._run is None:
+                self._run = _Run(self, self._store, self._state, self._delays, self._clock)
+                self._run.start(self._supervisor)
+        self._state.wake()
+
+    def stop(self) -> None:
+        """End: nothing is put after this. A master writes its progress first. Idempotent."""
+        with self._lifecycle:
+            run, self._run = self._run, None
+            if run is not None:
+                run.stop()
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why delivery ended, if it failed: the broker must stop (with a supervisor of its own, that one says so)."""
+        return self._supervisor.fatal
+
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """Level to (next queue offset to deliver, end of its queue)."""
+        run = self._run
+        return {
+            number: (
+                run.offset(number) if run is not None else self._state.delay_offset(number),
+                self._store.max_offset(SCHEDULE_TOPIC, number - 1),
+            )
+            for number in range(1, self._delays.level_max + 1)
+        }
+
+    def runtime_info(self) -> dict[str, str]:
+        """RocketMQ's ``scheduleMessageOffset_<level>``: progress and end."""
+        return {f"scheduleMessageOffset_{level}": f"{at},{end}" for level, (at, end) in self.progress().items()}
+
+    def real_message(self, message: Message) -> Message | None:
+        """What the producer meant; None if the stored message does not say where it belongs."""
+        topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
+        queue_id = message.properties.get(PROPERTY_REAL_QUEUE_ID, "")
+        known = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= 9 and int(queue_id) <= QUEUE_ID_MAX
+        if not topic or topic in (HALF_TOPIC, SCHEDULE_TOPIC) or not known:
+            return None
+        return Message(
+            topic,
+            message.body,
+            int(queue_id),
+            {name: value for name, value in message.properties.items() if name not in _DROPPED},
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_timestamp=message.born_timestamp,
+            born_host=message.born_host,
+            store_host=self._store_host or message.store_host,
+            reconsume_times=message.reconsume_times,
+        )
+
+    def skip(self, level: int, offset: int, why: str) -> None:
+        """Count and log a message that can never be delivered."""
+        self.skipped += 1
+        _log.error("delayed message %d of level %d is not delivered: %s", offset, level, why)
+
+    def step(self) -> int | None:
+        """Do what is due now; gives when (monotonic ms) the next is. Tests call it in place of the thread."""
+        run = self._run
+        return run.step() if run is not None else None
+
+    def _on_arrival(self, heads: Sequence[RecordHead]) -> None:
+        run = self._run
+        if run is not None and SCHEDULE_TOPIC in topics_of(heads):
+            for queue_id in {head.queue_id for head in heads if head.topic == SCHEDULE_TOPIC}:
+                run.on_arrival(queue_id + 1)
+
+
+class _Run:
+    """From one ``start`` to its ``stop``. A stopped run puts nothing more, whatever its thread is in the middle of."""
+
+    def __init__(
+        self,
+        service: ScheduleService,
+        store: StateStore,
+        state: DelayState,
+        delays: DelayLevels,
+        clock: Clock,
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._state = state
+        self._delays = delays
+        self._clock = clock
+        self._stopped = False
+        self._stepping = threading.Lock()  # held while stepping: stop waits for it, so that no put comes after stop
+        self._worker: Worker | None = None
+        self._delivered = 0
+        self._progress_due_ms = 0
+        self._progress_busy = False
+        self._levels = {number: self._begin(number) for number in range(1, delays.level_max + 1)}
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start the thread."""
+        self._worker = Worker("rocketstore-schedule", self.step, self._clock, supervisor)
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Put nothing more; if this is still a master, wait for what was put and write progress; end the thread."""
+        with self._stepping:
+            self._stopped = True  # from here on the levels are this thread's
+        if self._store.role is not BrokerRole.SLAVE:
+            self._land_all()
+            self._flush_progress()
+        if self._worker is not None:
+            self._worker.stop(STOP_TIMEOUT_S)
+
+    def offset(self, number: int) -> int:
+        """A level's progress."""
+        return self._levels[number].offset
+
+    def on_arrival(self, number: int) -> None:
+        """On the dispatch thread: a level that has nothing to wait for has now."""
+        level = self._levels.get(number)
+        if level is not None and not level.arrived:
+            level.arrived = True
+            self._wake()
+
+    def step(self) -> int:
+        """One turn for every level; gives when the next is due."""
+        with self._stepping:
+            now_ms = self._clock.monotonic_ms()
+            if self._stopped:
+                return now_ms + SLEEP_MS_MAX
+            try:
+                dues = [due for level in self._levels.values() if (due := self._turn(level, now_ms)) is not None]
+            except ShutdownError:
+                return now_ms + SLEEP_MS_MAX  # the store stops before this service was told to
+            dues += self._note_progress(now_ms)
+            return min([now_ms + SLEEP_MS_MAX, *dues])
+
+    def _begin(self, number: int) -> _Level:
+        """A level at its replicated progress, as far as its queue reaches; ``_find`` tells what its head lacks."""
+        noted = self._state.delay_offset(number)
+        end = self._store.max_offset(SCHEDULE_TOPIC, number - 1)
+        offset = min(noted, end)
+        if offset < noted:
+            _log.error("delay level %d: its progress %d is beyond its queue's end %d", number, noted, end)
+        return _Level(number, offset, noted=noted)
+
+    def _turn(self, level: _Level, now_ms: int) -> int | None:
+        """Move one level on by a batch at most; gives when (monotonic ms) it wants the next turn, None: when woken."""
+        if level.put is not None and not self._land(level, level.put):
+            return None  # the answer wakes us
+        if level.retry_at_ms > now_ms:
+            return level.retry_at_ms
+        wall_ms = self._clock.wall_ms()
+        if level.waiting:
+            level.due_ms = min(level.due_ms, wall_ms + self._delays.delay_ms(level.number))  # the clock was put back
+            if level.due_ms > wall_ms:
+                return now_ms + level.due_ms - wall_ms
+        elif not level.arrived:
+            return None
+        found = self._find(level, wall_ms)
+        if found is None:
+            return self._wait(level, now_ms, wall_ms)
+        if not found.messages:
+            level.offset = found.end
+            return now_ms
+        self._submit(level, found)
+        return now_ms if level.put is None or level.put.results is not None else None
+
+    def _wait(self, level: _Level, now_ms: int, wall_ms: int) -> int | None:
+        if level.waiting:
+            return now_ms + max(level.due_ms - wall_ms, 1)
+        return level.retry_at_ms if level.retry_at_ms > now_ms else None
+
+    def _find(self, level: _Level, wall_ms: int) -> _Found | None:
+        """What is due at the head of the level's queue; None if nothing is, then ``waiting`` and ``due_ms`` say why."""
+        level.waiting = False
+        level.arrived = False  # before reading: what arrives from now on sets it again
+        queue_id = level.number - 1
+        try:
+            result = self._store.get(SCHEDULE_TOPIC, queue_id, level.offset, max_count=level.batch)
+        except CorruptLogError:
+            try:
+                result = self._store.get(SCHEDULE_TOPIC, queue_id, level.offset, max_count=1)
+            except CorruptLogError as error:
+                level.arrived = True
+                if error.index is not None and self._store.log.is_repaired:  # only entries are repaired
+                    self._put_off(level, f"cannot be read before the log is repaired: {error}")
+                    return None
+                self._service.skip(level.number, level.offset, str(error))
+                return _Found(end=level.offset + 1)
+        if result.status is GetMessageStatus.FOUND:
+            level.arrived = True
+            return self._due(level, result.records, result.next_offset, wall_ms)
+        after = max(result.min_offset, level.offset)
+        if result.status in (GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE):
+            after = max(result.next_offset, after)
+        if after > level.offset:  # expired before it was delivered: nobody can any more
+            self._service.skip(level.number, level.offset, f"messages up to {after - 1} have expired")
+            level.arrived = True
+            return _Found(end=after)
+        if level.offset < result.max_offset:  # not readable yet
+            level.waiting, level.due_ms, level.due_offset = True, wall_ms + RETRY_MS, -1
+        return None
+
+    def _due(self, level: _Level, records: Sequence[bytes], next_offset: int, wall_ms: int) -> _Found | None:
+        found = _Found(end=level.offset)
+        delay_ms = self._delays.delay_ms(level.number)
+        for record in records:
+            try:
+                message = decode_record(record)
+            except InvalidRequestError as error:
+                self._service.skip(level.number, found.end, str(error))
+                found.end += 1
+                continue
+            due_ms = min(message.store_timestamp, wall_ms) + delay_ms
+            if message.queue_offset == level.due_offset:
+                due_ms = min(due_ms, level.due_ms)  # what was promised when it was first looked at
+            if due_ms > wall_ms:
+                level.waiting, level.due_ms, level.due_offset = True, due_ms, message.queue_offset
+                return found if found.end > level.offset else None
+            real = self._service.real_message(message)
+            if real is None:
+                self._service.skip(level.number, message.queue_offset, "it does not say where it belongs")
+            else:
+                found.messages.append(real)
+                found.offsets.append(message.queue_offset)
+            found.end = message.queue_offset + 1
+        found.end = max(found.end, next_offset)
+        return found
+
+    def _submit(self, level: _Level, found: _Found) -> None:
+        put = level.put = _Put(found.offsets, found.end)
+
+        def done(results: Sequence[PutResult]) -> None:
+            put.results = results
+            put.answered.set()
+            self._wake()
+
+        self._store.submit(found.messages, done, own=True)
+
+    def _land(self, level: _Level, put: _Put) -> bool:
+        """Whether the answer to a put is there; then progress moves behind what is stored."""
+        if put.results is None:
+            return False
+        level.put = None
+        for offset, result in zip(put.offsets, put.results, strict=True):
+            if result.status in _ILLEGAL and len(put.offsets) == 1:
+                self._service.skip(level.number, offset, result.reason or result.status)
+            elif not result.ok:
+                self._go_back(level, offset, result)
+                return True
+            self._delivered += 1
+        level.offset, level.retry_ms, level.batch = put.end, RETRY_MS, BATCH
+        return True
+
+    def _go_back(self, level: _Level, offset: int, result: PutResult) -> None:
+        """Go on with this message: later, or if it may be one the store never takes, now and alone."""
+        level.offset = offset
+        level.waiting, level.arrived = False, True
+        if result.status in _ILLEGAL:
+            level.batch = 1
+            return
+        self._put_off(level, f"was refused: {result.status} {result.reason}")
+
+    def _put_off(self, level: _Level, why: str) -> None:
+        """Try the level's next message again later, each time after a longer pause."""
+        if level.retry_ms == RETRY_MS:
+            _log.warning("delay level %d: message %d %s", level.number, level.offset, why)
+        level.retry_at_ms = self._clock.monotonic_ms() + level.retry_ms
+        level.retry_ms = min(2 * level.retry_ms, RETRY_MS_MAX)
+
+    def _note_progress(self, now_ms: int) -> list[int]:
+        """Hand progress to the broker state if it is time; gives when it will be."""
+        changed = {level.number: level.offset for level in self._levels.values() if level.offset != level.noted}
+        if not changed or self._progress_busy:
+            return []
+        if now_ms < self._progress_due_ms and self._delivered < PROGRESS_MESSAGES:
+            return [self._progress_due_ms]
+        self._progress_due_ms = now_ms + PROGRESS_INTERVAL_MS
+        self._delivered = 0
+        self._progress_busy = True
+
+        def done(result: PutResult) -> None:
+            if result.outcome == "stored":
+                for number, offset in changed.items():
+                    self._levels[number].noted = offset
+            self._progress_busy = False
+            self._wake()
+
+        self._state.commit_delay_offsets(changed, done)
+        return [self._progress_due_ms]
+
+    def _land_all(self) -> None:
+        """Wait for the answers to all puts under way, so that progress covers what is stored."""
+        deadline_s = time.monotonic() + FLUSH_TIMEOUT_S
+        for level in self._levels.values():
+            put = level.put
+            if put is None:
+                continue
+            if put.answered.wait(max(0.0, deadline_s - time.monotonic())):
+                self._land(level, put)
+            else:
+                _log.warning("delay level %d: a put was not answered in time; up to %d messages may be delivered again",
+                             level.number, len(put.offsets))  # fmt: skip
+
+    def _flush_progress(self) -> None:
+        changed = {level.number: level.offset for level in self._levels.values() if level.offset != level.noted}
+        if not changed:
+            return
+        answered = threading.Event()
+        outcomes: list[str] = []
+
+        def done(result: PutResult) -> None:
+            outcomes.append(result.outcome)
+            answered.set()
+
+        self._state.commit_delay_offsets(changed, done)
+        if not answered.wait(FLUSH_TIMEOUT_S) or outcomes != ["stored"]:
+            _log.warning("delayed messages: progress was not stored in time; some may be delivered again")
+
+    def _wake(self) -> None:
+        if self._worker is not None:
+            self._worker.wake()

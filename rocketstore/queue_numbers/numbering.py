@@ -1,0 +1,359 @@
+"""Where the numbering of the queues lives: in the log.
+
+The next offset of a queue is one more than the offset of its last message. Once that message has expired, only the
+queue's own files would still know it: a member with a new disk, one whose log was fetched again or that was away for
+longer than retention keeps messages, and a broker whose queue files somebody removed would count from less, and give
+out offsets a second time. So the log says it: from time to time a master writes the next offset of every queue (a
+*set*, see ``numbering_record``), and retention keeps the log from where the newest set counts on, on every member. What
+a set says and what follows in the log give the next offsets, whatever became of the files.
+
+1. A set is written by a master whose table is exact, in the term for which it is, so it never says more than was given
+   out before its own place in the log. In a group whenever the log has gone on to another file since the newest one, so
+   that retention hardly ever waits for it; on a plain broker when retention wants to remove something.
+2. A set counts once all its parts are dispatched (committed, in a group); then retention may go up to it.
+3. Whoever dispatches a set raises the queues that know less (``ConsumeQueue.raise_to``). A queue raised so has no
+   files, so a start reads the newest set again, if it lies before what is dispatched anew.
+
+A log from before there were sets has none: its members count from their queue files, as they did, until the first
+master of this version writes one. Until then retention in a group is not held back, except in a log that is whole: it
+may be long until a member of this version leads. A plain broker writes one before it removes anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import CorruptLogError, InvalidRequestError
+from rocketstore.commit_log.port import CommitLog, NumberingEncoder, PutDone
+from rocketstore.commit_log.put_waiter import PutWaiter
+from rocketstore.consume_queue.queue import Repeated
+from rocketstore.message.columns import topics_of
+from rocketstore.message.record import decode_record
+from rocketstore.queue_numbers.record import NumberingPart, decode_numbering, encode_numbering
+from rocketstore.types import QUEUE_NUMBERS_TOPIC, PutResult, QueueKey, QueueUnit, RecordHead
+
+SHARE_OF_LOG: Final = 64
+"""A set is followed by so many times its bytes of log before the next one."""
+WAIT_S: Final = 5.0
+TOLD_MAX: Final = 1000
+_UNREADABLE: Final = "start with --repair (in a group), or restore the file from a copy"
+
+_log = logging.getLogger("rocketstore")
+
+
+class NumberedLog(Protocol):
+    """What the numbering needs of the commit log."""
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether others may have to write the sets."""
+
+    @property
+    def min_offset(self) -> int:
+        """Where it begins."""
+
+    def next_file_offset(self, offset: int) -> int:
+        """Where the next file begins."""
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record that starts there; None if there is none, or it may not be read yet."""
+
+    def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
+        """Store a set, made of the table as it is."""
+
+    def directories(self) -> Sequence[str]:
+        """Where its files are."""
+
+
+class SetQueue(Protocol):
+    """The queue of the sets."""
+
+    @property
+    def min_offset(self) -> int:
+        """Its first message's offset."""
+
+    @property
+    def max_offset(self) -> int:
+        """Its next offset."""
+
+    def unit(self, offset: int) -> QueueUnit | None:
+        """Where a message is."""
+
+
+class NumberedQueues(Protocol):
+    """The consume queues."""
+
+    def find(self, topic: str, queue_id: int) -> SetQueue | None:
+        """A queue, if it exists."""
+
+    def raise_to(self, next_offsets: Mapping[QueueKey, int]) -> None:
+        """These are the least next offsets."""
+
+
+class LoggedNumbering:
+    """The sets of one store's log: a ``RecordSink`` behind the queues. Thread-safe."""
+
+    def __init__(
+        self,
+        log: NumberedLog,
+        queues: NumberedQueues,
+        *,
+        deleted: Callable[[], Mapping[QueueKey, int]] = dict,
+    ) -> None:
+        """``deleted``: where queues ended that were removed on purpose; they are not made again for a set's sake."""
+        self._log = log
+        self._queues = queues
+        self._deleted = deleted
+        self._lock = threading.Lock()  # guards the fields up to the blank line
+        self._collected: list[NumberingPart] = []
+        self._covered: int | None = None  # by the newest whole set; None: no set is known
+        self._waits = False  # retention, for the first set
+        self._unread = False  # there is a set before what was dispatched here, and it could not be read yet
+        self._unread_until = 0  # dispatch has passed here: only then may it be read
+        self._set_bytes = 0
+
+        self._due_at = 0
+        self._publishing = False
+        self.is_known = True
+        """Whether what is dispatched, with the sets in it, gives every queue's next offset."""
+
+    # -- what the log says ---------------------------------------------------------------------------------------
+
+    def begin(self, *, continuous: bool) -> None:
+        """Before anything is dispatched. ``continuous``: the queues have all that came before the log's begin."""
+        whole = self._log.min_offset == 0
+        self._waits = whole or not self._log.is_replicated
+        self.is_known = whole or continuous
+        self._plan()
+
+    def jumped(self) -> None:
+        """Dispatch goes on at the begin of a log that was set up anew, behind what this member had."""
+        with self._lock:
+            self._waits = self.is_known = False
+
+    def append(self, heads: Sequence[RecordHead]) -> None:
+        """Take the sets among the records that were just put into the queues.
+
+        Raises ``CorruptLogError`` for one that is damaged here, ``DiskError``.
+        """
+        if QUEUE_NUMBERS_TOPIC not in topics_of(heads):
+            return
+        for head in heads:
+            if head.topic == QUEUE_NUMBERS_TOPIC:
+                record = self._log.read_record(head.offset)
+                if record is not None:
+                    self._take(self._part_of(record, head.offset))
+
+    @property
+    def _path(self) -> Path:
+        return Path(next(iter(self._log.directories()), ""))
+
+    def _part_of(self, record: bytes, offset: int) -> tuple[NumberingPart, int] | None:
+        """What a record says, and its length; None, on every member alike, if it makes no sense.
+
+        Raises ``CorruptLogError``: the bytes are not those that were written.
+        """
+        try:
+            body = decode_record(record).body
+        except InvalidRequestError as error:
+            raise CorruptLogError(self._path, offset, f"queue numbers: {error}", _UNREADABLE) from error
+        try:
+            return decode_numbering(body), len(record)
+        except InvalidRequestError as error:
+            _log.error("the record at %d is passed over: %s", offset, error)
+            return None
+
+    def _take(self, found: tuple[NumberingPart, int] | None) -> None:
+        if found is None:
+            return
+        part, size = found
+        self._raise(part)
+        with self._lock:
+            if part.part == 0:
+                self._collected, self._set_bytes = [], 0
+            previous = [(one.set_id, one.parts) for one in self._collected[-1:]] or [(part.set_id, part.parts)]
+            if part.part != len(self._collected) or previous != [(part.set_id, part.parts)]:
+                self._collected = []
+                return
+            self._collected.append(part)
+            self._set_bytes += size
+            if len(self._collected) == part.parts:
+                self._collected = []
+                self._covers(part.covers)
+
+    def _raise(self, part: NumberingPart) -> None:
+        deleted = self._deleted()
+        self._queues.raise_to({key: end for key, end in part.next_offsets.items() if deleted.get(key, 0) < end})
+
+    def _covers(self, position: int) -> None:
+        """A whole set is known. Under the lock."""
+        self._covered, self.is_known, self._unread = max(position, self._covered or 0), True, False
+        self._plan()
+
+    def restore_behind(self, position: int) -> None:
+        """Take the newest set that was dispatched once dispatch has passed ``position`` again."""
+        self._unread, self._unread_until = True, position
+
+    def restore(self) -> bool:
+        """Take the newest set that was dispatched; False if it may not be read yet (again later).
+
+        After what the log holds was dispatched: a queue that is raised takes no message from before the set any more.
+        Raises ``CorruptLogError``, ``DiskError``.
+        """
+        self._unread = True
+        queue = self._queues.find(QUEUE_NUMBERS_TOPIC, 0)
+        parts: list[NumberingPart] = []
+        sizes = 0
+        at, first = (queue.max_offset, queue.min_offset) if queue is not None else (0, 0)
+        while queue is not None and at > first:
+            at -= 1
+            unit = queue.unit(at)
+            if unit is None:
+                continue
+            if unit.offset < self._log.min_offset:
+                break
+            record = self._log.read_record(unit.offset)
+            if record is None:
+                return False
+            found = self._part_of(record, unit.offset)
+            if found is None:
+                continue
+            part, size = found
+            self._raise(part)
+            if part.part == part.parts - 1:
+                parts, sizes = [part], size
+            elif parts and (parts[-1].set_id, parts[-1].part) == (part.set_id, part.part + 1):
+                parts.append(part)
+                sizes += size
+            else:
+                parts = []
+            if parts and part.part == 0:
+                with self._lock:
+                    self._set_bytes = sizes
+                    self._covers(part.covers)
+                return True
+        self._unread = False
+        return True
+
+    def require(self) -> None:
+        """Before a master counts, when all that the log holds is dispatched.
+
+        Raises ``CorruptLogError``: a set is in the log and cannot be read.
+        """
+        if self._unread and not self.restore():
+            raise CorruptLogError(self._path, 0, "the newest queue numbers cannot be read", _UNREADABLE)
+        if not self.is_known:
+            _log.error(
+                "the log does not say where the numbering of its queues was, and this member began behind it: queues "
+                "whose messages have expired may begin anew. Let a member lead that was there before"
+            )
+
+    # -- retention -----------------------------------------------------------------------------------------------
+
+    def keep_from(self, dispatched: int, *, disk_full: bool = False) -> int | None:
+        """The log must be kept from here on, for the sake of the numbering; None: from nowhere.
+
+        ``dispatched`` is how far the log is dispatched.
+        """
+        if self._unread and dispatched >= self._unread_until:
+            try:
+                self.restore()
+            except CorruptLogError as error:
+                _log.error("retention waits: %s", error)
+        with self._lock:
+            if self._unread:
+                return 0
+            if self._covered is None and self._waits and not disk_full:
+                return 0  # an older program filled the disk: nothing can be written, so nothing can be waited for
+            return self._covered
+
+    # -- writing sets --------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        covered = self._covered if self._covered is not None else 0 if self._waits else None
+        self._due_at = (
+            0 if covered is None else max(self._log.next_file_offset(covered), covered + SHARE_OF_LOG * self._set_bytes)
+        )
+
+    def is_due(self, position: int) -> bool:
+        """Whether a master that has dispatched up to ``position`` writes a set now. Cheap."""
+        return position >= self._due_at and not self._publishing
+
+    def publish(self, done: PutDone = lambda _results: None) -> None:
+        """Write a set, as master; ``done`` gets the results. What fails is tried again by the next call."""
+        self._publishing = True
+
+        def landed(results: Sequence[PutResult]) -> None:
+            self._publishing = False
+            last = results[-1]
+            if last.stored is not None:
+                self._due_at = self._log.next_file_offset(last.stored.offset)  # until it is dispatched
+            if not last.ok:
+                _log.info("queue numbers were not written, later again: %s", last.reason)
+            done(results)
+
+        self._log.submit_numbering(_encode, landed)
+
+
+def _encode(end: int, next_offsets: Mapping[QueueKey, int], bytes_max: int) -> list[bytes]:
+    return encode_numbering(next_offsets, covers=end, set_id=secrets.randbits(62), bytes_max=bytes_max)
+
+
+class Dispatched(Protocol):
+    """How far the log is dispatched."""
+
+    @property
+    def position(self) -> int:
+        """Up to here."""
+
+    def wait_dispatched(self, timeout_s: float) -> bool:
+        """Wait until all that the log holds now is; False if not in time."""
+
+
+class NumberWriter:
+    """Has sets written when they are wanted."""
+
+    def __init__(
+        self, log: CommitLog, numbering: LoggedNumbering, dispatch: Dispatched, is_master: Callable[[], bool]
+    ) -> None:
+        self._log = log
+        self._numbering = numbering
+        self._dispatch = dispatch
+        self._is_master = is_master
+
+    def look(self) -> None:
+        """As master of a group, write a set in time, so that retention need not wait on any member. Cheap."""
+        if self._numbering.is_due(self._dispatch.position) and self._log.is_replicated and self._is_master():
+            self._numbering.publish()
+
+    def write_and_wait(self) -> None:
+        """As a plain broker: only when retention wants to remove something, and before it does."""
+        waiter = PutWaiter()
+        self._numbering.publish(waiter.done)
+        if waiter.wait(WAIT_S) is None or not self._dispatch.wait_dispatched(WAIT_S):
+            _log.warning("retention waits: the numbering of the queues was not written in time")
+
+
+class RepeatAlarm:
+    """Says loudly that messages got no place in their queues, because their queue offsets were given out twice."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._told: set[QueueKey] = set()
+        self.count = 0
+        """Messages so far."""
+
+    def repeated(self, found: Repeated) -> None:
+        """On the dispatch thread."""
+        self.count += found.lost
+        key = (found.topic, found.queue_id)
+        if key not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add(key)
+            _log.error("%s. Whoever was master then counted from too little; messages can still be read by id", found)
+        self._conditions.set(ConditionKind.MISNUMBERED, str(found), subject=f"{found.topic}/{found.queue_id}")

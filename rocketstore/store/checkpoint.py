@@ -1,0 +1,145 @@
+"""The checkpoint: from where the consume queues and the index must be built again after a crash.
+
+RocketMQ's file of 4096 bytes, with what this store adds far behind RocketMQ's fields. All integers are big-endian:
+
+    0            8             16           24                 64       68             76            84     92
+    +------------+-------------+------------+------------------+--------+--------------+-------------+------+-----+
+    | log time   | queues' time| index time | (5.x), zero here | "RSC1" | replay from  | queue units | index| crc |
+    +------------+-------------+------------+------------------+--------+--------------+-------------+------+-----+
+    96       100             108   112
+    +--------+---------------+-----+
+    | "RSC2" | index entries | crc |
+    +--------+---------------+-----+
+
+The times are store timestamps of messages (ms). RocketMQ guesses from them at which file to begin; a clock that was set
+back misleads it. ``replay_from`` is exact: everything derived from the log before that offset was durable when the
+checkpoint was written. ``queue_units`` is how many messages the consume queues counted then, ``index`` the physical
+offset up to which the index was durable: if a start finds less, someone has deleted files. ``index entries`` is how
+many entries the last file of the index had then; it was added later, in a block of its own.
+
+Each CRC32 covers all before it. RocketMQ keeps bytes it does not know when it writes its own, so after RocketMQ has
+used the directory the CRC does not match, and the whole log is replayed: slow once, but right.
+"""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from dledger.errors import DiskError, DiskFullError
+from dledger.store.fs import FileSystem, replace_durably
+
+CHECKPOINT_FILE: Final = "checkpoint"
+CHECKPOINT_BYTES: Final = 4096
+UNKNOWN: Final = -1
+_TIMES: Final = Struct(">qqq")
+_OWN_AT: Final = 64
+_OWN: Final = Struct(">4sqqq")
+_CRC: Final = Struct(">I")
+_MAGIC: Final = b"RSC1"
+_LATER: Final = Struct(">4sq")
+_LATER_MAGIC: Final = b"RSC2"
+_SLACK_MS: Final = 3000
+"""RocketMQ's allowance for times that are not quite in log order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheckpoint:
+    """What is known to be durable. Times are ms since 1970; ``UNKNOWN`` in a field that only this store writes."""
+
+    physic_ms: int = 0
+    logics_ms: int = 0
+    index_ms: int = 0
+    replay_from: int = UNKNOWN
+    queue_units: int = UNKNOWN
+    index_end: int = UNKNOWN
+    index_entries: int = UNKNOWN
+
+    def replay_time(self, *, with_index: bool) -> int:
+        """RocketMQ's rule: messages stored before this time need no replay (ms)."""
+        oldest = max(0, min(self.physic_ms, self.logics_ms) - _SLACK_MS)
+        return min(oldest, self.index_ms) if with_index else oldest
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        head = _TIMES.pack(self.physic_ms, self.logics_ms, self.index_ms).ljust(_OWN_AT, b"\0")
+        head += _OWN.pack(_MAGIC, self.replay_from, self.queue_units, self.index_end)
+        head += _CRC.pack(zlib.crc32(head))
+        head += _LATER.pack(_LATER_MAGIC, self.index_entries)
+        return (head + _CRC.pack(zlib.crc32(head))).ljust(CHECKPOINT_BYTES, b"\0")
+
+
+def decode_checkpoint(content: bytes) -> StoreCheckpoint:
+    """What a file's content says; all zero and unknown, meaning a full replay, if it cannot be trusted."""
+    end = _OWN_AT + _OWN.size
+    if len(content) < end + _CRC.size:
+        return StoreCheckpoint()
+    physic_ms, logics_ms, index_ms = _TIMES.unpack_from(content)
+    magic, replay_from, queue_units, index_end = _OWN.unpack_from(content, _OWN_AT)
+    if magic != _MAGIC:
+        return StoreCheckpoint(physic_ms, logics_ms, index_ms)
+    if _CRC.unpack_from(content, end)[0] != zlib.crc32(content[:end]):
+        return StoreCheckpoint()
+    known = StoreCheckpoint(physic_ms, logics_ms, index_ms, replay_from, queue_units, index_end)
+    start = end + _CRC.size
+    end = start + _LATER.size
+    if len(content) < end + _CRC.size:
+        return known
+    magic, index_entries = _LATER.unpack_from(content, start)
+    if magic != _LATER_MAGIC or _CRC.unpack_from(content, end)[0] != zlib.crc32(content[:end]):
+        return known  # of an earlier program
+    return replace(known, index_entries=index_entries)
+
+
+def is_intact(content: bytes) -> bool:
+    """Whether what this store wrote behind RocketMQ's fields checks out, or was never there."""
+    end = _OWN_AT + _OWN.size
+    if len(content) < end + _CRC.size:
+        return False
+    magic = _OWN.unpack_from(content, _OWN_AT)[0]
+    if magic != _MAGIC:
+        return not any(content[_OWN_AT : end + _CRC.size])
+    return bool(_CRC.unpack_from(content, end)[0] == zlib.crc32(content[:end]))
+
+
+def read_checkpoint_file(path: Path) -> bytes:
+    """What is there of the file; behind that nothing counts. Raises ``OSError``."""
+    with path.open("rb") as file:
+        return file.read(CHECKPOINT_BYTES)
+
+
+class StoreCheckpointFile:
+    """The file of one store. Not thread-safe: the store writes it under its flush lock."""
+
+    def __init__(self, fs: FileSystem, path: Path) -> None:
+        self._fs = fs
+        self._path = path
+        self._written: StoreCheckpoint | None = None
+
+    def read(self) -> StoreCheckpoint:
+        """What it says; nothing known if there is no file. Raises ``DiskError``."""
+        try:
+            return decode_checkpoint(read_checkpoint_file(self._path))
+        except FileNotFoundError:
+            return StoreCheckpoint()
+        except OSError as error:
+            raise DiskError(f"reading {self._path} failed: {error}") from error
+
+    def write(self, checkpoint: StoreCheckpoint) -> None:
+        """Replace it; durable on return. Does nothing if that is what was written last.
+
+        Raises ``DiskFullError``, then the old one stays, and ``DiskError``.
+        """
+        if checkpoint == self._written:
+            return
+        try:
+            replace_durably(self._fs, self._path, checkpoint.encode())
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(f"writing {self._path} failed: no space left on the device") from error
+            raise DiskError(f"writing {self._path} failed: {error}") from error
+        self._written = checkpoint

@@ -1,0 +1,119 @@
+"""Making a store durable: log, queues and index first, then the checkpoint that relies on them.
+
+The order matters: the position that a checkpoint names is taken before anything is flushed, so everything before it is
+durable once all flushes have ended. If one of them fails, the checkpoint stays as it was, and the others are flushed
+all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from dledger.errors import DiskFullError, DLedgerError
+from rocketstore.commit_log.port import CommitLog
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.index.service import IndexService
+from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint, StoreCheckpointFile
+from rocketstore.store.deleted import DeletedQueues
+from rocketstore.store.dispatch import DispatchService
+from rocketstore.store.recovery import queue_units
+
+_T = TypeVar("_T")
+_log = logging.getLogger("rocketstore")
+
+
+class Attempts:
+    """Runs steps that must all be tried, and keeps the first error."""
+
+    def __init__(self) -> None:
+        self.first: DLedgerError | OSError | None = None
+        self.failures = 0
+
+    def run(self, step: Callable[[], _T]) -> _T | None:
+        """What ``step`` gives, or None if it failed."""
+        try:
+            return step()
+        except (DLedgerError, OSError) as error:
+            _log.error("a part of the store failed: %s", error, exc_info=error)
+            self.first = self.first or error
+            self.failures += 1
+            return None
+
+    def conclude(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.first is not None:
+            raise self.first
+
+
+class Durability:
+    """Flushes the parts of one store and writes its checkpoint. Thread-safe: one flush of everything at a time."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueueTable,
+        index: IndexService | None,
+        dispatch: DispatchService,
+        files: tuple[StoreCheckpointFile, DeletedQueues],
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._dispatch = dispatch
+        self._checkpoint, self._deleted = files
+        self.position = 0
+        """Everything derived from the log before it is durable: it is not needed for that any more."""
+        self._lock = threading.Lock()  # one flush of everything, or one deletion of a topic, at a time
+
+    def flush(self) -> None:
+        """Make everything durable and write the checkpoint. Raises ``DiskError``, ``DiskFullError``."""
+        attempts = Attempts()
+        self.flush_all(attempts)
+        attempts.conclude()
+
+    def flush_all(self, attempts: Attempts) -> None:
+        """The same as one of several attempts."""
+        with self._lock:
+            before = attempts.failures
+            position, last_ms, units, indexed_to, entries = self._dispatch.standstill(self._mark)
+            attempts.run(self._log.flush)
+            attempts.run(lambda: self._queues.flush(0))
+            index_ms = attempts.run(self._index.flush) if self._index is not None else last_ms
+            if attempts.failures == before and index_ms is not None:
+                marked = StoreCheckpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)
+                attempts.run(lambda: self._write(marked))
+
+    def _write(self, marked: StoreCheckpoint) -> None:
+        self._checkpoint.write(marked)
+        self.position = marked.replay_from
+
+    def flush_pages(self, least_pages: int) -> None:
+        """Flush queues of which so many pages wait; what cannot be now, is later. Raises ``DiskError``."""
+        try:
+            self._queues.flush(least_pages)
+        except DiskFullError as error:
+            _log.warning("flushing consume queues waits: %s", error)
+
+    def flush_if_room(self) -> None:
+        """As ``flush``; if the disk is too full for a checkpoint, the old one stays. Raises ``DiskError``."""
+        try:
+            self.flush()
+        except DiskFullError as error:
+            _log.warning("the checkpoint waits: %s", error)
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic's queues, noting where their numbering ends. Raises ``DiskError``, ``DiskFullError``."""
+        with self._lock:
+            living, given = self._queues.next_offsets(), self._log.queue_offsets
+            ends = {key: max(end, given.get(key, 0)) for key, end in living.items() if key[0] == topic}
+            self._deleted.add(ends, living)
+            self._queues.delete_topic(topic)
+        self.flush()  # else the next start takes the queues for lost and builds them again
+
+    def _mark(self) -> tuple[int, int, int, int, int]:
+        dispatch, index = self._dispatch, self._index
+        indexed = (UNKNOWN, UNKNOWN) if index is None else (index.indexed_to, index.last_entries)
+        return dispatch.position, dispatch.last_store_ms, queue_units(self._queues), *indexed

@@ -1,0 +1,626 @@
+"""The message store: a commit log, the consume queues and the index built from it, and all that keeps them together.
+
+Life: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. Puts are taken in between, by a master.
+
+Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.store.dispatch``), *flush* (queues and index to the
+disk, then the checkpoint), *clean* (retention), *upkeep* (see ``rocketstore.store.upkeep``), *stats* (a sample a
+second), and the log's own. None of them ends quietly: what stops one closes the store to puts and is named in
+``failure`` and in the reason that puts are refused with.
+
+**What is durable when.** A put is answered as the log says (after its flush, after a quorum's, or at once); queues and
+index may lag behind the log on the disk, because they are built again from the checkpoint's ``replay_from`` on. The
+checkpoint is written only after queues and index were flushed beyond it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Final
+
+from dledger.clock import Clock, SystemClock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import CorruptLogError, DiskError, ShutdownError
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
+from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.types import ProducerBatch
+from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
+from rocketstore.commit_log.put_waiter import PutWaiter
+from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
+from rocketstore.consume_queue.queue import Surroundings
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.index.service import IndexService
+from rocketstore.message.checks import check_message
+from rocketstore.message.message import Message
+from rocketstore.queue_numbers.numbering import LoggedNumbering, NumberWriter, RepeatAlarm
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
+from rocketstore.store.cleaning import Cleaner
+from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
+from rocketstore.store.directory import StoreDirectory
+from rocketstore.store.dispatch import ArrivalListener, DispatchService
+from rocketstore.store.durability import Attempts, Durability
+from rocketstore.store.flags import Obstacle, PutGate
+from rocketstore.store.periodic import Periodic
+from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
+from rocketstore.store.recovery import RecoveryPlan, queue_units, recover
+from rocketstore.store.stats import StoreStats
+from rocketstore.store.upkeep import Upkeep
+from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
+
+DRAIN_TIMEOUT_S: Final = 5.0
+"""How long ``shutdown`` lets dispatch catch up."""
+STOP_TIMEOUT_S: Final = 10.0
+"""How long ``shutdown`` waits for one of its threads."""
+_PUT_SLACK_S: Final = 5.0
+_BUSY_MS_MAX: Final = 10_000_000
+_SAMPLE_INTERVAL_MS: Final = 1000
+_PUT_OK: Final = PutMessageStatus.PUT_OK
+
+LogKeeper = Callable[[int], int]
+"""From where on it needs the log, at most the offset given, before which everything that is derived is durable."""
+
+_log = logging.getLogger("rocketstore")
+
+
+class MessageStore:
+    """One store over one log. Thread-safe; ``load``, ``start`` and ``shutdown`` are one owner's."""
+
+    def __init__(
+        self,
+        config: MessageStoreConfig,
+        log: CommitLog,
+        *,
+        clock: Clock | None = None,
+        fs: FileSystem | None = None,
+        conditions: Conditions | None = None,
+    ) -> None:
+        """``log`` is loaded, started and shut down by the store. A store over a replicated log begins as a slave."""
+        self.config: Final = config
+        self.log: Final = log
+        self._clock = clock or SystemClock()
+        self._fs = fs or RealFileSystem()
+        self._conditions = conditions or Conditions("store", self._clock)
+        self.stats: Final = StoreStats(self._clock)
+        self._gate = PutGate(BrokerRole.SLAVE if log.is_replicated else config.broker_role)
+        self._busy_ms = config.os_page_cache_busy_timeout_mills
+        self._behind_max = config.dispatch_behind_bytes_max
+        self._alarm = RepeatAlarm(self._conditions)
+        self._queues = ConsumeQueueTable(
+            config.consume_queue_dir,
+            config.consume_queue_file_bytes,
+            self._fs,
+            Surroundings(
+                lambda: log.min_offset,
+                self._alarm.repeated,
+                lambda: self._durability.position,
+                believe=lambda queue, offset, unit: self._reader.truth.believed_unit(queue, offset, unit),
+                firsts=lambda physical: self._reader.truth.first_messages(physical),
+            ),
+        )
+        self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
+        self._numbering = LoggedNumbering(log, self._queues, deleted=lambda: self._deleted.ends)
+        self._keepers: tuple[LogKeeper, ...] = ()
+        log.keep_from(self._keep_from, self._held_back)
+        self._index = (
+            IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
+            if config.message_index_enable
+            else None
+        )
+        derived: list[ConsumeQueueTable | IndexService] = (
+            [self._queues] if self._index is None else [self._queues, self._index]
+        )
+        self._dispatch = DispatchService(
+            log,
+            [*derived, self._numbering],
+            on_batch=self._dispatched,
+            on_failure=self._failed,
+            on_jump=self._numbering.jumped,
+        )
+        self._numbers = NumberWriter(log, self._numbering, self._dispatch, lambda: self.role is not BrokerRole.SLAVE)
+        self._reader = StoreReader(log, self._queues.find, self._index, config)
+        self._cleaner = Cleaner(
+            log,
+            derived,
+            config,
+            self._fs,
+            self._clock,
+            may_delete=self._may_delete,
+            on_disk_full=self._disk_full,
+        )
+        self._cleaner.on_held_back = self._let_go
+        threads = Supervisor(self._failed)
+        every = partial(Periodic, clock=self._clock, supervisor=threads)
+        self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
+        self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
+        self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
+        self._upkeep = Upkeep(
+            log,
+            self._queues.all,
+            self._index,
+            self._reader.truth,
+            self._conditions,
+            self._clock,
+            config.derived_scrub_bytes_per_s,
+        )
+        self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
+        self._upkeep.wake = self._upkeep_worker.wake
+        self._checkpoint = StoreCheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
+        self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
+        self._last_thorough_ms = self._clock.monotonic_ms()
+        self._checkpoint_wanted = False
+        self._ends_path = config.config_dir / QUEUE_ENDS_FILE
+        self._directory: StoreDirectory | None = None
+        self._loaded = False
+        self._running = False
+        self.failure: BaseException | None = None
+        """What stopped a part of the store, if something did."""
+        log.listen(self._dispatch.wake)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def load(self) -> RecoveryPlan:
+        """Open the directory, recover, and dispatch what queues and index lack; says what had to be done.
+
+        Raises ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``, ``DiskFullError``, ``ConfigError``; then
+        ``shutdown`` lets the directory go.
+        """
+        self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._fs)
+        clean_stop = directory.stopped_cleanly
+        directory.mark_running()
+        checkpoint = self._checkpoint.read()
+        self._durability.position = max(0, checkpoint.replay_from)
+        self._deleted.load()
+        place = (checkpoint.replay_from, checkpoint.queue_units)
+        self._queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
+        known = checkpoint.replay_from != UNKNOWN
+        self.log.load(
+            clean_stop=clean_stop,
+            from_timestamp_ms=checkpoint.replay_time(with_index=False) if known else None,
+            durable_offset=checkpoint.replay_from if known else None,
+        )
+        decided = recover(
+            self.log,
+            self._queues,
+            self._index,
+            checkpoint,
+            clean_stop=clean_stop,
+            index_safe=self.config.message_index_safe,
+        )
+        self._dispatch.begin_at(decided.replay_from)
+        self._dispatch.last_store_ms = checkpoint.logics_ms
+        self._numbering.begin(continuous=decided.queues_are_whole)
+        end = self.log.end_offset
+        caught_up = self._or_later(self._dispatch.catch_up)
+        self._cleaner.follow()
+        if not (caught_up and self._or_later(self._numbering.restore)):
+            self._numbering.restore_behind(end)
+        if not self.log.is_replicated:
+            self.rebuild_queue_offsets()
+        self._loaded = True
+        # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
+        self._durability.flush_if_room()
+        return decided
+
+    def _or_later(self, step: Callable[[], object]) -> bool:
+        """Do it now, or, where the log is damaged, once the running node has repaired it; whether it is done.
+
+        Until then dispatch stands there, so nothing behind it is served, and this member does not become master.
+        """
+        try:
+            return step() is not False
+        except CorruptLogError as damage:
+            if damage.index is None or not self.log.is_repaired:  # only entries are repaired
+                raise
+            _log.error("queues and index are built on once the log is repaired: %s", damage)
+            return False
+
+    def start(self) -> None:
+        """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
+        self.log.start()
+        self._dispatch.start()
+        for worker in (self._flusher, self._sampler, self._clean_worker, self._upkeep_worker):
+            worker.start()
+        self._running = True
+        self._gate.open(Obstacle.NOT_RUNNING)
+        self._clean_worker.request()  # the disk may be full already
+
+    def shutdown(self) -> None:
+        """Refuse puts, dispatch what is there, flush everything, close. Idempotent.
+
+        Every part is flushed and closed whatever happens to the others. Only if nothing went wrong and dispatch was
+        done in time, the next start takes this for a clean stop. Raises the first error at the end.
+        """
+        self._gate.close(Obstacle.NOT_RUNNING)
+        directory, self._directory = self._directory, None
+        if directory is None:
+            return
+        attempts = Attempts()
+        self._upkeep.stop()
+        for worker in (self._upkeep_worker, self._clean_worker, self._sampler, self._flusher):
+            if not worker.stop(STOP_TIMEOUT_S):
+                _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
+        if self._loaded:
+            attempts.run(self.log.flush)
+        drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
+        self._running = False  # not before: who is told of a message reads it
+        if self._loaded:
+            self._durability.flush_all(attempts)
+        attempts.run(self.log.shutdown)
+        attempts.run(lambda: self._settle(directory, drained=drained, failed=attempts.first is not None))
+        attempts.run(self._queues.close)
+        directory.release()
+        attempts.conclude()
+
+    def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
+        complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
+        if complete and not failed and self.failure is None:
+            try:
+                place = (self._durability.position, queue_units(self._queues))
+                write_ends(self._fs, self._ends_path, place, self._queues.at_rest())
+            except (OSError, DiskError) as error:
+                _log.warning("the next start reads all consume queues: %s", error)
+            directory.mark_clean()
+        else:
+            _log.warning("the store did not stop cleanly; the next start builds queues and index from the checkpoint")
+
+    # -- role ----------------------------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> BrokerRole:
+        """Masters take puts."""
+        return self._gate.role
+
+    def become_master(self, role: BrokerRole) -> None:
+        """Take puts from now on. In a replicated log only after ``wait_dispatched`` and ``rebuild_queue_offsets``."""
+        self._gate.become(role)
+        self._numbers.look()
+
+    def become_slave(self) -> None:
+        """Refuse puts from now on."""
+        self._gate.become(BrokerRole.SLAVE)
+
+    def allow_writing(self, *, allowed: bool) -> None:
+        """Close the store to puts for maintenance, or open it again."""
+        if allowed:
+            self._gate.open(Obstacle.MAINTENANCE)
+        else:
+            self._gate.close(Obstacle.MAINTENANCE)
+
+    @property
+    def refusal(self) -> PutResult | None:
+        """What puts are refused with just now; None if they are taken."""
+        return self._gate.refusal
+
+    def rebuild_queue_offsets(self) -> None:
+        """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up.
+
+        Raises ``CorruptLogError``: what the log says of it cannot be read here.
+        """
+        begin = self.log.min_offset
+        self._queues.correct_min_offsets(begin)
+        self._numbering.require()
+        self.log.set_queue_offsets(self._deleted.over(self._queues.next_offsets()))
+
+    # -- puts ----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        messages: Sequence[Message],
+        done: PutDone,
+        *,
+        wait: bool = True,
+        own: bool = False,
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        """Store messages; ``done`` gets one result for each (see ``PutDone``).
+
+        All are refused if the store takes none now, if queues and index are too far behind, or if one of them is not
+        allowed. ``own``: the broker's own messages may be twice as far behind, so that clients do not shut them out.
+        ``wait``, ``producer``: see the port.
+        """
+        log = self.log
+        refusal = self._gate.refusal
+        if refusal is None:
+            held_ms = log.put_lock_ms
+            behind = log.max_offset - self._dispatch.position
+            if self._busy_ms < held_ms < _BUSY_MS_MAX:
+                refusal = _busy(f"the put before has been writing for {held_ms} ms")
+            elif behind > self._behind_max << own:
+                refusal = _busy(
+                    f"consume queues and index are {behind} bytes behind the log: slow down (dispatch_behind_bytes_max)"
+                )
+                self._conditions.limit(refusal.reason)
+            else:
+                config = self.config
+                for message in messages:
+                    refusal = check_message(message, config)
+                    if refusal is not None:
+                        break
+        if refusal is not None:
+            self._answered([refusal] * len(messages), 0.0, done)
+            return
+        began_s = monotonic()
+
+        def answered(results: Sequence[PutResult]) -> None:
+            if len(results) == 1 and results[0].status is _PUT_OK:
+                note_put(monotonic() - began_s)
+                done(results)
+            else:
+                finish(results, monotonic() - began_s, done)
+
+        note_put, finish = self.stats.note_put, self._answered
+        log.submit(messages, answered, wait=wait, producer=producer)
+
+    def submit_producer(self, name: str, done: SequenceDone) -> None:
+        """The number of a producer's next message; see the port."""
+        refusal = self._gate.refusal
+        if refusal is not None:
+            done(ShutdownError(refusal.reason))
+        else:
+            self.log.submit_producer(name, done)
+
+    def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
+        """Count and pass on what is not a single message well stored."""
+        failed = self.stats.put_done(results, took_s)
+        if failed and any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
+            self._clean_worker.request()  # perhaps there is something to delete
+        done(results)
+
+    def put(self, message: Message) -> PutResult:
+        """Store a message and wait until it is; ``UNKNOWN_ERROR`` of unknown outcome if nothing answers in time."""
+        return self.put_many((message,))[0]
+
+    def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+        """Store messages and wait, as ``put`` does; one result for each."""
+        waiter = PutWaiter()
+        self.submit(messages, waiter.done)
+        config = self.config
+        results = waiter.wait(max(config.sync_flush_timeout, config.slave_timeout) / 1000 + _PUT_SLACK_S)
+        return list(results) if results is not None else [_NO_ANSWER] * len(messages)
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+
+    def get(  # noqa: PLR0913  # RocketMQ's getMessage
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int,
+        max_bytes: int = 0,
+        matches_tags: TagFilter | None = None,
+        matches_record: RecordFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        """Messages of a queue from ``offset`` on, at most ``max_count`` and the settings' limits, at least one.
+
+        Filters: the tags code first, then the record. On a slave an offset outside the queue is left as it is (unless
+        ``offset_check_in_slave``). Raises ``ShutdownError``, ``CorruptLogError``.
+        """
+        self._check_running()
+        began_s = monotonic()
+        result = self._reader.get(
+            topic,
+            queue_id,
+            offset,
+            max_count=max_count,
+            max_bytes=max_bytes,
+            matches_tags=matches_tags,
+            matches_record=matches_record,
+            correct_offset=self._gate.role is not BrokerRole.SLAVE or self.config.offset_check_in_slave,
+        )
+        found = len(result.records) if result.status is GetMessageStatus.FOUND else 0
+        took_ms = int((monotonic() - began_s) * 1000)
+        size = sum(map(len, result.records)) if found else 0
+        self.stats.got(found, took_ms, size_bytes=size, group=group, topic=topic)
+        return result
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record that starts at physical ``offset``; None if none does. Raises ``ShutdownError``."""
+        self._check_running()
+        return self._reader.read_record(offset)
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        unique: bool = False,
+        max_bytes: int = 0,
+    ) -> list[bytes]:
+        """The newest messages of ``topic`` with ``key`` stored within the time given, in log order; see ``reads``."""
+        self._check_running()
+        return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique=unique, max_bytes=max_bytes)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """First offset of a queue; -1 if it is unknown."""
+        queue = self._queues.find(topic, queue_id)
+        return queue.min_offset if queue is not None else -1
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Next offset of a queue; 0 if it is unknown."""
+        queue = self._queues.find(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the message stored nearest to a time; 0 if the queue is unknown."""
+        return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
+
+    def offset_by_position(self, topic: str, queue_id: int, position: int) -> int:
+        """The offset of the first message whose record begins at or after physical ``position``; the queue's end if
+        none does, 0 if the queue is unknown. Raises ``DiskError``.
+        """
+        queue = self._queues.find(topic, queue_id)
+        return queue.offset_by_position(position) if queue is not None else 0
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """When a message was stored; -1 if it is not there."""
+        return self._reader.store_time(topic, queue_id, queue_offset)
+
+    def disk_used_ratio(self) -> float:
+        """How full the fuller one of log and queues is, from 0 to 1; -1 if that is unknown. Asks the file system."""
+        worst = self._cleaner.ratios().worst
+        return worst / 100 if worst >= 0 else -1.0
+
+    def earliest_message_time(self) -> int:
+        """When the first kept message was stored; -1 if there is none."""
+        return self.log.earliest_message_time()
+
+    def queues(self) -> list[tuple[str, int]]:
+        """All queues: topic and id."""
+        return [(queue.topic, queue.queue_id) for queue in self._queues.all()]
+
+    @property
+    def numbers_known(self) -> bool:
+        """Whether what is dispatched gives every queue's next offset; not yet, on a member with a new disk."""
+        return self._numbering.is_known
+
+    # -- dispatch, upkeep ----------------------------------------------------------------------------------------
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """How much of the log is not yet in queues and index."""
+        return self._dispatch.behind_bytes()
+
+    @property
+    def dispatch_damage(self) -> CorruptLogError | None:
+        """What has to be repaired before more of the log reaches queues and index."""
+        return self._dispatch.damage
+
+    @property
+    def dispatch_position(self) -> int:
+        """Up to where the log is in queues and index."""
+        return self._dispatch.position
+
+    def wait_dispatched(self, timeout: float) -> bool:
+        """Wait until all that the log holds now is in queues and index; False if not within ``timeout`` seconds."""
+        return self._dispatch.wait_dispatched(timeout)
+
+    def add_arrival_listener(self, listener: ArrivalListener) -> None:
+        """Call ``listener``, on the dispatch thread, with messages that can be read now; it must be fast."""
+        self._dispatch.add_listener(listener)
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
+
+        Should it come again, its queues' numbering goes on where it was (see ``rocketstore.store.deleted``).
+        """
+        self._durability.delete_topic(topic)
+
+    def keep_for(self, keeper: LogKeeper) -> None:
+        """Keep the log from where ``keeper`` still needs it; it is called by who removes files, and must be fast."""
+        self._keepers = (*self._keepers, keeper)
+
+    def position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """Where a message is in the log; -1 if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
+        unit = self._reader.unit(topic, queue_id, offset)
+        return -1 if unit is None else unit.offset
+
+    def request_clean(self) -> None:
+        """Delete expired files now and in the next rounds, whatever the hour."""
+        self._cleaner.request()
+        self._clean_worker.request()
+
+    def flush(self) -> None:
+        """Make everything durable and write the checkpoint. Raises ``DiskError``."""
+        self._durability.flush()
+
+    def runtime_info(self) -> dict[str, str]:
+        """RocketMQ's runtime keys and values."""
+        ratios = self._cleaner.ratios()
+        return self.stats.runtime_info() | {
+            "commitLogDiskRatio": str(ratios.log / 100),
+            "consumeQueueDiskRatio": str(ratios.queues / 100),
+            "commitLogMinOffset": str(self.log.min_offset),
+            "commitLogMaxOffset": str(self.log.max_offset),
+            "dispatchBehindBytes": str(self.dispatch_behind_bytes),
+            "remainHowManyDataToFlush": str(self.log.remaining_to_flush()),
+            "pageCacheLockTimeMills": str(self.log.put_lock_ms),
+            "earliestMessageTimeStamp": str(self.earliest_message_time()),
+            "brokerRole": str(self.role),
+            "putRefusedBecause": refusal.reason if (refusal := self._gate.refusal) is not None else "",
+            "indexFilesRebuilt": str(self._upkeep.repaired),
+            "queueOffsetsRepeated": str(self._alarm.count),
+            "storeFailure": "" if self.failure is None else str(self.failure),
+        }
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _flush_round(self) -> None:
+        """Some pages now and then, everything once a minute or when retention waits for that.
+
+        A failed flush is final: the store takes no more puts.
+        """
+        now_ms = self._clock.monotonic_ms()
+        due_ms = self._last_thorough_ms + self.config.flush_consume_queue_thorough_interval
+        if self._checkpoint_wanted or now_ms >= due_ms:
+            self._checkpoint_wanted = False
+            self._last_thorough_ms = now_ms
+            self._durability.flush_if_room()
+        else:
+            self._durability.flush_pages(self.config.flush_consume_queue_least_pages)
+
+    def _dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
+        self.stats.dispatched(heads, took_ms)
+        self._numbers.look()
+
+    def _clean_round(self) -> None:
+        self._numbers.look()
+        try:
+            self._cleaner.clean()
+        except DiskError as error:
+            _log.warning("cleaning failed, it is tried again later: %s", error)
+
+    def _keep_from(self) -> int:
+        """Nothing is removed from here on: what was derived from it must be durable elsewhere first."""
+        durable = self._durability.position
+        wanted = [durable, *(keeper(durable) for keeper in self._keepers)]
+        numbered = self._numbering.keep_from(self._dispatch.position, disk_full=self._gate.has(Obstacle.DISK_FULL))
+        return min(wanted if numbered is None else [*wanted, numbered])
+
+    def _held_back(self, end: int) -> None:
+        """A replicated log would remove more. On its own thread, which must not wait for thousands of queues."""
+        if self._durability.position < min(end, self._dispatch.position):
+            self._checkpoint_wanted = True
+            self._flusher.request()
+
+    def _let_go(self) -> None:
+        """A plain log would remove more."""
+        self._numbers.write_and_wait()
+        self._durability.flush_if_room()
+
+    def _may_delete(self) -> bool:
+        return self._dispatch.failure is None and self.dispatch_behind_bytes < self.config.mapped_file_size_commit_log
+
+    def _disk_full(self, full: bool) -> None:
+        if full and self._gate.close(Obstacle.DISK_FULL):
+            self._conditions.set(
+                ConditionKind.DISK_FULL, "no messages are taken: the disk is full", subject=_DISK_OF_STORE
+            )
+        elif not full and self._gate.open(Obstacle.DISK_FULL):
+            self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
+
+    def _failed(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._gate.close(Obstacle.QUEUE_ERROR, str(error))
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise ShutdownError("the store is not running")
+
+
+_DISK_OF_STORE: Final = "store"
+"""Not the log's, of which a node tells."""
+_NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
+
+
+def _busy(reason: str) -> PutResult:
+    return PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied", reason=reason)

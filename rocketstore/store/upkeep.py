@@ -1,0 +1,165 @@
+"""Consume queues and key index held against what they must be while a store runs, and mended.
+
+One thread (``rocketstore-upkeep``). At ``derived_scrub_bytes_per_s`` it goes through the blocks of all index files, and
+through the units of all queues, each with the record that it leads to, again and again. What it, or a query, finds
+damaged in the index is built again from the log. Queues are mended where they are looked at
+(``rocketstore.consume_queue.truth``). Damage of the log itself is told, and passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, ShutdownError
+from rocketstore.config import KIB
+from rocketstore.consume_queue.truth import BLOCK_UNITS, MendableQueue, QueueTruth, ScannedLog
+from rocketstore.consume_queue.units import FILLER
+from rocketstore.index.rebuilding import NotYetReadableError, rebuild
+from rocketstore.index.service import IndexService
+
+_log = logging.getLogger("rocketstore")
+STEP_BYTES: Final = 64 * KIB
+RETRY_MS: Final = 5_000
+TOLD_MS: Final = 60_000
+_MESSAGE_BYTES: Final = KIB
+"""What a message counts for at least: small ones cost as much."""
+
+
+class Upkeep:
+    """The work of the thread, and where damage of the index is told."""
+
+    def __init__(
+        self,
+        log: ScannedLog,
+        queues: Callable[[], Sequence[MendableQueue]],
+        index: IndexService | None,
+        truth: QueueTruth,
+        conditions: Conditions,
+        clock: Clock,
+        bytes_per_s: int,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._truth = truth
+        self._conditions = conditions
+        self._clock = clock
+        self._rate = bytes_per_s
+        self._left: list[MendableQueue] = []  # queues of this round
+        self._next_offset = 0
+        self._in_index = False
+        self._scrub_due_ms = clock.monotonic_ms()
+        self._rebuild_due_ms = 0
+        self._stopping = threading.Event()
+        self.wake: Callable[[], None] = lambda: None
+        """Makes the thread step soon."""
+        self.repaired = 0
+        """How many index files were built again."""
+        if index is not None:
+            index.on_damage = self._note
+
+    def stop(self) -> None:
+        """End what is under way soon."""
+        self._stopping.set()
+
+    def step(self) -> int | None:
+        """Do what is due; gives when there is more to do."""
+        try:
+            due = [self._rebuild(), self._scrub()]
+        except ShutdownError:
+            return None
+        return min((one for one in due if one is not None), default=None)
+
+    def _pause(self) -> None:
+        if self._stopping.is_set():
+            raise ShutdownError("the store is stopping")
+
+    # -- the index -------------------------------------------------------------------------------------------------
+
+    def _note(self, error: CorruptLogError) -> None:
+        """An index file is damaged; from any thread."""
+        self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
+        self.wake()
+
+    def _rebuild(self) -> int | None:
+        now_ms = self._clock.monotonic_ms()
+        damaged = self._index.damaged if self._index is not None else ()
+        if not damaged or now_ms < self._rebuild_due_ms:
+            return self._rebuild_due_ms if damaged else None
+        for path in damaged:
+            self._rebuild_file(path)
+        left = self._index is not None and self._index.damaged
+        self._rebuild_due_ms = self._clock.monotonic_ms() + RETRY_MS
+        return self._rebuild_due_ms if left else None
+
+    def _rebuild_file(self, path: Path) -> None:
+        index = self._index
+        if index is None:
+            return
+        self._conditions.set(ConditionKind.REPAIRING, "building it again from the log", subject=str(path))
+        try:
+            rebuild(index, path, self._log, self._pause)
+        except (OSError, CorruptLogError, DiskError, DiskFullError, NotYetReadableError) as error:
+            text = f"it is damaged, and cannot be built again yet: {error}"
+            self._conditions.set(ConditionKind.DAMAGED, text, subject=str(path))
+        else:
+            self.repaired += 1
+            self._conditions.clear(ConditionKind.DAMAGED, str(path))
+            _log.warning("%s was damaged; it was built again from the log", path,
+                         extra={"event": "repair", "file": str(path)})  # fmt: skip
+        finally:
+            self._conditions.clear(ConditionKind.REPAIRING, str(path))
+
+    # -- verifying -------------------------------------------------------------------------------------------------
+
+    def _scrub(self) -> int | None:
+        if not self._rate:
+            return None
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._scrub_due_ms:
+            done = self._verify(STEP_BYTES)
+            self._scrub_due_ms = now_ms + max(1, done * 1000 // self._rate)
+        return self._scrub_due_ms
+
+    def _verify(self, bytes_max: int) -> int:
+        """The next bytes of an endless walk; gives how many, at least what an idle step costs."""
+        try:
+            if self._in_index and self._index is not None:
+                done, finished = self._index.verify(bytes_max)
+                self._in_index = not finished
+                return max(done, 1)
+            return self._verify_queue(bytes_max)
+        except (CorruptLogError, DiskError, DiskFullError) as error:
+            subject = str(error.path) if isinstance(error, CorruptLogError) else "queues and index"
+            self._conditions.set(ConditionKind.DAMAGED, str(error), subject=subject, for_ms=TOLD_MS)
+            self._next_offset += BLOCK_UNITS - self._next_offset % BLOCK_UNITS
+            return bytes_max
+
+    def _verify_queue(self, bytes_max: int) -> int:
+        """Units of one queue, with their records; then the next one, and after all of them the index."""
+        if not self._left:
+            self._left, self._next_offset = list(self._queues()), 0
+            if not self._left:
+                self._in_index = True
+                return bytes_max
+        queue = self._left[-1]
+        at = max(self._next_offset, queue.min_offset)
+        end, log_end = queue.max_offset, self._log.max_offset
+        units = self._truth.tagged_units(queue, at, log_end, bytes_max) if at < end else ()
+        if not units and at < end and self._truth.restore(queue, at) is not None:  # it was as if never written
+            units = queue.units(at, 1)
+        real = [unit for unit in units if unit != FILLER]
+        uncommitted = bool(real) and real[-1].offset + real[-1].size > log_end
+        if not units or uncommitted or at + len(units) >= end:
+            self._left.pop()
+            self._next_offset = 0
+            self._in_index = not self._left
+        else:
+            self._next_offset = at + len(units)
+        return sum(max(_MESSAGE_BYTES, min(unit.size, bytes_max)) for unit in real) + _MESSAGE_BYTES

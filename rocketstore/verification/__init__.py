@@ -1,0 +1,1 @@
+"""Holding a stopped broker's directory against its log."""

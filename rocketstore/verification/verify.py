@@ -1,0 +1,299 @@
+"""Verifying a stopped broker's directory: its log (if it is plain), and what is derived from the log.
+
+Consume queues and keys are derived once more into a temporary directory, 20 bytes per message and key, and compared
+with the files there (``compare`` says what may differ). Changes nothing below the broker's root.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from dledger.errors import ConfigError, CorruptLogError, DLedgerError
+from dledger.store.fs import RealFileSystem, read_whole
+from dledger.store.inspect import ProblemItem
+from dledger.store.mmap_file_list import list_segments
+from rocketstore.config import MIB, MessageStoreConfig
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.consume_queue.units import UNIT_BYTES
+from rocketstore.index.chains import ENTRIES, KEY
+from rocketstore.index.file import IndexShape
+from rocketstore.index.keys import TopicHashes, key_hashes
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
+from rocketstore.settings import load_broker_settings
+from rocketstore.state.changes import MalformedStateError
+from rocketstore.state.snapshot import SNAPSHOT_FILE, decode_snapshot
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile, is_intact, read_checkpoint_file
+from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
+from rocketstore.store.directory import ABORT_FILE
+from rocketstore.store.dispatch import RECORD_BYTES_MAX
+from rocketstore.types import RecordHead
+from rocketstore.verification.compare import Bounds, Difference, compare_index, compare_queues, read_deleted, read_keys
+
+_CHUNK_BYTES: Final = 8 * MIB
+_PROBE_BYTES: Final = MIB
+_SMALLEST: Final = 8
+"""Less than that is left of a plain file only behind its last record."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """What of a replicated log is known to be committed and sound: its segments by base, and from where to where."""
+
+    segments: Mapping[int, Path]
+    segment_bytes: int
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class VerifiedBroker:
+    """What was found. ``end``: up to where the log was read; derived files were compared up to there."""
+
+    root: Path
+    replicated: bool
+    messages: int = 0
+    keys: int = 0
+    begin: int = 0
+    end: int = 0
+    torn: ProblemItem | None = None
+    """What an unclean stop left at the end of a plain log."""
+    problems: list[ProblemItem] = field(default_factory=list)
+
+    def add(self, path: Path, offset: int, reason: str) -> None:
+        """Note a problem."""
+        self.problems.append(ProblemItem(path, offset, reason))
+
+
+def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
+    """The store's settings: of the conf file, else RocketMQ's defaults, with the size that queue files there have.
+
+    Raises ``ConfigError``.
+    """
+    flags = {"storePathRootDir": str(root)}
+    if conf is not None:
+        return load_broker_settings(conf, {}, flags)[0].store
+    config = MessageStoreConfig(store_path_root_dir=root)
+    sizes = {one.stat().st_size for one in root.glob("consumequeue/*/*/*") if one.is_file()}
+    if sizes and sizes != {config.consume_queue_file_bytes}:
+        raise ConfigError(
+            [f"queue files in {root} have {max(sizes):,} bytes: name the broker's conf file with --conf-file"]
+        )
+    shape = IndexShape(config.max_hash_slot_num, config.max_index_num)
+    others = {one.stat().st_size for one in root.glob("index/*") if one.is_file()} - {shape.file_bytes}
+    if others:
+        raise ConfigError(
+            [f"index files in {root} have {max(others):,} bytes: name the broker's conf file with --conf-file"]
+        )
+    return config
+
+
+def verify_broker(store: MessageStoreConfig, log: LogPart | None, *, derived: bool = True) -> VerifiedBroker:
+    """Look at everything below a broker's root; ``log`` is a node's, None for a plain broker, whose own is read.
+
+    Without ``derived`` only the log is looked at. Raises ``OSError`` if the temporary directory has no room.
+    """
+    found = VerifiedBroker(store.store_path_root_dir, log is not None)
+    part = log if log is not None else _plain_part(store, found)
+    found.begin = found.end = part.begin
+    if not derived:
+        for outcome in _outcomes(part, store, found):
+            found.messages += len(outcome.heads)
+        return found
+    bounds = _bounds(store, found)
+    with tempfile.TemporaryDirectory(prefix="dledger-verify-") as made:
+        files = _Derived(Path(made), store)
+        for outcome in _outcomes(part, store, found):
+            try:
+                files.take(outcome.heads)
+            except DLedgerError as error:
+                found.add(store.consume_queue_dir, 0, f"no queue can be made of the log: {error}")
+                break
+        files.close()
+        found.messages, found.keys = files.messages, files.keys
+        _compare(store, files, replace(bounds, begin=found.begin, end=found.end), found)
+    _check_snapshot(store, part, found)
+    return found
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def _plain_part(store: MessageStoreConfig, found: VerifiedBroker) -> LogPart:
+    directories = [*store.commit_log_dirs, *store.read_only_commit_log_dirs]
+    there = [one for one in directories if one.is_dir()]
+    for path in directories:
+        if not path.is_dir():
+            found.add(path, 0, "the directory is missing")
+    sizes = {one.stat().st_size for path in there for one in path.iterdir() if one.name.isdecimal()}
+    size = store.mapped_file_size_commit_log if store.mapped_file_size_commit_log in sizes else max(sizes, default=1)
+    files = {one.base: one for one in list_segments(there, max(size, 1)).segments}
+    for one in files.values():
+        if one.size != size:
+            found.add(one.path, min(one.size, size), f"the file has {one.size} bytes instead of {size}")
+    bases = sorted(files)
+    if bases:
+        for base in range(bases[0], bases[-1], size):
+            if base not in files:
+                found.add(there[0] / f"{base:020d}", 0, "the file is missing")
+    begin, end = (bases[0], bases[-1] + size) if bases else (0, 0)
+    return LogPart({base: one.path for base, one in files.items() if one.size == size}, size, begin, end)
+
+
+def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -> Iterator[RecordScanOutcome]:
+    """The log's records in order, up to its end or to what is damaged, of which is told."""
+    levels = DelayLevels.parse(store.message_delay_level)
+    scan: Callable[[bytes, int], RecordScanOutcome] = (
+        (lambda data, at: scan_entries(data, at, check_crc=True, delay_levels=levels))
+        if found.replicated
+        else (lambda data, at: scan_records(data, at, check_crc=True, delay_levels=levels))
+    )
+    position, wanted = part.begin, _CHUNK_BYTES
+    while position < part.end:
+        base = position - position % part.segment_bytes
+        path = part.segments.get(base)
+        if path is None:
+            return  # told already
+        room = min(base + part.segment_bytes, part.end) - position
+        asked = min(wanted, room)
+        outcome = scan(_read(path, position - base, asked), position)
+        position += outcome.consumed
+        found.end = position
+        yield outcome
+        if outcome.end == "blank" and outcome.needed == base + part.segment_bytes - position:
+            position, wanted = base + part.segment_bytes, _CHUNK_BYTES
+        elif outcome.end == "more" and outcome.consumed:
+            wanted = max(_CHUNK_BYTES, outcome.needed)
+        elif outcome.end == "more" and asked < min(max(outcome.needed, RECORD_BYTES_MAX), room):
+            wanted = max(outcome.needed, RECORD_BYTES_MAX)
+        elif outcome.end == "more" and room < _SMALLEST:  # of a plain file that was filled to the last byte
+            position = base + part.segment_bytes
+        else:
+            _stopped(part, path, position, outcome.reason, found)
+            return
+
+
+def _read(path: Path, offset: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), size, offset)
+
+
+def _stopped(part: LogPart, path: Path, position: int, reason: str, found: VerifiedBroker) -> None:
+    """The end of a plain log, a torn end, or damage."""
+    offset = position % part.segment_bytes
+    later = [one for base, one in sorted(part.segments.items()) if base > position]
+    in_use = [one for one in later if not _is_zero(one, 0)]
+    if not found.replicated and not in_use and _is_zero(path, offset):
+        return
+    unclean = (found.root / ABORT_FILE).exists()
+    known = StoreCheckpointFile(RealFileSystem(), found.root / CHECKPOINT_FILE).read().replay_from
+    if not found.replicated and unclean and not in_use and position >= known:
+        found.torn = ProblemItem(path, offset, reason)
+        return
+    found.add(path, offset, reason)
+
+
+def _is_zero(path: Path, offset: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(offset)
+        while chunk := file.read(_PROBE_BYTES):
+            if chunk.count(0) != len(chunk):
+                return False
+    return True
+
+
+# --- what is derived --------------------------------------------------------------------------------------------------
+
+
+class _Derived:
+    """Queues and keys, made of the log as dispatch makes them."""
+
+    def __init__(self, directory: Path, store: MessageStoreConfig) -> None:
+        self.queues_dir, self.keys_path = directory / "consumequeue", directory / "keys"
+        self.queues_dir.mkdir()
+        self.messages = self.keys = 0
+        self._queues = ConsumeQueueTable(self.queues_dir, store.consume_queue_file_bytes)
+        self._with_keys = store.message_index_enable
+        self._topics = TopicHashes()
+        self._file: BinaryIO = self.keys_path.open("wb")
+
+    def take(self, heads: Sequence[RecordHead]) -> None:
+        """The next records. Raises ``DLedgerError`` if dispatch could make nothing of them."""
+        if not heads:
+            return
+        self._queues.append(heads)
+        self.messages += len(heads)
+        if not self._with_keys:
+            return
+        hashes, owners = key_hashes(heads, self._topics)
+        if len(hashes):
+            keys = np.empty(len(hashes), KEY)
+            keys["hash"] = hashes
+            keys["offset"] = np.fromiter([head.offset for head in heads], np.int64, len(heads))[owners]
+            keys["store_ms"] = np.fromiter([head.store_timestamp for head in heads], np.int64, len(heads))[owners]
+            self._file.write(keys.tobytes())
+            self.keys += len(keys)
+
+    def close(self) -> None:
+        """No more will come."""
+        self._file.close()
+
+
+def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
+    """What the broker says it has dispatched: all of the log if it stopped in order. Its small files are checked."""
+    root = found.root
+    checkpoint = root / CHECKPOINT_FILE
+    if checkpoint.exists() and not is_intact(read_checkpoint_file(checkpoint)):
+        found.add(checkpoint, 0, "the checkpoint does not check out: the next start builds queues and index anew")
+    deleted_path = store.config_dir / DELETED_FILE
+    deleted: dict[tuple[str, int], int] = {}
+    try:
+        DeletedQueues(RealFileSystem(), deleted_path).load()
+        deleted = read_deleted(deleted_path)
+    except CorruptLogError as error:
+        found.add(error.path, error.offset, error.reason)
+    replay_from = StoreCheckpointFile(RealFileSystem(), checkpoint).read().replay_from
+    running = (root / ABORT_FILE).exists()
+    dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
+    return Bounds(0, 0, dispatched, deleted)
+
+
+def _compare(store: MessageStoreConfig, derived: _Derived, bounds: Bounds, found: VerifiedBroker) -> None:
+    queues = compare_queues(derived.queues_dir, store.consume_queue_dir, store.consume_queue_file_bytes, bounds)
+    for one in queues.differences:
+        found.add(Path(one.file), one.number % (store.consume_queue_file_bytes // UNIT_BYTES) * UNIT_BYTES, _told(one))
+    if store.message_index_enable:
+        shape = IndexShape(store.max_hash_slot_num, store.max_index_num)
+        index = compare_index(read_keys(derived.keys_path), store.index_dir, shape, bounds)
+        for one in index.differences:
+            found.add(Path(one.file), shape.entries_at + one.number * ENTRIES.itemsize if one.number else 0, _told(one))
+
+
+def _told(difference: Difference) -> str:
+    return f"number {difference.number} is {difference.found}; the log makes it {difference.expected}"
+
+
+def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBroker) -> None:
+    """The state's snapshot must check out, and the record that it says it ends with must be where it says."""
+    path = store.config_dir / SNAPSHOT_FILE
+    try:
+        snapshot = decode_snapshot(read_whole(path))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, MalformedStateError) as error:
+        found.add(path, 0, f"the snapshot of the broker's state is unusable: {error}")
+        return
+    if snapshot.last_record is None or not found.begin <= snapshot.last_record[0] < found.end:
+        return
+    offset, crc = snapshot.last_record
+    base = offset - offset % part.segment_bytes
+    head = _read(part.segments[base], offset - base, 12)
+    if int.from_bytes(head[8:12], "big") != crc:
+        found.add(path, 0, f"the record at {offset}, with which it says it ends, is another one in the log")

@@ -1,0 +1,273 @@
+"""The frame of the jobs: what is loaded when, exit codes, where reports go. No Spark runs here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli import main as dledger
+from dledger.errors import ConfigError
+from dledger_spark.jobs import JOBS, command, stats
+from dledger_spark.jobs.command import PROGRESS_BAR, Frame, job_command, job_session, require_spark, run_standalone
+from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
+from dledger_spark.jobs.report import JobReport
+from dledger_spark.jobs.source import LogSource, source_options
+from dledger_spark.jobs.spark_errors import reason
+from dledger_spark.session import START_DEFAULTS
+from tests.docs.documents import ROOT
+from tests.unit.dledger_spark.jobs.reports import REPORT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
+    """Jobs get no session; the frames that they would have got one for."""
+    seen: list[Frame] = []
+
+    @contextmanager
+    def no_session(frame: Frame) -> Iterator[None]:
+        seen.append(frame)
+        yield None
+
+    @contextmanager
+    def no_errors() -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(command, "job_session", no_session)
+    monkeypatch.setattr(command, "spark_errors_in_a_sentence", no_errors)
+    return seen
+
+
+def _sample(report: JobReport, sources: list[LogSource] | None = None) -> click.Command:
+    def run(_spark: SparkSession, source: LogSource) -> JobReport:
+        if sources is not None:
+            sources.append(source)
+        return report
+
+    @job_command(run, name="sample", short_help="A sample.", epilog="")
+    @source_options
+    def parse(source: LogSource) -> LogSource:
+        """Do nothing to a log."""
+        return source
+
+    return parse
+
+
+@pytest.mark.parametrize("words", [("--help",), ("pipeline", "--help"), *(("pipeline", job, "--help") for job in JOBS)])
+def test_help_loads_neither_spark_nor_arrow(words: tuple[str, ...]) -> None:
+    """Most machines that run ``dledger`` have no Spark, and loading it takes a second."""
+    code = (
+        "import sys\nfrom cluster.cli import main\n"
+        f"try:\n    main({list(words)!r}, prog_name='dledger')\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'pyspark', 'pyarrow', 'pandas', 'py4j'}))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_job_has_what_the_frame_expects() -> None:
+    """``run``, ``command`` of the same name, ``main`` for spark-submit, and a place in the command line."""
+    for job in JOBS:
+        module: Any = importlib.import_module(f"dledger_spark.jobs.{job}")
+        assert module.command.name == job
+        assert callable(module.run)
+        assert callable(module.main)
+        result = CliRunner().invoke(dledger, ["pipeline", job, "--help"])
+        assert result.exit_code == 0
+        assert "Examples:" in result.output
+
+
+def test_an_unknown_job_is_wrong_usage() -> None:
+    """Exit code 2."""
+    assert CliRunner().invoke(dledger, ["pipeline", "nonsense"]).exit_code == 2
+
+
+def test_without_spark_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence, no stack trace."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else object())
+
+    with pytest.raises(MissingPartError, match=r"^pyspark is not installed: pip install 'dledger\[spark\]'"):
+        require_spark()
+
+
+class Session:
+    """As much of a session as the frame asks for."""
+
+    ends = 0
+
+    def stop(self) -> None:
+        """Count it."""
+        self.ends += 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_unless_the_user_says_otherwise(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a default, so that a setting of the user's wins; whatever else is usual stays."""
+    opened: list[tuple[Any, Mapping[str, str]]] = []
+
+    def open_nothing(_master: str | None, _app: str, conf: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+        opened.append((conf, defaults))
+        raise JobError("enough")
+
+    monkeypatch.setattr(command, "open_session", open_nothing)
+    theirs, ours = pty.openpty() if terminal else os.pipe()
+    with open(ours, "w") as stderr, open(theirs), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        for words in ((), ("--conf", f"{PROGRESS_BAR}=true")):
+            with pytest.raises(JobError, match="enough"):
+                stats.command.main([str(tmp_path), *words], standalone_mode=False)
+
+    assert [conf for conf, _ in opened] == [{}, {PROGRESS_BAR: "true"}]
+    assert all(defaults == {**START_DEFAULTS, PROGRESS_BAR: str(terminal).lower()} for _, defaults in opened)
+
+
+def test_a_session_that_cannot_be_made_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a stack trace: a server that refuses, a master that is none."""
+    from pyspark.errors import PySparkRuntimeError
+
+    def fail(*_: object) -> None:
+        raise PySparkRuntimeError("[WHY] because")
+
+    monkeypatch.setattr(command, "open_session", fail)
+
+    with pytest.raises(SparkFailedError, match="because"), job_session(Frame(None, {}, False, None)):
+        pass
+
+
+def test_a_job_that_cannot_run_on_spark_connect_says_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches would be counted at the server: the report would say that there was nothing."""
+    session: Any = Session()  # Any: it stands for Spark's
+    monkeypatch.setattr(command, "open_session", lambda *_: session)
+    monkeypatch.setattr(command, "is_remote", lambda _: True)
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)  # another test's may still be there
+
+    with pytest.raises(JobError, match=r"follow does not run on Spark Connect.*--master"):
+        job_session(Frame("sc://h", {}, False, None, "follow")).__enter__()
+    with job_session(Frame("sc://h", {}, False, None, "stats")):
+        assert session.ends == 1
+
+    assert session.ends == 2
+
+
+def test_a_report_goes_to_standard_output_and_the_page(frames: list[Frame], tmp_path: Path) -> None:
+    """``--json`` and ``--html`` together; master and settings reach the session."""
+    page = tmp_path / "report.html"
+    words = [str(tmp_path), "--json", "--html", str(page), "--master", "local[1]", "--conf", "spark.a=b=c"]
+
+    result = CliRunner().invoke(_sample(REPORT), words)
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output) == json.loads(json.dumps(REPORT.to_json()))
+    assert page.read_text().startswith("<!doctype html>")
+    assert (frames[0].master, frames[0].conf) == ("local[1]", {"spark.a": "b=c"})
+
+
+def test_problems_end_with_1(frames: list[Frame], tmp_path: Path) -> None:
+    """By the house's rules for exit codes."""
+    result = CliRunner().invoke(_sample(replace(REPORT, problems=("p",))), [str(tmp_path)])
+
+    assert result.exit_code == 1
+    assert "PROBLEM: p" in result.output
+
+
+def test_what_was_typed_becomes_the_options_of_the_format(frames: list[Frame], tmp_path: Path) -> None:
+    """Times are UTC; topics may be repeated or hold commas."""
+    sources: list[LogSource] = []
+    words = ["-b", "h:1,i:2", "-g", "g", "-t", "a,b", "-t", "c", "--from-time", "2026-11-20T08:30", "--to-index", "9"]
+
+    result = CliRunner().invoke(_sample(REPORT, sources), [*words, "--read-from", "any", "--option", "verifyCrc=fail"])
+
+    assert result.exit_code == 0, result.output
+    assert sources[0].options() == {
+        "bootstrap.servers": "h:1,i:2",
+        "group": "g",
+        "readFrom": "any",
+        "subscribe": "a,b,c",
+        "startingTimestamp": "1795163400000",
+        "endingOffsets": '{"index":9}',
+        "verifyCrc": "fail",
+    }
+
+
+def test_a_directory_wins_over_the_environments_group(frames: list[Frame], tmp_path: Path) -> None:
+    """DLEDGER_BOOTSTRAP is set for other commands."""
+    sources: list[LogSource] = []
+
+    CliRunner(env={"DLEDGER_BOOTSTRAP": "h:1"}).invoke(_sample(REPORT, sources), [str(tmp_path)])
+
+    assert sources[0].options() == {"path": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "name the log"),
+        ({"path": "a", "bootstrap": "b"}, "name the log"),
+        ({"path": "a", "from_index": 9, "to_index": 9}, "nothing is between --from-index and --to-index"),
+        ({"path": "a", "from_time_ms": 2, "to_time_ms": 1}, "nothing is between --from-time and --to-time"),
+    ],
+)
+def test_a_source_that_cannot_be_meant_is_refused(fields: dict[str, Any], said: str) -> None:
+    """As a usage error, before Spark starts."""
+    with pytest.raises(ConfigError, match=said):
+        LogSource(**fields)
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError(["bad"]), 2), (JobError("bad"), 1), (None, 0)])
+def test_as_a_program_of_its_own_a_job_ends_as_the_house_does(
+    error: Exception | None, code: int, frames: list[Frame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What spark-submit runs: a sentence and an exit code."""
+
+    def run(_spark: SparkSession, _options: int) -> JobReport:
+        if error is not None:
+            raise error
+        return REPORT
+
+    @job_command(run, name="sample", short_help="A sample.", epilog="")
+    def parse() -> int:
+        """Fail."""
+        return 0
+
+    with pytest.raises(SystemExit) as end:
+        run_standalone(parse, [])
+
+    assert (end.value.code or 0) == code
+    assert capsys.readouterr().err == ("" if error is None else "error: bad\n")
+
+
+def test_the_reason_of_a_failed_job_is_found_between_the_stack_traces() -> None:
+    """Spark wraps the worker's error into several others."""
+    said = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "/x/batch.py", line 10, in read
+    raise BrokenRecordError(where)
+dledger_spark.errors.BrokenRecordError: /logs/00000000000000000000: damaged at offset 77: bad CRC
+
+\tat org.apache.spark.api.python.BasePythonRunner.x(PythonRunner.scala:572)
+Caused by: org.apache.spark.SparkException: boo
+"""
+
+    assert reason(said) == "/logs/00000000000000000000: damaged at offset 77: bad CRC"
+    assert reason("ValueError: 3") == "ValueError: 3"
+    assert reason("[PATH_NOT_FOUND] no such path\n\tat org.x\nJVM stack\n") == "[PATH_NOT_FOUND] no such path JVM stack"
+    assert reason("") == "Spark gave no reason"

@@ -1,0 +1,85 @@
+"""A running group's log over several members, of which some are damaged or keep less than others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dledger.errors import IndexBeforeBeginError
+from dledger_spark.options import ReadOptions
+from dledger_spark.source.client_log import ClientLog
+from dledger_spark.source.group_log import TrimmedError
+from tests.support.fake_group import FakeGroup, fake_group
+
+ALL = 50
+WRONG = IndexBeforeBeginError("entry 7 is no longer kept here")
+READ_FROM = ("leader", "follower", "any")
+
+
+@pytest.fixture
+def group() -> Iterator[FakeGroup]:
+    """Three nodes with 50 entries of 100 bytes each, all committed."""
+    with fake_group() as made:
+        made.nodes[0].submit_append([b"%2d" % number * 26 for number in range(ALL)], lambda _result: None)
+        for node in made.nodes[1:]:
+            node.entries, node.committed = list(made.nodes[0].entries), made.nodes[0].committed
+        yield made
+
+
+def log_of(group: FakeGroup, read_from: str) -> ClientLog:
+    """The log as a reader with this option sees it."""
+    servers = {"bootstrap.servers": ",".join(group.addresses), "fetchTimeoutMs": "3000"}
+    return ClientLog(ReadOptions.parse({**servers, "readFrom": read_from}))
+
+
+def indexes(log: ClientLog, first: int, end: int) -> list[int]:
+    """The entries that chunks between these bring."""
+    return [index for chunk in log.chunks(first, end) for index in range(chunk.first_index, chunk.end_index)]
+
+
+@pytest.mark.parametrize("read_from", READ_FROM)
+def test_a_member_that_keeps_less_than_the_others_makes_nothing_look_trimmed(group: FakeGroup, read_from: str) -> None:
+    """Its disk is fuller, or it was away: each of the followers in turn, for plans and for rows."""
+    log = log_of(group, read_from)
+    for short in group.nodes[1:]:
+        short.begin_index = 20
+        for _ in range(5):
+            assert log.committed().begin_index == 0
+            assert log.positions_of((7,)) == [700]
+            assert indexes(log, 0, ALL) == list(range(ALL))
+        short.begin_index = 0
+
+
+@pytest.mark.parametrize("read_from", READ_FROM)
+def test_what_no_member_keeps_is_trimmed(group: FakeGroup, read_from: str) -> None:
+    """Readers are told where the log begins now."""
+    for number, node in enumerate(group.nodes):
+        node.begin_index = 10 + number
+        node.bulk.fail_places = WRONG
+    log = log_of(group, read_from)
+
+    with pytest.raises(TrimmedError) as raised:
+        indexes(log, 7, ALL)
+    assert raised.value.begin_index == 10
+    with pytest.raises(TrimmedError):
+        log.positions_of((7, 30))
+
+
+@pytest.mark.parametrize("read_from", READ_FROM)
+def test_what_is_kept_is_never_called_trimmed(group: FakeGroup, read_from: str) -> None:
+    """Where the log begins speaks against a member's error: that is raised, for readers would go on behind the entry.
+
+    With ``failOnDataLoss=false`` they would do so silently.
+    """
+    log = log_of(group, read_from)
+    for node in group.nodes:
+        node.bulk.fail_places = WRONG
+        node.bulk.fail_reads = [WRONG] * ALL
+
+    with pytest.raises(IndexBeforeBeginError):
+        log.positions_of((7,))
+    with pytest.raises(IndexBeforeBeginError):
+        log.indexes_at((700,))
+    with pytest.raises(IndexBeforeBeginError):
+        indexes(log, 7, ALL)

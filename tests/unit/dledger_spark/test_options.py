@@ -1,0 +1,121 @@
+"""Options and schemas: what is refused, and that the refusal says what to do."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from dledger_spark.errors import OptionError, SchemaError
+from dledger_spark.options import EARLIEST, LATEST, ReadOptions, WriteOptions
+from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "/x", "failOnDataLos": "true"}, "failOnDataLos is unknown: did you mean failOnDataLoss"),
+        ({"path": "/x", "zzzz": "1"}, "zzzz is unknown: there are: path, bootstrap.servers"),
+        ({"path": "/x", "writerId": "w"}, "writerId is not one for reads"),
+        ({"path": "/x", "bootstrap.servers": "a:1"}, "one of the two"),
+        ({}, "nothing to read is named"),
+        ({"bootstrap.servers": "a"}, "a is not host:port"),
+        ({"bootstrap.servers": "a:1", "nameServer": "b:1"}, "bootstrap.servers and nameServer mean the same"),
+        ({"path": "hdfs://x/y"}, "no local file system"),
+        ({"path": "/x", "splitBytes": "5"}, "splitBytes: 5 is not between"),
+        ({"path": "/x", "splitBytes": "much"}, "'much' is no size"),
+        ({"path": "/x", "verifyCrc": "yes"}, "'yes' is none of false, fail, column, skip"),
+        ({"path": "/x", "pushFilters": "1"}, "neither true nor false"),
+        ({"path": "/x", "startingOffsets": '{"t":{"0":1}}'}, "one log with one index"),
+        ({"path": "/x", "startingOffsets": "soon"}, "none of earliest, latest"),
+        ({"path": "/x", "endingOffsets": "earliest"}, "none of latest"),
+        ({"path": "/x", "startingOffsets": "1", "startingTimestamp": "5"}, "one of the two"),
+        ({"path": "/x", "subscribe": "a", "subscribePattern": "b"}, "one of the two"),
+        ({"path": "/x", "subscribePattern": "("}, "no regular expression"),
+        ({"path": "/x", "maxTriggerDelay": "soon"}, "no duration"),
+        ({"path": "/x", "minPartitions": "0"}, "not between 1"),
+        ({"path": "/x", "minPartitions": "4097"}, "4097 is not between 1 and 4096"),
+        ({"bootstrap.servers": "a:1", "startingOffsetsByTimestamp": "{}"}, "is not supported: use startingTimestamp"),
+        ({"bootstrap.servers": "a:1", "groupIdPrefix": "x"}, "groupIdPrefix is not supported: a stream's position"),
+        ({"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL"}, "a group's are tlsCa"),
+        ({"bootstrap.servers": "a:1", "kafka.fetch.min.bytes": "1"}, "mean nothing here: leave it out"),
+        ({"bootstrap.servers": "a:1", "assign": '{"t":[0]}'}, "use subscribe, and filter by the column queueId"),
+    ],
+)
+def test_wrong_options_are_refused_with_advice(options: dict[str, str], message: str) -> None:
+    """Spark would ignore them; here each is told, the unknown one with the nearest name."""
+    with pytest.raises(OptionError) as refused:
+        ReadOptions.parse(options)
+
+    assert message in str(refused.value)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """Nobody corrects a query option by option."""
+    with pytest.raises(OptionError) as refused:
+        ReadOptions.parse({"pth": "/x", "verifyCrc": "no", "fetchRetries": "-1"})
+
+    assert all(name in str(refused.value) for name in ("pth", "verifyCrc", "fetchRetries"))
+
+
+def test_names_match_without_regard_to_case_and_as_kafka_has_them() -> None:
+    """Spark lower-cases names; Kafka's and rocketmq-spark's are understood."""
+    options = ReadOptions.parse(
+        {
+            "kafka.bootstrap.servers": "a:1, b:2",
+            "FAILONDATALOSS": "False",
+            "startingoffsets": '{"index": 7}',
+            "topic": "t",
+        }
+    )
+
+    assert (options.servers, options.fail_on_data_loss, options.starting) == (("a:1", "b:2"), False, 7)
+    assert (options.topics, options.ending, options.is_live) == (("t",), LATEST, True)
+    assert ReadOptions.parse({"nameServer": "c:3;d:4", "startingOffsets": "-2"}).starting == EARLIEST
+
+
+def test_options_of_kafkas_sink_are_refused_with_ours() -> None:
+    """The nearest name would mislead."""
+    with pytest.raises(OptionError, match=r"kafka\.sasl\.mechanism is not supported.*accessKey with secretKey"):
+        WriteOptions.parse({"kafka.bootstrap.servers": "a:1", "kafka.sasl.mechanism": "PLAIN"})
+
+
+def test_sizes_durations_and_paths_are_read_as_people_write_them() -> None:
+    """``64m``, ``5 s``, and the URI that Spark's catalog makes of a path."""
+    options = ReadOptions.parse({"path": "file:/data/log", "splitBytes": "64m", "maxTriggerDelay": "5 s"})
+
+    assert (options.path, options.split_bytes, options.max_trigger_delay_ms) == ("/data/log", 64 << 20, 5000)
+
+
+def test_a_write_needs_servers_and_knows_no_path() -> None:
+    """The sink writes into running groups only."""
+    with pytest.raises(OptionError, match=r"path is not one for writes.*bootstrap\.servers is missing"):
+        WriteOptions.parse({"path": "/x"})
+
+    with pytest.raises(OptionError, match="queueId and partitioner=keys are both given"):
+        WriteOptions.parse({"bootstrap.servers": "a:1", "queueId": "1", "partitioner": "keys"})
+
+    assert WriteOptions.parse({"bootstrap.servers": "a:1", "partitioner": "roundRobin"}).partitioner == "roundrobin"
+    assert WriteOptions.parse({"bootstrap.servers": "a:1", "topic": "t", "batchBytes": "2m"}).batch_bytes == 2 << 20
+
+
+def test_secrets_are_not_shown_and_errors_pickle() -> None:
+    """Options end up in logs, errors travel from workers to the driver."""
+    options = ReadOptions.parse({"path": "/x", "accessKey": "me", "secretKey": "hidden"})
+
+    assert "hidden" not in repr(options)
+    assert pickle.loads(pickle.dumps(options)) == options
+    with pytest.raises(OptionError, match="one of the two is missing"):
+        ReadOptions.parse({"path": "/x", "accessKey": "me"}).security.client()
+    error = pickle.loads(pickle.dumps(SchemaError("what")))
+    assert (type(error), str(error)) == (SchemaError, "what")
+
+
+def test_default_schemas_leave_out_what_is_virtual() -> None:
+    """What costs extra is there for those who name it."""
+    names = [one.name for one in default_columns("default")]
+
+    assert names == [one.name for one in COLUMNS if not one.virtual]
+    assert [one.name for one in default_columns("kafka", headers=True)][-1] == "headers"
+    assert "`properties` string" in ddl_of(columns_of("default", "raw"))
+    assert default_columns("default", crc_column=True)[-1].name == "crcOk"

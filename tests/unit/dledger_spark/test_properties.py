@@ -1,0 +1,35 @@
+"""Property strings of any shape, in columns: as the message codec takes them apart, one by one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dledger_spark.decode.properties import parse_properties
+from rocketstore.message.properties import decode_properties
+
+
+def taken_apart(*encoded: bytes) -> list[dict[str, str]]:
+    """By rows."""
+    return [dict(row) for row in parse_properties(pa.array(encoded, pa.binary())).as_maps().to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"A\1\2", b"A\1", b"\1x\2", b"abc\2k\1v\1w", b"k\1v\1w\2abc", b"\2\2", b"\1", b"A\1b\1c", b"abc", b""],
+)
+def test_whatever_a_record_holds_its_neighbours_have_their_own(odd: bytes) -> None:
+    """Also where there are as many names' ends as properties, but not one in each."""
+    rows = taken_apart(b"TAGS\1t\2", odd, b"KEYS\1k\2")
+
+    assert rows == [{"TAGS": "t"}, decode_properties(odd), {"KEYS": "k"}]
+
+
+@given(st.lists(st.text("ab\1\2", max_size=12), min_size=1, max_size=4))
+def test_columns_hold_what_the_codec_reads(texts: list[str]) -> None:
+    """For any mixture of separators."""
+    encoded = [text.encode() for text in texts]
+
+    assert taken_apart(*encoded) == [decode_properties(one) for one in encoded]

@@ -1,0 +1,38 @@
+"""The stream reader beyond its planning, which is ``StreamProgress``'s: what it publishes."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dledger.errors import UnavailableError
+from dledger_spark.options import ReadOptions
+from dledger_spark.schema import Projection
+from dledger_spark.source.offsets import LogOffset
+from dledger_spark.source.stream import LogStreamReader
+
+
+def test_a_publication_that_fails_is_told_once_until_it_works_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried with every batch, and a server may be away for hours."""
+    answers = [False, False, True, False, False]
+    asked: list[int] = []
+
+    def publish(_group: str, index: int) -> None:
+        asked.append(index)
+        if not answers[len(asked) - 1]:
+            raise UnavailableError("nobody is there")
+
+    options = ReadOptions.parse({"bootstrap.servers": "a:1", "consumerGroup": "spark"})
+    reader: Any = LogStreamReader(options, Projection((), pa.schema([])))  # Any: what it asks is replaced
+    reader._log = SimpleNamespace(publish=publish)
+
+    with caplog.at_level(logging.WARNING):
+        for index in range(1, 6):
+            reader.commit(LogOffset("c", "g", index, 0).to_dict())
+
+    assert asked == [1, 2, 3, 4, 5]
+    assert [record.getMessage().count("group spark are not published") for record in caplog.records] == [1, 1]

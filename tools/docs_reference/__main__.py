@@ -1,0 +1,33 @@
+"""``python -m tools.docs_reference [--check]``: write the generated documents, or say which are stale."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from tools.docs_reference import commands, configuration, metrics
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+DOCUMENTS: Final = {"configuration.md": configuration.text, "cli.md": commands.text, "metrics.md": metrics.text}
+
+
+def main(arguments: list[str]) -> int:
+    """Do it; the exit code."""
+    check = arguments == ["--check"]
+    stale = []
+    for name, text in DOCUMENTS.items():
+        path, wanted = DOCS / name, text()
+        if not path.exists() or path.read_text() != wanted:
+            stale.append(f"docs/{name}")
+            if not check:
+                path.write_text(wanted)
+    if check and stale:
+        sys.stderr.write(f"stale: {', '.join(stale)}; run make docs\n")
+        return 1
+    sys.stdout.write(f"{'fresh' if check else 'written'}: {', '.join(stale) or 'nothing to do'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

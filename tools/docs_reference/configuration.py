@@ -1,0 +1,427 @@
+"""``docs/configuration.md``: every setting of a node and of a broker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import click
+
+from dledger import settings as node_settings
+from dledger.config import ServerConfig
+from dledger.errors import ConfigError
+from dledger.java_names import UNUSED
+from dledger.setting_sources import SettingTarget, parse_bytes, parse_percentage
+from rocketstore import settings as broker_settings
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.settings import BROKER_UNUSED, DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
+from tools.docs_reference import commands
+from tools.docs_reference.records import Field, default_text, fields_of
+from tools.docs_reference.unused import by_reason
+
+_HEAD: Final = """# Settings
+
+<!-- made by `make docs` from the code; do not edit -->
+
+Every setting of `dledger serve` (one node of a replicated log) and of `dledger broker` (a message broker, plain or
+replicated), with its default, its limits and all the names it goes by.
+
+**Where they come from**, the strongest first: flags (`--set NAME=VALUE` takes any name below, most common ones have a
+flag of their own), the environment (`DLEDGER_` and the name in capitals; any of the names will do), a properties file
+(`-c FILE`, RocketMQ's `broker.conf` as it is), the default.
+
+**How values are written.** A *size* is a number of bytes, also `64k`, `16m`, `1g` (powers of 1024). A *switch* is
+`true` or `false`. Lists are separated by `;` or `,` (members by `;`, directories by `,`).
+
+**What is wrong is told at once**: every problem of every source, each with the file and line, variable or flag that it
+came from, before anything is opened, and the command ends with exit code 2. An unknown name is an error, with a hint if
+one comes close; names of RocketMQ's and DLedger's that mean nothing here are listed when a server starts, and
+[below](#names-that-change-nothing) with the reason.
+
+In the tables of names, *percent* says that the value is written in percent under that name.
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Settings that belong together: those of ``records`` (any, if empty) whose names fit, unless an earlier group
+    has them.
+    """
+
+    title: str
+    words: str
+    records: tuple[str, ...] = ()
+    names: str = ".*"
+
+
+_GROUPS: Final = (
+    _Group(
+        "TLS", "Who may listen in and who may claim to be a member or a client.", (), r"tls_.*|.*_tls(_.*)?|insecure"
+    ),
+    _Group(
+        "Access", "Which clients may do what.", (), r"acl_.*|account_share_.*|access_(?!message).*|.*_acl.*|audit.*"
+    ),
+    _Group("Metrics and logs", "What a server tells about itself.", (), r"metrics?_.*|.*_metrics?_.*|log_.*|trac.*"),
+    _Group(
+        "The group and its addresses",
+        "Who belongs together, and where each is found. A node listens on two ports: one for the other members, one "
+        "for clients. All members are given the same list; changing it means restarting all of them "
+        "([operating.md](operating.md#change-the-members)).",
+        ("ServerConfig",),
+    ),
+    _Group(
+        "Elections",
+        "How fast a dead leader is replaced, and how patient the group is with a slow one. The timers should be the "
+        "same on all members; [operating.md](operating.md#timers) says how to choose them.",
+        ("ElectionConfig",),
+    ),
+    _Group(
+        "Replication",
+        "What may be on its way, and for how long anybody waits for it.",
+        ("ReplicationConfig",),
+    ),
+    _Group(
+        "Large reads",
+        "What Spark jobs and audits may take up of a node, which must not disturb its appends.",
+        ("BulkReadConfig",),
+    ),
+    _Group(
+        "Retention and full disks",
+        "When old segments go, and what happens when there is no room. Applied by `dledger serve` and to the log of a "
+        "replicated broker, where they follow from RocketMQ's settings.",
+        ("StoreConfig",),
+        r"retention.*|delete_.*|disk_.*|force_clean|clean_.*|follower_keep_bytes",
+    ),
+    _Group(
+        "Durability and memory",
+        "When an entry counts as stored, and how much is checked at a start.",
+        ("StoreConfig",),
+        r"flush_.*|checkpoint_.*|warm_.*|recovery_.*",
+    ),
+    _Group(
+        "Files of the log",
+        "Where they are and how large. Sizes cannot be changed for an existing log: a node with other sizes is refused "
+        "by its own directory and by the other members.",
+        ("StoreConfig",),
+    ),
+    _Group(
+        "Broker: identity and addresses",
+        "What a broker is called, where it listens, and what it tells clients to connect to.",
+        ("BrokerConfig", "MessageStoreConfig"),
+        r"cluster_name|broker_.*|listen_.*|namesrv_addr|ha_listen_port|advertised.*|enable_dledger.*",
+    ),
+    _Group(
+        "Broker: topics, sending and pulling",
+        "What clients may do without being asked, and the limits on what may wait.",
+        ("BrokerConfig",),
+    ),
+    _Group(
+        "Broker: retention and full disks",
+        "As above, in RocketMQ's words: percent instead of ratios.",
+        ("MessageStoreConfig",),
+        r"delete_.*|file_reserved.*|disk_.*|clean_.*|redelete.*",
+    ),
+    _Group(
+        "Broker: flushing",
+        "When a message counts as stored. Most apply to a plain broker only; the log of a replicated one is flushed by "
+        "its node, in groups, before an acknowledgement.",
+        ("MessageStoreConfig",),
+        r"flush_(?!delay).*|commit_.*|sync_flush.*|slave_timeout|transient.*|fast_fail.*|warm.*|os_page.*",
+    ),
+    _Group(
+        "Broker: reading, queries, delay levels",
+        "How much one answer gives, and what is indexed.",
+        ("MessageStoreConfig",),
+        r"message_.*|max_(?!message).*|default_query.*|access_.*|offset_check.*|flush_delay.*",
+    ),
+    _Group(
+        "Broker: files of the message store",
+        "Where messages, queues and the index are.",
+        ("MessageStoreConfig",),
+    ),
+    _Group("More settings", "What no group above has."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingEntry:
+    """One setting as the reference shows it."""
+
+    field: Field
+    names: tuple[str, ...]
+    """Other names, in the words of the reader."""
+    readers: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return self.field.name
+
+
+def entries() -> list[SettingEntry]:
+    """Every setting."""
+    follows = _what_follows()
+    node = fields_of(ServerConfig(), lambda one: one.problems())
+    found = [_node_entry(one, follows) for one in node]
+    plain = list(fields_of(BrokerConfig(), lambda one: one.problems(), without=frozenset({"dledger"})))
+    replicated = fields_of(
+        BrokerConfig(dledger=ServerConfig()), lambda one: one.problems(), without=frozenset({"dledger"})
+    )
+    of_both = {one.name for one in found}  # a plain broker has no node's record to keep these in
+    for one, also in zip(plain, replicated, strict=True):
+        if one.name in of_both:
+            continue
+        limits = tuple(dict.fromkeys((*one.limits, *also.limits)))
+        found.append(_broker_entry(replace(one, limits=limits)))
+    return found
+
+
+def text() -> str:
+    """The whole document."""
+    left = entries()
+    groups: list[tuple[_Group, list[SettingEntry]]] = []
+    for group in _GROUPS:
+        chosen = [one for one in left if _fits(group, one)]
+        left = [one for one in left if one not in chosen]
+        groups.append((group, chosen))
+    # Settings that concern everybody are found first, and shown after those that make a group.
+    front = {"TLS", "Access", "Metrics and logs", "More settings"}
+    groups = [one for one in groups if one[0].title not in front] + [one for one in groups if one[0].title in front]
+    groups = [one for one in groups if one[1]]
+    parts = [_HEAD, *_index(groups)]
+    for group, chosen in groups:
+        parts += [f"\n## {group.title}\n\n{group.words}\n", *map(_section, chosen)]
+    parts += [_variables(), _unused()]
+    return "".join(parts)
+
+
+def _fits(group: _Group, one: SettingEntry) -> bool:
+    in_record = not group.records or one.field.record in group.records
+    return in_record and re.fullmatch(group.names, one.name) is not None
+
+
+def _index(groups: Iterable[tuple[_Group, list[SettingEntry]]]) -> Iterator[str]:
+    yield "| group | settings |\n|---|---|\n"
+    for group, chosen in groups:
+        links = " ".join(f"[{one.name}](#{one.name})" for one in chosen)
+        anchor = re.sub(r"[^\w-]", "", group.title.lower().replace(" ", "-"))
+        yield f"| [{group.title}](#{anchor}) | {links} |\n"
+    yield "| | [variables of the command line](#variables-of-the-command-line) |\n"
+    yield "| | [names that change nothing](#names-that-change-nothing) |\n"
+
+
+# --- one setting -----------------------------------------------------------------------------------------------------
+
+
+def _node_entry(field: Field, follows: Mapping[str, list[str]]) -> SettingEntry:
+    in_broker = broker_settings.TARGETS.get(field.name)
+    readers = ["`serve`"]
+    notes: list[str] = []
+    if in_broker is not None and in_broker.setting == field.name:
+        readers.append("replicated `broker`" if field.name in DLEDGER_ONLY else "`broker`")
+    elif in_broker is not None:
+        notes.append(f"For `broker` this name means [{in_broker.setting}](#{in_broker.setting}).")
+    if field.name in follows:
+        origin = " and ".join(f"[{one}](#{one})" for one in follows[field.name])
+        unless = ", unless it is given" if len(readers) > 1 else ""
+        notes.append(f"In a replicated broker it follows from {origin}{unless}.")
+    return SettingEntry(field, _names(field, node_settings.TARGETS), tuple(readers), tuple(notes))
+
+
+def _broker_entry(field: Field) -> SettingEntry:
+    reader = "`broker`"
+    notes: list[str] = []
+    if field.name in PLAIN_ONLY:
+        reader = "plain `broker`"
+        notes.append("A replicated broker takes no notice of it, and says so.")
+    if field.name in WITHOUT_EFFECT:
+        notes.append(f"**Changes nothing**: {WITHOUT_EFFECT[field.name]}.")
+    return SettingEntry(field, _names(field, broker_settings.TARGETS), (reader,), tuple(notes))
+
+
+def _names(field: Field, targets: Mapping[str, SettingTarget]) -> tuple[str, ...]:
+    own = targets.get(field.name)
+    found = []
+    for name, target in targets.items():
+        if target.setting == field.name and name != field.name:
+            notes = ["percent"] if target.parse is parse_percentage else []
+            if targets is node_settings.TARGETS and broker_settings.TARGETS[name].setting != field.name:
+                notes.append("`serve` only")
+            found.append(f"`{name}`" + (f" ({', '.join(notes)})" if notes else ""))
+    return (*found, f"`DLEDGER_{field.name.upper()}`") if own is not None else tuple(found)
+
+
+def _unit(field: Field) -> str:
+    targets = {**broker_settings.TARGETS, **node_settings.TARGETS}
+    name = field.name
+    if name in targets and targets[name].parse is parse_bytes:
+        return "size"
+    if field.kind == "bool":
+        return "switch"
+    if field.kind in ("int", "float") and re.search(r"_ms(_|$)", name):
+        return "ms"
+    if (
+        field.record == "MessageStoreConfig"
+        and re.search(r"_(interval|timeout|mills)(_|$)", name)
+        and field.kind == "int"
+    ):
+        return "ms"
+    if re.search(r"_(time_mills)$", name):
+        return "ms"
+    if name in ("retention_hours", "file_reserved_time"):
+        return "hours"
+    if field.record == "MessageStoreConfig" and name.endswith("_ratio"):
+        return "percent"
+    return ""
+
+
+_KINDS: Final = {
+    "int": "whole number",
+    "int | None": "whole number",
+    "float": "number",
+    "str": "text",
+    "NodeId": "text",
+    "bytes": "text",
+    "Path": "directory",
+    "Path | None": "file",
+    "tuple[Path, ...]": "directories",
+    "tuple[NodeId, ...]": "ids",
+    "tuple[int, ...]": "whole numbers",
+    "tuple[Member, ...]": "members",
+    "bool": "switch",
+}
+
+
+def _section(entry: SettingEntry) -> str:
+    field = entry.field
+    unit = _unit(field)
+    kind = unit if unit in ("size", "switch") else _KINDS.get(field.kind, field.kind)
+    if isinstance(field.default, Enum):
+        kind = " or ".join(f"`{one.value}`" for one in type(field.default))
+    default = default_text(field, unit)
+    shown = default if default in ("none", "empty") else f"**{default}**"
+    meaning = field.meaning.replace("``", "`")
+    lines = [
+        f"\n### {entry.name}\n",
+        f"{meaning}\n",
+        f"- {kind}, default {shown}, read by {' and '.join(entry.readers)}",
+    ]
+    lines.append(f"- also {' '.join(entry.names)}")
+    if field.limits:
+        lines.append("- limits: " + "; ".join(_limit(entry.name, one) for one in field.limits))
+    lines += [f"- {one}" for one in entry.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _limit(name: str, sentence: str) -> str:
+    return sentence.removeprefix(name).removeprefix(":").strip()
+
+
+# --- what a replicated broker's node takes from the broker's settings ------------------------------------------------
+
+_GROUP_FLAGS: Final = {
+    "enableDLegerCommitLog": "true",
+    "dLegerGroup": "g",
+    "dLegerSelfId": "n0",
+    "dLegerPeers": "n0-127.0.0.1:20911;n1-127.0.0.1:20912;n2-127.0.0.1:20913",
+}
+
+
+def _what_follows() -> dict[str, list[str]]:
+    """Node setting to the broker's settings that change it: found by changing each of those alone."""
+    base = _node_of({})
+    found: dict[str, list[str]] = {}
+    for field in fields_of(BrokerConfig(), lambda one: one.problems(), without=frozenset({"dledger"})):
+        if field.name in node_settings.TARGETS or field.name == "enable_dledger_commit_log":
+            continue
+        for value in _other_values(field):
+            try:
+                changed = _node_of({field.name: value})
+            except ConfigError:
+                continue
+            for name in _differences(base, changed):
+                if field.name not in found.setdefault(name, []):
+                    found[name].append(field.name)
+    return found
+
+
+def _node_of(flags: Mapping[str, str]) -> ServerConfig:
+    config, _ = broker_settings.load_broker_settings(None, {}, {**_GROUP_FLAGS, **flags})
+    if config.dledger is None:
+        raise ConfigError(["not replicated"])
+    return config.dledger
+
+
+def _other_values(field: Field) -> tuple[str, ...]:
+    value = field.default
+    if isinstance(value, bool):
+        return (str(not value).lower(),)
+    if isinstance(value, int):
+        return (str(value + 1),)
+    if isinstance(value, Enum):
+        return tuple(str(one.value) for one in type(value))
+    if isinstance(value, Path):
+        return ("/other",)
+    return ("05",) if isinstance(value, str) else ()
+
+
+def _differences(one: object, other: object) -> Iterator[str]:
+    if not is_dataclass(one):
+        return
+    for field in fields(one):
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        if is_dataclass(mine):
+            yield from _differences(mine, theirs)
+        elif mine != theirs:
+            yield field.name
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _variables() -> str:
+    seen: dict[str, list[str]] = {}
+    words: dict[str, str] = {}
+    for command, context in commands.walk():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and isinstance(parameter.envvar, str) and not parameter.hidden:
+                seen.setdefault(parameter.envvar, []).append(context.command_path.removeprefix("dledger "))
+                words.setdefault(
+                    parameter.envvar, f"the same as `{parameter.opts[-1]}`: {parameter.help or 'see there'}"
+                )
+    rows = "".join(
+        f"| `{name}` | {words[name]} | {', '.join(f'`{one}`' for one in seen[name])} |\n" for name in sorted(seen)
+    )
+    return (
+        "\n## Variables of the command line\n\nThese are read by the command line itself ([cli.md](cli.md)) and are no "
+        f"settings:\n\n| variable | | commands |\n|---|---|---|\n{rows}"
+    )
+
+
+def _unused() -> str:
+    brokers = UNUSED - BROKER_UNUSED
+    parts = [
+        "\n## Names that change nothing\n\nRocketMQ's and DLedger's own, so that their files are read as they are. A "
+        "server that is given one says so when it starts.\n"
+    ]
+    for reason, names in by_reason(BROKER_UNUSED):
+        parts.append(f"\n{reason}\n\n> {' '.join(f'`{one}`' for one in names)}\n")
+    parts.append(
+        "\n`dledger serve` is no broker: these change nothing there, and are settings of `dledger broker` above.\n\n> "
+        + " ".join(f"`{one}`" for one in sorted(brokers, key=str.lower))
+        + "\n"
+    )
+    return "".join((*parts, _JAVA_TIMERS))
+
+
+_JAVA_TIMERS: Final = """
+DLedger's timers `maxHeartBeatLeak`, `minVoteIntervalMs` and `maxVoteIntervalMs` are understood together: with
+`heartBeatTimeIntervalMs` they become [election_timeout_ms_min](#election_timeout_ms_min) (the leak times the heartbeat)
+and [election_timeout_ms_max](#election_timeout_ms_max) (that, and the span between the other two).
+"""
