@@ -194,6 +194,8 @@ class AsyncSeeker(Generic[_StatusT]):
     async def _sought(self, deadline: Deadline) -> tuple[str | None, Search]:
         if self._seeking is None or self._seeking.done():
             self._seeking = asyncio.create_task(self._seek())
+            # Whoever waited may have given up: then nobody asks why it failed, which the loop would log.
+            self._seeking.add_done_callback(lambda done: done.cancelled() or done.exception())
         seeking = self._seeking  # one for all who wait: thousands of appends may
         await asyncio.wait((seeking,), timeout=deadline.remaining_s)
         if not seeking.done() or seeking.cancelled():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from dledger.client import AsyncDLedgerClient, ReadMode
 from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.client.channels import Service
+from dledger.client.discovery import Directory, ServerReport
 from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, rpc_failure
 from dledger.config import ServerConfig
@@ -447,3 +449,31 @@ def test_async_what_is_under_way_when_it_is_closed_fails_and_is_not_cancelled(*,
         await server.stop(None)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_async_a_search_that_nobody_waits_for_any_more_fails_in_silence() -> None:
+    """The loop would log an error that the application can do nothing about."""
+    complaints: list[dict[str, object]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        given_up = asyncio.Event()
+
+        async def ask_all(
+            addresses: Collection[str], _deadline: Deadline
+        ) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+            await given_up.wait()
+            for address in addresses:
+                yield address, UnavailableError("gone")
+
+        seeker = AsyncSeeker(Directory(("n0:1",)), ask_all, lambda report: report)
+        with pytest.raises(UnavailableError, match="no leader found within 0 s"):
+            await seeker.leader(Deadline(0))
+        search = seeker._seeking
+        assert search is not None
+        given_up.set()
+        await asyncio.wait([search])
+
+    asyncio.run(main())
+    gc.collect()
+    assert complaints == []
