@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from secrets import token_hex
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -38,6 +37,7 @@ from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.pull import PullService
+from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, abort
 from rocketstore.broker.send import SendHandler, SendStream
 from rocketstore.broker.status import StatusReport
@@ -58,7 +58,6 @@ STREAM_KINDS: Final = 3
 _log = logging.getLogger("rocketstore")
 _KIND_OF: Final = {"SendStream": "send", "PullStream": "pull"}
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -104,16 +103,16 @@ class BrokerService:
         self._clock = clock
         self._store_host = store_host
         self._conditions = conditions or Conditions(config.node_id, clock)
-        self._readers = ThreadPoolExecutor(config.read_threads, thread_name_prefix="rocketstore-read")
+        self._readers = ReadThreads(config.read_threads)
         self._stop = asyncio.Event()
         self._handling: set[asyncio.Task[Any]] = set()
         self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(self._waiting.arrived)
         topics = TopicAccess(state.topic, state.begin_offset, broker_permission=config.broker_permission)
-        self._admin = AdminService(config, store, state, topics, self._run, bridge, clock)
+        self._admin = AdminService(config, store, state, topics, self._readers, bridge, clock)
         self._admin.positions = LogPositions(store, topics, position_of)
         self._admin.leader_address = lambda: view().leader_address
-        self._pulls = PullService(config, store, topics, self._waiting, self._run, clock)
+        self._pulls = PullService(config, store, topics, self._waiting, self._readers, clock)
         self._sender = SendHandler(
             config,
             store,
@@ -156,7 +155,7 @@ class BrokerService:
 
     def close(self) -> None:
         """Join the read threads."""
-        self._readers.shutdown(wait=True)
+        self._readers.close()
 
     # -- handlers --------------------------------------------------------------------------------------------------
 
@@ -208,7 +207,7 @@ class BrokerService:
 
     async def _status(self, data: bytes, _owner: str) -> bytes:
         codec.parse(pb.StatusRequest, data)
-        return await self._run(self._report.encode)
+        return await self._readers.run(self._report.encode)
 
     def _decoder(self, call: Call) -> Callable[[bytes], codec.SendCall]:
         born_host = peer_host(call.connection.peer)
@@ -264,9 +263,6 @@ class BrokerService:
         method = rpc_options.method(codec.SERVICE, name)
         caller = access_gate.admit(self._access.guard, self._quotas, method, context, body)
         return Call(context, connection, caller.quota, caller, self._room)
-
-    async def _run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(read, *args, **kwargs))
 
     def counters(self) -> ServiceCounters:
         """What is under way; from any thread."""

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from dledger.types import LogChunk, LogIndex, Position
+from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.group_log import CommittedRange, TrimmedError
 
 HEADER_BYTES = 48
 
 
-class FakeGroupLog:
+class FakeGroupLog(ClientLog):
     """Entry n takes ``sizes[n]`` bytes. Everything is committed unless ``committed_end`` says less."""
 
     def __init__(self, sizes: Sequence[int], *, begin: int = 0, cluster: str = "c", group: str = "g") -> None:
