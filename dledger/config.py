@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import ConfigError
+from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.types import NodeId
 
-ENTRY_HEADER_BYTES: Final = 48
-MIN_BLANK_BYTES: Final = 8
-INDEX_UNIT_BYTES: Final = 32
 MIB: Final = 1 << 20
 CLIENT_PORT_OFFSET: Final = 10_000
 _DEFAULT_NODE: Final = NodeId("n0")

@@ -354,9 +354,12 @@ class Calls:
 
     def _ask_any(self, call: _Call[_T], deadline: Deadline) -> tuple[_T, str]:
         failure: DLedgerError | None = None
-        for address in self._directory.candidates():
+        addresses = self._directory.candidates()
+        for address in addresses:
+            # One that is silent must leave the others time to answer.
+            until = deadline if address == addresses[-1] else Deadline(deadline.remaining_s / 2)
             try:
-                return self._ask(call, address, deadline), address
+                return self._ask(call, address, until), address
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
                 if not is_elsewhere(error):
