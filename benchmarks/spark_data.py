@@ -19,7 +19,8 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dledger.clock import SystemClock
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIB, MIN_BLANK_BYTES, StoreConfig
+from dledger.config import MIB, StoreConfig
+from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.format import blank_head, segment_name

@@ -1,16 +1,16 @@
 """The words everything else is written in: identifiers, roles and the entry itself.
 
-Nothing here does anything; the module imports nothing of the project but ``records``. Indexes and terms are signed
-64-bit integers on disk and on the wire; the first index is 0 and "none" is -1 (DLedger's convention, kept so that files
-stay readable).
+Nothing here does anything; the module imports nothing of the project but ``records`` and ``layout``. Indexes and terms
+are signed 64-bit integers on disk and on the wire; the first index is 0 and "none" is -1 (DLedger's convention, kept so
+that files stay readable).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from struct import Struct
 from typing import Final, NewType
 
+from dledger.layout import ENTRY, INDEX_UNIT, INDEX_UNIT_BYTES
 from dledger.records import record
 
 NodeId = NewType("NodeId", str)
@@ -244,22 +244,23 @@ class CheckedRun:
 
     def term_of(self, index: LogIndex) -> Term:
         """The term of an entry of the run."""
-        return Term(_UNIT_TERM.unpack_from(self.index_units, (index - self.run.first_index) * 32 + 24)[0])
+        return Term(_UNIT_TERM.unpack_from(self.index_units, (index - self.run.first_index) * INDEX_UNIT_BYTES)[0])
 
     def offset_of(self, index: LogIndex) -> int:
         """Where the entry's record starts in ``run.data``, in bytes."""
-        position: int = _UNIT_POSITION.unpack_from(self.index_units, (index - self.run.first_index) * 32 + 4)[0]
+        unit = (index - self.run.first_index) * INDEX_UNIT_BYTES
+        position: int = _UNIT_POSITION.unpack_from(self.index_units, unit)[0]
         return position - self.run.position
 
     def chain_crc_of(self, index: LogIndex) -> int:
         """The chain CRC of an entry of the run."""
-        crc: int = _ENTRY_CHAIN_CRC.unpack_from(self.run.data, self.offset_of(index) + 36)[0]
+        crc: int = _ENTRY_CHAIN_CRC.unpack_from(self.run.data, self.offset_of(index))[0]
         return crc
 
 
-_UNIT_TERM: Final = Struct(">q")
-_UNIT_POSITION: Final = Struct(">q")
-_ENTRY_CHAIN_CRC: Final = Struct(">I")
+_UNIT_TERM: Final = INDEX_UNIT.struct("term")
+_UNIT_POSITION: Final = INDEX_UNIT.struct("position")
+_ENTRY_CHAIN_CRC: Final = ENTRY.struct("chain_crc")
 
 
 @record(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from dledger.store.inspect import (
     problems,
     segment_paths,
 )
-from dledger.store.verify import is_node_directory
+from dledger.store.verify import PROBLEMS_MAX, is_node_directory
 from dledger.types import Magic
 
 BODY_PREVIEW_BYTES = 60
@@ -175,19 +176,29 @@ def _summary(node_dir: Path, data_dirs: tuple[Path, ...], data: list[Path], as_j
             files[unit.path].see(unit.unit.index, unit.offset + 32)
         elif isinstance(unit, ProblemItem):
             files[unit.path].first_bad_offset = unit.offset
-    found = list(problems(node_dir, data_dirs)) if index_paths else [
+    every = problems(node_dir, data_dirs) if index_paths else iter([
         ProblemItem(node_dir / "index", 0, "no index files: they are rebuilt when the node starts")
-    ]  # fmt: skip
-    _print_summary(node_dir, list(files.values()), found, as_json)
+    ])  # fmt: skip
+    found = list(itertools.islice(every, PROBLEMS_MAX))
+    unlisted = sum(1 for _ in every)
+    _print_summary(node_dir, list(files.values()), found, unlisted, as_json)
     return bool(found)
 
 
-def _print_summary(node_dir: Path, files: Sequence[_FileSummary], found: Sequence[ProblemItem], as_json: bool) -> None:
+def _print_summary(
+    node_dir: Path, files: Sequence[_FileSummary], found: Sequence[ProblemItem], unlisted: int, as_json: bool
+) -> None:
     if as_json:
         names = ("kind", "entries", "first_index", "last_index", "end_offset", "first_bad_offset")
         described = [{"file": str(one.path), **{name: getattr(one, name) for name in names}} for one in files]
         listed = [{"file": str(one.path), "offset": one.offset, "reason": one.reason} for one in found]
-        document = {"directory": str(node_dir), "ok": not found, "files": described, "problems": listed}
+        document = {
+            "directory": str(node_dir),
+            "ok": not found,
+            "files": described,
+            "problem_count": len(found) + unlisted,
+            "problems": listed,
+        }
         terminal.print_json(document)
         return
     rows = [
@@ -203,5 +214,7 @@ def _print_summary(node_dir: Path, files: Sequence[_FileSummary], found: Sequenc
     terminal.print_table(("file", "entries", "first index", "last index", "bytes", "first bad offset"), rows)
     for problem in found:
         click.echo(f"DAMAGED: {problem.path}: offset {problem.offset}: {problem.reason}")
+    if unlisted:
+        click.echo(f"DAMAGED: {unlisted:,} more problems are not listed")
     if not found:
         click.echo("everything checks out")

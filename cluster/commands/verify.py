@@ -12,7 +12,7 @@ import click
 from cluster import terminal
 from dledger.errors import ConfigError
 from dledger.store.format import parse_segment_name
-from dledger.store.inspect import ProblemItem, segment_paths
+from dledger.store.inspect import ProblemItem
 from dledger.store.verify import LogDivergence, VerifiedNode, compare_nodes, is_node_directory, verify_node
 
 if TYPE_CHECKING:  # loaded when a broker's directory is named
@@ -124,10 +124,12 @@ def _part_of(node: VerifiedNode) -> LogPart:
     from rocketstore.verification.verify import LogPart
 
     size = node.identity.segment_bytes if node.identity else 1 << 30
-    paths = [path for one in node.data_dirs if one.is_dir() for path in segment_paths(one)]
     begin = node.checkpoint.begin.position if node.checkpoint else 0
     return LogPart(
-        {parse_segment_name(path.name) or 0: path for path in paths}, size, begin, max(begin, node.committed_end)
+        {parse_segment_name(path.name) or 0: path for path in node.segments},
+        size,
+        begin,
+        max(begin, node.committed_end),
     )
 
 
@@ -152,7 +154,8 @@ def _print(found: _Found, as_json: bool) -> None:
     for one in found.differences:
         click.echo(f"DIFFERS: {one.sentence()} ({one.place.path}: offset {one.place.offset})")
     if found.is_ok:
-        click.echo("everything checks out" + (", and the logs are equal" if len(found.nodes) > 1 else ""))
+        are_equal = len(found.nodes) > 1 and not found.notes
+        click.echo("everything checks out" + (", and the logs are equal" if are_equal else ""))
 
 
 def _node_line(node: VerifiedNode) -> str:

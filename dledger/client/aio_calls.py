@@ -138,7 +138,7 @@ class AsyncCalls:
         try:
             return await self._append_parts(sender, bodies, deadline, sequence)
         finally:  # whoever is cancelled does not wait until the deadline of what is under way
-            await sender.abandon(UnavailableError("nobody waits for it any more"))
+            await sender.abandon(UnavailableError("cancelled: nobody is waiting for it"))
 
     async def _append_parts(
         self,
@@ -357,15 +357,18 @@ class AsyncCalls:
 
     async def _ask_any(self, call: _Call[_T], deadline: Deadline) -> tuple[_T, str]:
         failure: DLedgerError | None = None
-        for address in self._directory.candidates():
+        addresses = self._directory.candidates()
+        for address in addresses:
+            # One that is silent must leave the others time to answer.
+            until = deadline if address == addresses[-1] else Deadline(deadline.remaining_s / 2)
             try:
-                return await self._ask(call, address, deadline), address
+                return await self._ask(call, address, until), address
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
                 if not is_elsewhere(error):
                     raise
                 failure = error
-        raise failure or UnavailableError("no node is known")
+        raise failure or UnavailableError("no known nodes: give the address of at least one")
 
     def _ask_all(
         self, addresses: Collection[str], deadline: Deadline
@@ -401,7 +404,7 @@ class AsyncCalls:
             node = (await self.metadata(address, timeout_s=broken.remaining_s)).node_id
             chosen = address or self._directory.resolve(LeaderHint(node))
             if chosen is None:
-                raise UnavailableError(f"the address of {node} is not known")
+                raise UnavailableError(f"unknown address of {node}")
             failure: DLedgerError = UnavailableError(f"{chosen} ended the stream")
             try:
                 async with aclosing(self._channels.stream(name, chosen, request())) as answers:

@@ -14,8 +14,9 @@ from dledger.client.channels import Service
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
 from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, retry_options
-from dledger.errors import DLedgerError, UnavailableError
+from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
+from dledger.sending.aio_stream import is_being_cancelled
 
 _T = TypeVar("_T")
 _StatusT = TypeVar("_StatusT")
@@ -94,6 +95,10 @@ class AsyncChannels:
                 yield data
         except grpc.RpcError as error:
             raise self._service.failure_of(error, address, sent=False) from error
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            raise UnavailableError(f"the connection to {address} was closed") from error
         finally:
             call.cancel()
 
@@ -109,6 +114,11 @@ class AsyncChannels:
         except grpc.RpcError as error:
             failure = self._service.failure_of(error, address, sent=changes)
             raise await asyncio.to_thread(self._maker.diagnose, failure, address) from error
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            kind = RequestTimeoutError if changes else UnavailableError
+            raise kind(f"the connection to {address} was closed before the answer came") from error
 
     async def ask_all(
         self,
@@ -160,7 +170,7 @@ class AsyncSeeker(Generic[_StatusT]):
         if found is None:
             found, search = await self._sought(deadline)
             if found is None:
-                raise search.failure("no server leads at present")
+                raise search.failure("no leader at present")
         return found
 
     async def reader(self, deadline: Deadline) -> str:
@@ -184,6 +194,8 @@ class AsyncSeeker(Generic[_StatusT]):
     async def _sought(self, deadline: Deadline) -> tuple[str | None, Search]:
         if self._seeking is None or self._seeking.done():
             self._seeking = asyncio.create_task(self._seek())
+            # Whoever waited may have given up: then nobody asks why it failed, which the loop would log.
+            self._seeking.add_done_callback(lambda done: done.cancelled() or done.exception())
         seeking = self._seeking  # one for all who wait: thousands of appends may
         await asyncio.wait((seeking,), timeout=deadline.remaining_s)
         if not seeking.done() or seeking.cancelled():

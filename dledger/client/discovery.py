@@ -11,6 +11,7 @@ answered knows of a newer term.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -25,6 +26,7 @@ from dledger.errors import (
     LeaderNotReadyError,
     OutOfOrderSequenceError,
     PendingFullError,
+    RequestTimeoutError,
     TlsError,
     TooManyProducersError,
     UnavailableError,
@@ -36,6 +38,8 @@ from dledger.types import Role
 
 DISCOVERY_TIMEOUT_S: Final = 1.0
 """How long one round of looking for the leader may take."""
+SILENT_S: Final = 30.0
+"""How long a server that did not answer in time is asked after all others."""
 LOOK_TIMEOUT_S: Final = 0.5
 """How long one waits for silent servers while there is a leader that is only doubted."""
 
@@ -76,7 +80,7 @@ def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
     parts = addresses.replace(";", ",").split(",") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not found:
-        raise ConfigError(["no address given: expected host:port of at least one node"])
+        raise ConfigError(["no address given: give host:port of at least one node"])
     return found
 
 
@@ -92,6 +96,7 @@ class Directory:
         self._whereabouts = AddressBook(addresses)
         self._leader: str | None = None
         self._suspect: str | None = None
+        self._silent: dict[str, float] = {}  # until when
         self._turn = 0
 
     @property
@@ -111,13 +116,20 @@ class Directory:
             return self._whereabouts.addresses
 
     def candidates(self) -> tuple[str, ...]:
-        """``addresses``, the leader first and the others in turn, so that load and failures spread."""
+        """``addresses``: the leader, the others in turn, so that load and failures spread, and last who was silent."""
         known, leader = self.addresses, self._leader
         with self._lock:
             self._turn += 1
             turn = self._turn % len(known)
-        rotated = known[turn:] + known[:turn]
-        return (leader, *(one for one in rotated if one != leader)) if leader is not None else rotated
+            silent = self._still_silent()
+        rotated = sorted(known[turn:] + known[:turn], key=silent.__contains__)
+        return (leader, *(one for one in rotated if one != leader)) if leader is not None else tuple(rotated)
+
+    def _still_silent(self) -> dict[str, float]:
+        if self._silent:
+            now = time.monotonic()
+            self._silent = {one: until for one, until in self._silent.items() if until > now}
+        return self._silent
 
     def learn(self, address: str, report: ServerReport) -> None:
         """Take what the server at ``address`` said of itself and the others."""
@@ -160,6 +172,8 @@ class Directory:
         """Draw the conclusion from a failed request: follow the hint, or forget a leader that does not answer."""
         with self._lock:
             self._whereabouts.note_tried(address)
+            if isinstance(error, RequestTimeoutError):
+                self._still_silent()[address] = time.monotonic() + SILENT_S
             hinted = self._resolve(error.leader)
             if hinted is not None and hinted != address:
                 self._leader = hinted

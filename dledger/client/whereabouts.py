@@ -8,6 +8,13 @@ tried: it may be behind one of them.
 
 from __future__ import annotations
 
+from typing import Final, TypeVar
+
+KNOWN_MAX: Final = 64
+"""So many nodes are remembered of each kind, those heard of last: addresses may change with every restart, for years,
+and a server may say anything."""
+_T = TypeVar("_T")
+
 
 class AddressBook:
     """What is known of nodes' addresses. Not thread-safe: its owner's lock guards it."""
@@ -16,7 +23,7 @@ class AddressBook:
         self._given = given
         self._untried = set(given)
         self._met: dict[str, str] = {}  # where each node answered last
-        self._shared: set[str] = set()  # where different nodes answer: a load balancer, which leads to none for sure
+        self._shared: dict[str, None] = {}  # where several nodes answer: a load balancer
         self._said: dict[str, str] = {}  # where each node is said to be
         self._hinted: dict[str, None] = {}  # where some node is said to be; a set in order
 
@@ -35,8 +42,8 @@ class AddressBook:
         """``node`` answered at ``address``."""
         self._untried.discard(address)
         if any(at == address and other != node for other, at in self._met.items()):
-            self._shared.add(address)
-        self._met[node] = address
+            _put_last(self._shared, address, None)
+        _put_last(self._met, node, address)
 
     def note_tried(self, address: str) -> None:
         """``address`` was asked, whatever became of it."""
@@ -44,7 +51,7 @@ class AddressBook:
 
     def note_said(self, node: str, address: str) -> None:
         """``node`` is said to be at ``address``."""
-        self._said[node] = address
+        _put_last(self._said, node, address)
 
     def find(self, node: str, said: str = "") -> str | None:
         """The address of a node that is said to be at ``said``; None if it may be behind a given one not yet tried."""
@@ -63,5 +70,12 @@ class AddressBook:
                 return self.find(node, said)
         if self._untried and said not in self._given:
             return None
-        self._hinted[said] = None
+        _put_last(self._hinted, said, None)
         return said
+
+
+def _put_last(known: dict[str, _T], key: str, value: _T) -> None:
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > KNOWN_MAX:
+        del known[next(iter(known))]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dledger.config import ENTRY_HEADER_BYTES, ServerConfig
+from dledger.config import ServerConfig
 from dledger.core.ports import Log
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, AppendedBatch, Magic, Term
 
 Wrap = Callable[[bytes], bytes]

@@ -13,6 +13,12 @@ from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT
 from dledger.sending.stream import LAST_WORD_S, Wire
 
 
+def is_being_cancelled() -> bool:
+    """Whether the present task is: else ``CancelledError`` is gRPC's word for a channel that was closed meanwhile."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class AsyncStream(Generic[ItemT, ResultT]):
     """As ``Stream``, on the loop. ``open`` it before anything is submitted."""
 
@@ -49,8 +55,10 @@ class AsyncStream(Generic[ItemT, ResultT]):
             raise UnavailableError(f"{self.address} did not accept a stream within {timeout_s:g} s") from None
         except grpc.RpcError as error:
             raise self._wire.failure_of(error, self.address, False) from error
-        except BaseException:  # cancelled, most likely: nobody else would end it
+        except BaseException as error:  # cancelled, most likely: nobody else would end it
             self._call.cancel()
+            if isinstance(error, asyncio.CancelledError) and not is_being_cancelled():
+                raise UnavailableError(f"the connection to {self.address} was closed") from error
             raise
         self.server_memory = self._wire.server_memory(told)
         self._reader = asyncio.create_task(self._read())

@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 
 from dledger.clock import Clock
-from dledger.config import INDEX_UNIT_BYTES, MIN_BLANK_BYTES, StoreConfig
+from dledger.config import StoreConfig
 from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import (
     CorruptLogError,
@@ -35,6 +35,7 @@ from dledger.errors import (
     invariant,
 )
 from dledger.instruments import SILENT, Instruments
+from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
 from dledger.store.bulk_reader import BulkReader

@@ -26,15 +26,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate, chain
-from struct import Struct
 from typing import Final
 
 import numpy as np
 from crc32c import crc32c
 
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import EntryTooLargeError, InvalidRequestError, invariant
+from dledger.layout import BLANK_HEAD, ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT, MIN_BLANK_BYTES
 from dledger.records import record
 from dledger.types import (
     NOOP_CHANNEL,
@@ -50,41 +49,29 @@ from dledger.types import (
     Term,
 )
 
-HEADER: Final = Struct(">iiqqqiIIi")
+HEADER: Final = ENTRY.struct()
 """The header as it is stored."""
-CHAINED_HEADER: Final = Struct(">iiqqqiIi")
+_CHAINED: Final = ENTRY.without("chain_crc")
+CHAINED_HEADER: Final = _CHAINED.struct()
 """The header without ``chainCrc``: what the chain covers."""
-UNIT: Final = Struct(">iqiqq")
-BLANK: Final = Struct(">ii")
-CHAIN_CRC: Final = Struct(">I")
-_HEADERS: Final = np.dtype(
-    [
-        ("magic", ">i4"),
-        ("size", ">i4"),
-        ("index", ">i8"),
-        ("term", ">i8"),
-        ("position", ">i8"),
-        ("channel", ">i4"),
-        ("chain_crc", ">u4"),
-        ("body_crc", ">u4"),
-        ("length", ">i4"),
-    ]
-)
-_CHAINED_HEADERS: Final = np.dtype([(name, _HEADERS[name]) for name in _HEADERS.names or () if name != "chain_crc"])
-_UNITS: Final = np.dtype([(name, _HEADERS[name]) for name in ("magic", "position", "size", "index", "term")])
+UNIT: Final = INDEX_UNIT.struct()
+BLANK: Final = BLANK_HEAD.struct()
+HEADERS: Final = ENTRY.dtype()
+"""Entry headers as a table."""
+UNITS: Final = INDEX_UNIT.dtype()
+"""Index units as a table."""
+_CHAINED_HEADERS: Final = _CHAINED.dtype()
 _MANY_ENTRIES: Final = 256
 """From so many on a batch is encoded in columns: half the time per entry, but as much as 64 of them to begin with."""
-CHAIN_CRC_OFFSET: Final = 36
-CHANNEL_OFFSET: Final = 32
-_MAGIC_AND_CHANNEL: Final = Struct(">i28xi")
+CHAIN_CRC: Final = ENTRY.field("chain_crc")
+CHAIN_CRC_OFFSET: Final = ENTRY.at("chain_crc")
+CHAIN_CRC_END: Final = ENTRY.behind("chain_crc")
+CHANNEL_OFFSET: Final = ENTRY.at("channel")
+_MAGIC_AND_CHANNEL: Final = ENTRY.struct("magic", "channel")
 BLANK_MAGIC: Final = -1
 NAME_DIGITS: Final = 20
 _VALID_MAGICS: Final = frozenset(int(magic) for magic in Magic)
 _SCAN_ENTRIES_MAX: Final = 1 << 30
-
-invariant(HEADER.size == ENTRY_HEADER_BYTES, "entry header", size=HEADER.size)
-invariant(UNIT.size == INDEX_UNIT_BYTES, "index unit", size=UNIT.size)
-invariant(BLANK.size == MIN_BLANK_BYTES, "blank", size=BLANK.size)
 
 
 @record(frozen=True, slots=True)
@@ -197,10 +184,10 @@ def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_cr
     add_unit, add_position = units.append, positions.append
     for body in piece.bodies:
         length = len(body)
-        size = length + 48
+        size = length + ENTRY_HEADER_BYTES
         header = pack(magic, size, index, term, position, channel, crc(body), length)
         chain = crc(header, chain)
-        parts += (header[:36], pack_chain(chain), header[36:], body)
+        parts += (header[:CHAIN_CRC_OFFSET], pack_chain(chain), header[CHAIN_CRC_OFFSET:], body)
         add_unit(pack_unit(magic, position, size, index, term))
         add_position(position)
         position += size
@@ -214,18 +201,18 @@ def _encode_many(magic: int, term: int, first_index: int, piece: Piece, chain_cr
     lengths = np.fromiter(map(len, bodies), np.int64, count)
     sizes = lengths + ENTRY_HEADER_BYTES
     positions = np.cumsum(sizes) - sizes + piece.position
-    headers = np.empty(count, _HEADERS)
+    headers = np.empty(count, HEADERS)
     headers["magic"], headers["term"], headers["channel"] = magic, term, piece.channel
-    headers["size"], headers["length"], headers["position"] = sizes, lengths, positions
+    headers["size"], headers["body_length"], headers["position"] = sizes, lengths, positions
     headers["index"] = np.arange(first_index, first_index + count)
     headers["body_crc"] = np.fromiter(map(crc32c, bodies), np.uint32, count)
-    chained, units = np.empty(count, _CHAINED_HEADERS), np.empty(count, _UNITS)
+    chained, units = np.empty(count, _CHAINED_HEADERS), np.empty(count, UNITS)
     for columns in (chained, units):
         for name in columns.dtype.names or ():
             columns[name] = headers[name]
     opaque = chained.view(f"V{_CHAINED_HEADERS.itemsize}").tolist()
     headers["chain_crc"] = [chain_crc := crc32c(header, chain_crc) for header in opaque]
-    records = chain.from_iterable(zip(headers.view(f"V{_HEADERS.itemsize}").tolist(), bodies, strict=True))
+    records = chain.from_iterable(zip(headers.view(f"V{HEADERS.itemsize}").tolist(), bodies, strict=True))
     return EncodedRecords(b"".join(records), units.tobytes(), positions.tolist(), chain_crc)
 
 
@@ -234,9 +221,10 @@ def encode_record(
 ) -> tuple[bytes, int]:
     """One record and its chain CRC, given the previous entry's chain CRC."""
     length = len(body)
-    header = CHAINED_HEADER.pack(magic, length + 48, index, term, position, channel, crc32c(body), length)
+    size = length + ENTRY_HEADER_BYTES
+    header = CHAINED_HEADER.pack(magic, size, index, term, position, channel, crc32c(body), length)
     chain = crc32c(header, chain_crc)
-    return b"".join((header[:36], CHAIN_CRC.pack(chain), header[36:], body)), chain
+    return b"".join((header[:CHAIN_CRC_OFFSET], CHAIN_CRC.pack(chain), header[CHAIN_CRC_OFFSET:], body)), chain
 
 
 def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece: Piece) -> Piece:
@@ -244,11 +232,12 @@ def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece:
     patched: list[Body] = []
     position, channel = piece.position, piece.channel
     for index, body in enumerate(piece.bodies, first_index):
-        record = bytearray(HEADER.pack(1, len(body) + 48, index, term, position, channel, 0, 0, len(body)) + body)
+        size = len(body) + ENTRY_HEADER_BYTES
+        record = bytearray(HEADER.pack(1, size, index, term, position, channel, 0, 0, len(body)) + body)
         with memoryview(record) as view:
             for hook in hooks:
                 hook(LogIndex(index), Term(term), Position(position), view)
-        patched.append(bytes(record[48:]))
+        patched.append(bytes(record[ENTRY_HEADER_BYTES:]))
         position += len(record)
     return Piece(piece.position, patched, channel)
 
@@ -256,7 +245,7 @@ def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece:
 def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:
     """The piece with its bodies as the hooks leave them."""
     bodies, lengths = piece.bodies, list(map(len, piece.bodies))
-    positions = list(accumulate((length + 48 for length in lengths[:-1]), initial=piece.position))
+    positions = list(accumulate((length + ENTRY_HEADER_BYTES for length in lengths[:-1]), initial=piece.position))
     for hook in hooks:
         bodies = hook(positions, bodies)
     invariant(list(map(len, bodies)) == lengths, "a hook keeps the length of every body")
@@ -311,10 +300,11 @@ def scan_records(window: ScanWindow, follow: Follow, entries_max: int = _SCAN_EN
     """Verify records one after the other: headers, contiguity, terms, positions, both CRCs. The follower's hot loop."""
     view, base, offset, stop = window.view, window.base, window.offset, window.stop
     unpack, pack_unit, crc, valid = HEADER.unpack_from, UNIT.pack, crc32c, _VALID_MAGICS
+    header_bytes, chain_at, chain_end = ENTRY_HEADER_BYTES, CHAIN_CRC_OFFSET, CHAIN_CRC_END
     units: list[bytes] = []
     add_unit = units.append
     next_index, last_term, chain = follow.index + 1, follow.term, follow.chain_crc
-    header_stop = stop - ENTRY_HEADER_BYTES
+    header_stop = stop - header_bytes
     limit = next_index + entries_max
     while offset <= header_stop and next_index < limit:
         magic, size, index, term, position, _channel, chain_crc, body_crc, length = unpack(view, offset)
@@ -322,15 +312,15 @@ def scan_records(window: ScanWindow, follow: Follow, entries_max: int = _SCAN_EN
         if (
             index != next_index
             or position != base + offset
-            or size != length + 48
+            or size != length + header_bytes
             or length < 0
             or end > stop
             or term < last_term
             or magic not in valid
         ):
             break
-        computed = crc(view[offset + 40 : offset + 48], crc(view[offset : offset + 36], chain))
-        if computed != chain_crc or crc(view[offset + 48 : end]) != body_crc:
+        computed = crc(view[offset + chain_end : offset + header_bytes], crc(view[offset : offset + chain_at], chain))
+        if computed != chain_crc or crc(view[offset + header_bytes : end]) != body_crc:
             if not (window.unchecked and chain_crc == 0 and body_crc == 0):
                 break
             computed = 0
@@ -357,7 +347,7 @@ def _why_stopped(window: ScanWindow, offset: int, follow: Follow) -> tuple[StopK
     problem = header_problem(header, window.base + offset, follow)
     if not problem and offset + header.size > window.stop:
         problem = f"a record of {header.size} bytes does not fit the {rest} bytes left"
-    if not problem and crc32c(view[offset + 48 : offset + header.size]) != header.body_crc:
+    if not problem and crc32c(view[offset + ENTRY_HEADER_BYTES : offset + header.size]) != header.body_crc:
         problem = f"bodyCrc of entry {header.index} does not match its body"
     return StopKind.BAD, problem or f"chainCrc of entry {header.index} does not continue entry {follow.index}"
 
@@ -452,7 +442,7 @@ def decode_entry(records: bytes, offset: int = 0) -> Entry:
         index=LogIndex(header.index),
         term=Term(header.term),
         position=Position(header.position),
-        body=records[offset + 48 : offset + header.size],
+        body=records[offset + ENTRY_HEADER_BYTES : offset + header.size],
         magic=magic_of(header.magic, header.channel),
         channel=header.channel,
         body_crc=header.body_crc,

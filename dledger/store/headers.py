@@ -19,13 +19,16 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from dledger.config import MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
+from dledger.layout import MIN_BLANK_BYTES
 from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.format import (
     BLANK_MAGIC,
+    CHAIN_CRC_END,
     CHAIN_CRC_OFFSET,
+    CHAINED_HEADER,
     HEADER,
+    HEADERS,
     UNIT,
     EntryHeader,
     Follow,
@@ -34,7 +37,7 @@ from dledger.store.format import (
     header_problem,
     unit_of,
 )
-from dledger.store.log_files import HEADERS, LogFiles, SuspectEntryError
+from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState
 from dledger.types import NOOP_CHANNEL, Magic
 
@@ -210,8 +213,7 @@ class Headers:
         self._state.units_written(self._files.write_units(header.index, packed))
 
 
-CHAINED_BYTES: Final = HEADER.size - 4
-_AFTER_CHAIN_CRC: Final = CHAIN_CRC_OFFSET + 4
+CHAINED_BYTES: Final = CHAINED_HEADER.size
 
 
 @cache
@@ -231,7 +233,7 @@ def chain_crcs(headers: npt.NDArray[np.void], seeds: npt.NDArray[np.uint32]) -> 
     """``header_chain_crc`` of many headers at once, each with its own seed."""
     tables, zeros = _tables()
     raw = np.ascontiguousarray(headers).view(np.uint8).reshape(-1, HEADERS.itemsize)
-    columns = np.concatenate((raw[:, :CHAIN_CRC_OFFSET].T, raw[:, _AFTER_CHAIN_CRC:].T))
+    columns = np.concatenate((raw[:, :CHAIN_CRC_OFFSET].T, raw[:, CHAIN_CRC_END:].T))
     # A seed is the same as other first four bytes: CRC32C takes it in with them, lowest byte first.
     columns[:4] ^= seeds.astype("<u4").view(np.uint8).reshape(-1, 4).T
     same = (columns == columns[:, :1]).all(axis=1)

@@ -6,16 +6,20 @@ record on. After a problem the rest of that segment is unknown; the next one is 
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from crc32c import crc32c
 
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError
-from dledger.store.checkpoint import read_checkpoint
+from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.store.checkpoint import LogCheckpoint, read_checkpoint
+from dledger.store.extents import extents
 from dledger.store.format import (
     BLANK,
     BLANK_MAGIC,
@@ -32,6 +36,10 @@ from dledger.store.format import (
     scan_records,
 )
 from dledger.types import GENESIS, Boundary
+
+_CHUNK_BYTES: Final = 1 << 20
+_PAGE_BYTES: Final = 4096
+"""What cannot be read if one sector of it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +93,15 @@ IndexItem = UnitItem | EndItem | ProblemItem
 
 def begin_of(directory: Path) -> Boundary:
     """Where the log in a node's directory begins, as far as its checkpoint can be read."""
+    checkpoint = _checkpoint_of(directory)
+    return checkpoint.begin if checkpoint else GENESIS
+
+
+def _checkpoint_of(directory: Path) -> LogCheckpoint | None:
     try:
-        return read_checkpoint(directory / "checkpoint").begin
+        return read_checkpoint(directory / "checkpoint")
     except CorruptLogError:
-        return GENESIS
+        return None
 
 
 def segment_paths(directory: Path) -> list[Path]:
@@ -126,14 +139,49 @@ def inspect_data(paths: list[Path], begin: Boundary = GENESIS) -> Iterator[DataI
 
 
 class _Mapped:
-    """A whole file, readable."""
+    """A file up to its first sector that cannot be read: the mapping of one behind it would end the process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.base = parse_segment_name(path.name) or 0
-        self.size = path.stat().st_size
+        if not path.is_file():  # to open a pipe would wait for its writer
+            raise OSError(errno.EINVAL, "no file, or no ordinary one")
         with path.open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
+            whole = os.fstat(file.fileno()).st_size
+            self.written = extents(file.fileno(), 0, whole)
+            """Where something was ever written: the rest, which may be terabytes, is zeros."""
+            self.size, self.unreadable = _readable(file.fileno(), self.written, whole)
+            self.map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else b""
+
+    def first_used(self) -> int:
+        """Where the first byte other than 0 is; ``size`` if there is none."""
+        for start, end in self.written:
+            for at in range(start, min(end, self.size), _CHUNK_BYTES):
+                chunk = self.map[at : min(at + _CHUNK_BYTES, end)]
+                if used := chunk.lstrip(b"\0"):
+                    return at + len(chunk) - len(used)
+        return self.size
+
+
+def _readable(fd: int, written: list[tuple[int, int]], size: int) -> tuple[int, str]:
+    """Up to where a file can be read, and why not further."""
+    at = 0
+    try:
+        for start, end in written:
+            for at in range(start, end, _CHUNK_BYTES):
+                os.pread(fd, min(_CHUNK_BYTES, end - at), at)
+    except OSError as error:
+        why = f"it cannot be read: {error.strerror}"
+    else:
+        return size, ""
+    at -= at % _PAGE_BYTES
+    while at < size:
+        try:
+            os.pread(fd, min(_PAGE_BYTES, size - at), at)
+        except OSError:
+            break
+        at += _PAGE_BYTES
+    return min(at, size), why
 
 
 def _mapped(path: Path) -> _Mapped | ProblemItem:
@@ -146,6 +194,8 @@ def _mapped(path: Path) -> _Mapped | ProblemItem:
 def _inspect_segment(file: _Mapped, offset: int, follow: Follow | None) -> Iterator[DataItem]:
     while offset + MIN_BLANK_BYTES <= file.size:
         item = _item_at(file, offset, follow)
+        if file.unreadable and not isinstance(item, RecordItem | BlankItem):
+            break
         yield item
         if isinstance(item, RecordItem):
             offset += item.header.size
@@ -154,7 +204,9 @@ def _inspect_segment(file: _Mapped, offset: int, follow: Follow | None) -> Itera
             offset += item.length
         else:
             return
-    if offset != file.size:
+    if file.unreadable:
+        yield ProblemItem(file.path, file.size, file.unreadable)
+    elif offset != file.size:
         yield ProblemItem(file.path, offset, f"the file ends {file.size - offset} bytes after its last whole record")
 
 
@@ -202,19 +254,21 @@ def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
             yield file
             continue
         previous: IndexUnit | None = None
-        for offset in range(0, file.size - INDEX_UNIT_BYTES + 1, INDEX_UNIT_BYTES):
+        begin = file.first_used()  # a log that begins later leaves the units before its begin empty
+        begin -= begin % INDEX_UNIT_BYTES
+        for offset in range(begin, file.size - INDEX_UNIT_BYTES + 1, INDEX_UNIT_BYTES):
             unit = IndexUnit(*UNIT.unpack_from(file.map, offset))
             if unit == IndexUnit(0, 0, 0, 0, 0):
-                if previous is not None:
-                    yield EndItem(path, offset)
-                    break
-                continue  # a log that begins later leaves the units before its begin empty
+                yield EndItem(path, offset)
+                break
             reason = _unit_problem(unit, (file.base + offset) // INDEX_UNIT_BYTES, previous)
             if reason:
                 yield ProblemItem(path, offset, reason)
                 break
             previous = unit
             yield UnitItem(path, offset, unit)
+        if file.unreadable:
+            yield ProblemItem(path, file.size, file.unreadable)
 
 
 def _unit_problem(unit: IndexUnit, index: int, previous: IndexUnit | None) -> str:
@@ -226,19 +280,65 @@ def _unit_problem(unit: IndexUnit, index: int, previous: IndexUnit | None) -> st
 
 
 def problems(directory: Path, data_dirs: tuple[Path, ...] = ()) -> Iterator[ProblemItem]:
-    """All problems in a node's directory, and every entry on which index and data differ."""
+    """All problems in a node's directory, and every entry on which index and data differ.
+
+    Entries that only the index knows are told by the first of a row. What an unclean stop left of the index behind the
+    log's end is no problem.
+    """
     data = sorted((p for one in data_dirs or (directory / "data",) for p in segment_paths(one)), key=lambda p: p.name)
-    units = {item.unit.index: item for item in _units(directory / "index")}
-    for item in inspect_data(data, begin_of(directory)):
+    checkpoint = _checkpoint_of(directory)
+    begin = checkpoint.begin if checkpoint else GENESIS
+    units = _UnitsInOrder(segment_paths(directory / "index"), begin.index)
+    is_known = checkpoint is not None  # whether no record before the next one can be missing without a word
+    for item in inspect_data(data, begin):
         if isinstance(item, ProblemItem):
+            is_known = False
             yield item
         elif isinstance(item, RecordItem):
-            found, header = units.get(item.header.index), item.header
+            header = item.header
+            alone = units.go_to(header.index)
+            if alone is not None and is_known:
+                yield alone
+            is_known = True
             wanted = IndexUnit(header.magic, header.position, header.size, header.index, header.term)
-            if found is None or found.unit != wanted:
+            if units.next is None or units.next.unit != wanted:
                 yield ProblemItem(item.path, item.offset, f"the index does not agree about entry {header.index}")
-    yield from (item for item in inspect_index(segment_paths(directory / "index")) if isinstance(item, ProblemItem))
+            units.pass_by(header.index)
+    alone = units.go_to(checkpoint.flushed.index + 1) if checkpoint else None
+    if alone is not None and is_known:
+        yield alone
+    units.go_to(None)
+    yield from units.problems
 
 
-def _units(directory: Path) -> Iterator[UnitItem]:
-    return (item for item in inspect_index(segment_paths(directory)) if isinstance(item, UnitItem))
+class _UnitsInOrder:
+    """Index units, of which none is kept: there may be thousands of millions."""
+
+    def __init__(self, paths: list[Path], begin_index: int) -> None:
+        self._items = inspect_index(paths)
+        self.problems: list[ProblemItem] = []
+        """Two per file at most."""
+        self.next: UnitItem | None = self._following()
+        self.go_to(begin_index + 1)
+
+    def go_to(self, index: int | None) -> ProblemItem | None:
+        """Pass over the units before that of ``index`` (None: all); the first of them is a problem."""
+        first = self.next
+        while self.next is not None and (index is None or self.next.unit.index < index):
+            self.next = self._following()
+        if first is None or first is self.next:
+            return None
+        return ProblemItem(first.path, first.offset, f"the index names entry {first.unit.index}, which has no record")
+
+    def pass_by(self, index: int) -> None:
+        """The unit of ``index`` was seen."""
+        if self.next is not None and self.next.unit.index == index:
+            self.next = self._following()
+
+    def _following(self) -> UnitItem | None:
+        for item in self._items:
+            if isinstance(item, UnitItem):
+                return item
+            if isinstance(item, ProblemItem):
+                self.problems.append(item)
+        return None

@@ -10,25 +10,22 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from dledger import properties
-from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.store.format import UNIT
+from dledger.layout import ENTRY, INDEX_UNIT_BYTES
+from dledger.store.format import BLANK_MAGIC, UNIT
 from dledger.store.fs import FileSystem
 from dledger.store.hard_state import MIRROR_FILE
 from dledger.store.mmap_file_list import Found
 from dledger.types import GENESIS, NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Term
 
-HEADER_START: Final = Struct(">iiqqq")
-"""Magic, size, index, term, position."""
+_HEADER: Final = ENTRY.struct("magic", "size", "index", "term")
 _ADVICE: Final = "Let the Java node repair it, or fetch the log from another member"
 
 _TEXT_BYTES_MAX = 4096
 _BACKUPS = (f"{MIRROR_FILE}.bak", "checkpoint.bak")
-_BLANK_MAGIC = -1
 
 
 def was_used_by_java(directory: Path, checkpoint: Path) -> bool:
@@ -64,11 +61,11 @@ def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:
     first = data.segments[0]
     with first.path.open("rb") as file:
         skipped = 0
-        magic, size, number, term, _ = HEADER_START.unpack(file.read(HEADER_START.size).ljust(HEADER_START.size, b"\0"))
-        if magic == _BLANK_MAGIC and 0 < size <= segment_bytes - HEADER_START.size:  # 0.4 blanks out what a reset drops
+        magic, size, number, term = _HEADER.unpack(file.read(_HEADER.size).ljust(_HEADER.size, b"\0"))
+        if magic == BLANK_MAGIC and 0 < size <= segment_bytes - _HEADER.size:  # 0.4 blanks out what a reset drops
             skipped = size
             file.seek(skipped)
-            magic, size, number, term, _ = HEADER_START.unpack(file.read(HEADER_START.size))
+            magic, size, number, term = _HEADER.unpack(file.read(_HEADER.size))
     if magic not in tuple(Magic) or number < 0:
         raise CorruptLogError(first.path, skipped, "the log's first entry is not readable", _ADVICE)
     before = _unit(index, number - 1)

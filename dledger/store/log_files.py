@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dledger.config import INDEX_UNIT_BYTES
-from dledger.errors import CorruptLogError, IndexBeforeBeginError, invariant
-from dledger.store.format import HEADER, UNIT, EntryHeader, IndexUnit, blank_head
+from dledger.errors import CorruptLogError, IndexBeforeBeginError
+from dledger.layout import INDEX_UNIT_BYTES
+from dledger.store.format import HEADER, HEADERS, UNIT, UNITS, EntryHeader, IndexUnit, blank_head
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import MappedFileList
 from dledger.types import LogIndex
@@ -29,27 +29,6 @@ Write = tuple[int, bytes]
 Touched = tuple[list[MappedFile], list[MappedFile]]
 """Data and index files."""
 
-HEADERS: Final = np.dtype(
-    [
-        ("magic", ">i4"),
-        ("size", ">i4"),
-        ("index", ">i8"),
-        ("term", ">i8"),
-        ("position", ">i8"),
-        ("channel", ">i4"),
-        ("chain_crc", ">u4"),
-        ("body_crc", ">u4"),
-        ("body_length", ">i4"),
-    ],
-    align=False,
-)
-"""Entry headers as a table; the same fields as ``format.HEADER``."""
-_UNITS: Final = np.dtype(
-    [("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")], align=False
-)
-"""Index units as a table; the same fields as ``format.UNIT``."""
-invariant(HEADERS.itemsize == HEADER.size, "entry header", size=HEADERS.itemsize)
-invariant(_UNITS.itemsize == INDEX_UNIT_BYTES, "index unit", size=_UNITS.itemsize)
 _COLD: Final = sys.maxsize
 """Whatever begins below is read with ``pread``."""
 INDEX_ADVICE: Final = "The index is derived from data: stop the node, delete the file, and start again to rebuild it"
@@ -140,7 +119,7 @@ class LogFiles:
                 raise IndexBeforeBeginError(f"entry {index} is no longer kept here")
             offset = position - file.base
             count = min(last + 1 - index, (file.size - offset) // INDEX_UNIT_BYTES)
-            parts.append(np.frombuffer(file.read(offset, count * INDEX_UNIT_BYTES), _UNITS))
+            parts.append(np.frombuffer(file.read(offset, count * INDEX_UNIT_BYTES), UNITS))
             index += count
         table = parts[0] if len(parts) == 1 else np.concatenate(parts)
         wrong = np.flatnonzero(table["index"] != np.arange(first, last + 1))
@@ -177,7 +156,7 @@ class LogFiles:
             done = past
         found = np.concatenate(parts)
         headers = found.view(HEADERS).ravel()
-        agree = np.logical_and.reduce([headers[name] == table[name] for name in _UNITS.names or ()])
+        agree = np.logical_and.reduce([headers[name] == table[name] for name in UNITS.names or ()])
         if not agree.all():
             raise self.suspect(first + int(np.argmin(agree)))
         return headers
@@ -194,7 +173,7 @@ class LogFiles:
             raise self.suspect(first)
         anywhere = np.ndarray((len(data) - HEADER.size + 1, HEADER.size), np.uint8, data, strides=(1, 1))
         headers = anywhere[offsets].view(HEADERS).ravel()
-        agree = np.logical_and.reduce([headers[name] == table[name] for name in _UNITS.names or ()])
+        agree = np.logical_and.reduce([headers[name] == table[name] for name in UNITS.names or ()])
         if not agree.all():
             raise self.suspect(first + int(np.argmin(agree)))
         return headers

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-from dledger.config import ENTRY_HEADER_BYTES, MIB, MIN_BLANK_BYTES
+from dledger.config import MIB
 from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import (
     IndexBeforeBeginError,
@@ -20,6 +20,7 @@ from dledger.errors import (
     ShutdownError,
     invariant,
 )
+from dledger.layout import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
 from dledger.store import format as records
 from dledger.types import (
     GENESIS,

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dledger.config import MIN_BLANK_BYTES
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
+from dledger.layout import MIN_BLANK_BYTES
 from dledger.store.aside import Aside
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import Follow, Scan, after, blank_head, header_chain_crc, segment_name

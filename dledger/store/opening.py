@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dledger.clock import Clock
-from dledger.config import INDEX_UNIT_BYTES, StoreConfig
+from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, IdentityError
+from dledger.layout import INDEX_UNIT_BYTES
 from dledger.store.checkpoint import (
     REPAIR_ADVICE,
     LogCheckpoint,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from struct import Struct
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from dledger.errors import (
     IndexOutOfRangeError,
     InvalidRequestError,
 )
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, EntryHeader, Scan, decode_run, is_magic, scan_run
 from dledger.store.headers import Headers
@@ -27,8 +27,7 @@ from dledger.types import NO_INDEX, Entry, EntryId, EntryRun, LogBytes, LogIndex
 
 _Result = TypeVar("_Result")
 
-_PLACE_AND_CRC = Struct(">4xi16xq4xII4x")
-"""Of a header: size, position, chainCrc, bodyCrc."""
+_PLACE_AND_CRC = ENTRY.struct("size", "position", "chain_crc", "body_crc")
 _MANY_BYTES = 16384
 """What is shorter is verified entry by entry: it is faster."""
 _GAP_BYTES = 4096
@@ -343,15 +342,15 @@ class LogReader:
     def _sound_bytes(self, data: bytes, position: int, at: int) -> int:
         """How much comes before the first entry from ``at`` on that does not check out: all of it if there is none."""
         view, stop = memoryview(data), len(data)
-        unpack, crc, last = _PLACE_AND_CRC.unpack_from, crc32c, stop - 48
+        unpack, crc, last = _PLACE_AND_CRC.unpack_from, crc32c, stop - ENTRY_HEADER_BYTES
         while at <= last:
             size, stored_at, chain_crc, body_crc = unpack(view, at)
             end = at + size
-            if stored_at != position + at or size < 48 or end > stop:
+            if stored_at != position + at or size < ENTRY_HEADER_BYTES or end > stop:
                 if BLANK.unpack_from(view, at)[0] == BLANK_MAGIC:
                     break
                 return stop if end > stop and at else at
-            if crc(view[at + 48 : end]) != body_crc and not self._may_lack_crc(body_crc, chain_crc):
+            if crc(view[at + ENTRY_HEADER_BYTES : end]) != body_crc and not self._may_lack_crc(body_crc, chain_crc):
                 return at
             at = end
         return stop

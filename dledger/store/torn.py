@@ -18,13 +18,13 @@ power together under load two or more would be in doubt in three cases of four (
 from __future__ import annotations
 
 from collections.abc import Iterator
-from struct import Struct
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from dledger.layout import ENTRY
 from dledger.store.format import HEADER, EntryHeader, Follow, header_chain_crc, header_problem
 
 SECTOR_BYTES: Final = 512
@@ -32,9 +32,6 @@ SECTOR_BYTES: Final = 512
 _POLYNOMIAL: Final = 0x82F63B78
 _AT_ONCE: Final = 1 << 18
 _Words = npt.NDArray[np.uint32]
-_I64: Final = Struct(">q")
-_INDEX_AT: Final = 8
-_POSITION_AT: Final = 24
 
 
 def is_torn(segment: memoryview, base: int, offset: int, follow: Follow) -> bool:
@@ -72,8 +69,8 @@ def _pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _known_bytes(offset: int, position: int, index: int) -> Iterator[tuple[int, int]]:
     """Where which byte stands in the header of the entry that is due, as far as that is known."""
-    for field, value in ((_INDEX_AT, index), (_POSITION_AT, position)):
-        yield from enumerate(_I64.pack(value), offset + field)
+    for field, value in (("index", index), ("position", position)):
+        yield from enumerate(ENTRY.field(field).pack(value), offset + ENTRY.at(field))
 
 
 def _is_one_bit(difference: int, length: int) -> bool:

@@ -17,10 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dledger.config import INDEX_UNIT_BYTES
 from dledger.errors import CorruptLogError
+from dledger.layout import INDEX_UNIT_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, mark_of, read_checkpoint
-from dledger.store.format import EntryHeader, IndexUnit, parse_segment_name, segment_name
+from dledger.store.format import (
+    HEADER,
+    EntryHeader,
+    Follow,
+    IndexUnit,
+    header_problem,
+    parse_segment_name,
+    segment_name,
+)
 from dledger.store.hard_state import read_hard_state
 from dledger.store.identity import StoreIdentity, read_identity
 from dledger.store.inspect import (
@@ -48,6 +56,8 @@ class VerifiedNode:
 
     directory: Path
     data_dirs: tuple[Path, ...]
+    segments: list[Path] = field(default_factory=list)
+    """Those of the log that were looked through, oldest first."""
     identity: StoreIdentity | None = None
     checkpoint: LogCheckpoint | None = None
     entries: int = 0
@@ -99,6 +109,7 @@ def verify_node(directory: Path, data_dirs: tuple[Path, ...] = ()) -> VerifiedNo
         _check_gaps(found, data, found.identity.segment_bytes)
         data = _of_size(found, data, found.identity.segment_bytes)
         index = _of_size(found, index, found.identity.index_segment_bytes)
+    found.segments = data
     _check_records(found, data, index)
     return found
 
@@ -109,6 +120,9 @@ def _check_small_files(found: VerifiedNode) -> None:
         found.identity = read_identity(directory)
         if found.identity is None:
             found.add(directory / _IDENTITY_FILE, 0, "the identity is missing")
+        elif min(found.identity.segment_bytes, found.identity.index_segment_bytes) < INDEX_UNIT_BYTES:
+            found.add(directory / _IDENTITY_FILE, 0, "no segment can be as small as it says that they are")
+            found.identity = None
     except CorruptLogError as error:
         found.blame(error)
     try:
@@ -124,10 +138,19 @@ def _check_small_files(found: VerifiedNode) -> None:
 def _segments(found: VerifiedNode, directories: tuple[Path, ...]) -> list[Path]:
     paths: list[Path] = []
     for directory in directories:
-        if directory.is_dir():
-            paths += segment_paths(directory)
-        else:
+        if not directory.is_dir():
             found.add(directory, 0, "the directory is missing")
+            continue
+        try:
+            listed = {path: path.is_file() for path in segment_paths(directory)}
+        except OSError as error:
+            found.add(directory, 0, f"the directory cannot be read: {error.strerror}")
+            continue
+        for path, is_file in listed.items():
+            if is_file:
+                paths.append(path)
+            else:
+                found.add(path, 0, "no file, or no ordinary one")
     return sorted(paths, key=lambda path: path.name)
 
 
@@ -145,11 +168,14 @@ def _check_gaps(found: VerifiedNode, paths: list[Path], size: int) -> None:
     checkpoint = found.checkpoint
     if checkpoint is None:
         return
-    bases = {parse_segment_name(path.name) for path in paths}
     begin, end = checkpoint.begin.position, checkpoint.flushed.position
-    for base in range(begin - begin % size, end, size):
-        if base not in bases and begin < end:
-            found.add(found.data_dirs[0] / segment_name(base), 0, "the segment is missing")
+    wanted = range(begin - begin % size, end, size) if begin < end else range(0)
+    bases = {parse_segment_name(path.name) for path in paths}
+    present = sum(base in wanted for base in bases)
+    missing = (base for base in wanted if base not in bases)
+    for base in itertools.islice(missing, PROBLEMS_MAX):
+        found.add(found.data_dirs[0] / segment_name(base), 0, "the segment is missing")
+    found.problem_count += max(0, len(wanted) - present - PROBLEMS_MAX)
 
 
 def _check_records(found: VerifiedNode, data: list[Path], index: list[Path]) -> None:
@@ -274,10 +300,14 @@ def compare_nodes(nodes: Sequence[VerifiedNode]) -> Iterator[LogDivergence | str
             yield f"{one.directory} and {other.directory} are not of the same group: they are not compared"
             continue
         until = min(one.committed, other.committed)
+        if until < max(one.first_index, other.first_index):
+            yield f"{one.directory} and {other.directory} have no committed entry in common: nothing was compared"
+            continue
         common = sorted(index for index in one.samples.keys() & other.samples.keys() if index <= until)
         equal = list(itertools.takewhile(lambda index: one.samples[index] == other.samples[index], common))  # noqa: B023
         low = equal[-1] if equal else -1
         high = common[len(equal)] if len(equal) < len(common) else until
+        low = max(low, one.first_index - 1, other.first_index - 1)  # a log may begin thousands of millions later
         found = _first_difference(one, other, low, high)
         if found is not None:
             yield found
@@ -299,8 +329,7 @@ def _first_difference(one: VerifiedNode, other: VerifiedNode, low: int, high: in
 
 def _records(node: VerifiedNode, low: int, high: int) -> Iterator[RecordItem]:
     begin = node.checkpoint.begin if node.checkpoint else GENESIS
-    data = sorted((path for one in node.data_dirs for path in segment_paths(one)), key=lambda path: path.name)
-    data = _from_segment_of(data, low)
+    data = _from_segment_of(node.segments, low)
     items: Iterator[DataItem] = inspect_data(data, begin)
     for item in items:
         if isinstance(item, RecordItem):
@@ -314,7 +343,20 @@ def _from_segment_of(data: list[Path], index: int) -> list[Path]:
     """The segments from the one on that may hold ``index``, by the first record of each."""
     start = 0
     for number, path in enumerate(data):
-        first = next(inspect_data([path]), None)
-        if isinstance(first, RecordItem) and first.header.index <= index:
+        first = _first_index(path)
+        if first is not None and first <= index:
             start = number
     return data[start:]
+
+
+def _first_index(path: Path) -> int | None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER.size)
+    except OSError:
+        return None
+    if len(head) < HEADER.size:
+        return None
+    header = EntryHeader(*HEADER.unpack(head))
+    problem = header_problem(header, parse_segment_name(path.name) or 0, Follow(header.index - 1, 0, 0))
+    return None if problem else header.index

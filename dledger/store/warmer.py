@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dledger.config import INDEX_UNIT_BYTES
+from dledger.layout import INDEX_UNIT_BYTES
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.mmap_file_list import MappedFileList

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from dledger.config import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
+from dledger.layout import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
 from dledger.store.format import (
     BLANK,
     BLANK_MAGIC,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.errors import ConfigError, CorruptLogError
+from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.store.checkpoint import read_checkpoint
 from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, UNIT, EntryHeader, IndexUnit, segment_name
 from dledger.store.identity import StoreIdentity, read_identity

@@ -7,7 +7,7 @@ from zlib import crc32
 import numpy as np
 from crc32c import crc32c
 
-from dledger.config import ENTRY_HEADER_BYTES
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger_spark.decode.context import Chain
 from dledger_spark.decode.layout import Bytes, Ints, Mask
 from dledger_spark.decode.records import Records

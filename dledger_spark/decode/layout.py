@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.errors import invariant
+from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from rocketstore.message.record import HOST_V6_FLAGS, OVERHEAD, SYS_FLAG_AT, body_at
 
 Bytes = NDArray[np.uint8]

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger.config import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
+from dledger.layout import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
 from dledger.store.format import BLANK_MAGIC as ENTRY_BLANK_MAGIC
 from dledger.types import Magic
 from dledger_spark.decode.context import Framing

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger.config import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
+from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.store.format import BLANK_MAGIC as ENTRY_BLANK_MAGIC
 from dledger.store.format import HEADER, EntryHeader, is_magic, parse_segment_name
 from dledger_spark.decode import Framing

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dledger.config import ENTRY_HEADER_BYTES
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger_spark.decode import WalkEnd, walk
 from dledger_spark.decode.checksums import chain_after
 from dledger_spark.decode.context import Chain

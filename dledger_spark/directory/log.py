@@ -16,8 +16,8 @@ from pathlib import Path
 from struct import error as struct_error
 from typing import Final
 
-from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import CorruptLogError
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, read_checkpoint
 from dledger.store.format import BLANK, BLANK_MAGIC
 from dledger.store.java_files import java_committed

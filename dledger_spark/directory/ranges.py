@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_left
 
-from dledger.config import ENTRY_HEADER_BYTES
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode import walk
 from dledger_spark.directory.files import LogSegment

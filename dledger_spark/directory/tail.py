@@ -19,7 +19,8 @@ from typing import Final
 
 from crc32c import crc32c
 
-from dledger.config import ENTRY_HEADER_BYTES, MIB
+from dledger.config import MIB
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import HEADER, EntryHeader, is_magic
 from dledger.types import Magic
 from dledger_spark.decode import RecordWalk, WalkEnd, walk

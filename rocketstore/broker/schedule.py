@@ -303,7 +303,7 @@ class _Run:
 
     def _turn(self, level: _Level, now_ms: int) -> int | None:
         """Move one level on by a batch at most; gives when (monotonic ms) it wants the next turn, None: when woken."""
-        if level.put is not None and not self._land(level, level.put, now_ms):
+        if level.put is not None and not self._land(level, level.put):
             return None  # the answer wakes us
         if level.retry_at_ms > now_ms:
             return level.retry_at_ms
@@ -324,7 +324,9 @@ class _Run:
         return now_ms if level.put is None or level.put.results is not None else None
 
     def _wait(self, level: _Level, now_ms: int, wall_ms: int) -> int | None:
-        return now_ms + max(level.due_ms - wall_ms, 1) if level.waiting else None
+        if level.waiting:
+            return now_ms + max(level.due_ms - wall_ms, 1)
+        return level.retry_at_ms if level.retry_at_ms > now_ms else None
 
     def _find(self, level: _Level, wall_ms: int) -> _Found | None:
         """What is due at the head of the level's queue; None if nothing is, then ``waiting`` and ``due_ms`` say why."""
@@ -337,8 +339,11 @@ class _Run:
             try:
                 result = self._store.get(SCHEDULE_TOPIC, queue_id, level.offset, max_count=1)
             except CorruptLogError as error:
-                self._service.skip(level.number, level.offset, str(error))
                 level.arrived = True
+                if error.index is not None and self._store.log.is_repaired:  # only entries are repaired
+                    self._put_off(level, f"cannot be read before the log is repaired: {error}")
+                    return None
+                self._service.skip(level.number, level.offset, str(error))
                 return _Found(end=level.offset + 1)
         if result.status is GetMessageStatus.FOUND:
             level.arrived = True
@@ -390,7 +395,7 @@ class _Run:
 
         self._store.submit(found.messages, done, own=True)
 
-    def _land(self, level: _Level, put: _Put, now_ms: int) -> bool:
+    def _land(self, level: _Level, put: _Put) -> bool:
         """Whether the answer to a put is there; then progress moves behind what is stored."""
         if put.results is None:
             return False
@@ -399,23 +404,26 @@ class _Run:
             if result.status in _ILLEGAL and len(put.offsets) == 1:
                 self._service.skip(level.number, offset, result.reason or result.status)
             elif not result.ok:
-                self._go_back(level, offset, result, now_ms)
+                self._go_back(level, offset, result)
                 return True
             self._delivered += 1
         level.offset, level.retry_ms, level.batch = put.end, RETRY_MS, BATCH
         return True
 
-    def _go_back(self, level: _Level, offset: int, result: PutResult, now_ms: int) -> None:
+    def _go_back(self, level: _Level, offset: int, result: PutResult) -> None:
         """Go on with this message: later, or if it may be one the store never takes, now and alone."""
         level.offset = offset
         level.waiting, level.arrived = False, True
         if result.status in _ILLEGAL:
             level.batch = 1
             return
+        self._put_off(level, f"was refused: {result.status} {result.reason}")
+
+    def _put_off(self, level: _Level, why: str) -> None:
+        """Try the level's next message again later, each time after a longer pause."""
         if level.retry_ms == RETRY_MS:
-            _log.warning("delay level %d: message %d was refused: %s %s", level.number, offset, result.status,
-                         result.reason)  # fmt: skip
-        level.retry_at_ms = now_ms + level.retry_ms
+            _log.warning("delay level %d: message %d %s", level.number, level.offset, why)
+        level.retry_at_ms = self._clock.monotonic_ms() + level.retry_ms
         level.retry_ms = min(2 * level.retry_ms, RETRY_MS_MAX)
 
     def _note_progress(self, now_ms: int) -> list[int]:
@@ -447,7 +455,7 @@ class _Run:
             if put is None:
                 continue
             if put.answered.wait(max(0.0, deadline_s - time.monotonic())):
-                self._land(level, put, self._clock.monotonic_ms())
+                self._land(level, put)
             else:
                 _log.warning("delay level %d: a put was not answered in time; up to %d messages may be delivered again",
                              level.number, len(put.offsets))  # fmt: skip

@@ -30,6 +30,9 @@ class AsyncTopicCache:
         self._lock = asyncio.Lock()  # guards the fields below, and is held while asking
         self._topics: dict[str, TopicInfo] = {}
         self._asked_at = float("-inf")
+        self._asks = 0
+        self._failure: DLedgerError | None = None
+        """Of the last ask."""
 
     async def find(self, name: str) -> TopicInfo | None:
         """The topic, or None if no broker knows it (yet). Raises what asking raises, if nothing is known."""
@@ -39,13 +42,12 @@ class AsyncTopicCache:
             return topic
         if topic is not None and self._lock.locked():  # somebody asks already: the old answer does
             return topic
+        asks = self._asks
         async with self._lock:
-            if time.monotonic() - self._asked_at >= age_s:  # nobody asked while we waited for the lock
-                try:
-                    await self._refresh()
-                except DLedgerError:
-                    if topic is None:
-                        raise
+            if self._asks == asks:  # else somebody asked while we waited for the lock: as long as one ask may take
+                await self._refresh()
+            if topic is None and self._failure is not None:
+                raise self._failure
             return self._topics.get(name)
 
     def forget(self) -> None:
@@ -53,9 +55,15 @@ class AsyncTopicCache:
         self._asked_at = float("-inf")
 
     async def _refresh(self) -> None:
-        answer = await self._connection.ask_reader(LIST_TOPICS, pb.ListTopicsRequest(), self._connection.deadline())
-        self._topics = {topic.name: topic for topic in map(topic_of, answer.topics)}
-        self._asked_at = time.monotonic()
+        try:
+            answer = await self._connection.ask_reader(LIST_TOPICS, pb.ListTopicsRequest(), self._connection.deadline())
+        except DLedgerError as error:
+            self._failure = error
+        else:
+            self._failure = None
+            self._topics = {topic.name: topic for topic in map(topic_of, answer.topics)}
+            self._asked_at = time.monotonic()
+        self._asks += 1
 
 
 async def no_such_topic(connection: AsyncBrokerConnection, name: str) -> DLedgerError:

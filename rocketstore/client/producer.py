@@ -109,8 +109,8 @@ class Producer:
         """Finish what was begun, then close every connection. Idempotent."""
         with self._lock:
             self._closed = True
-            direct, self._direct = self._direct, None
-            senders, self._senders = self._senders, []
+            senders = self._senders  # all of them, also for whoever closes it at the same time or again
+            direct = self._direct
         for sender in senders:
             sender.close()
         if direct is not None:
@@ -206,9 +206,9 @@ class Producer:
 
     def _direct_sender(self) -> Sender[Sent, Result]:
         sender = self._direct
-        if sender is None:
+        if sender is None or self._closed:
             with self._lock:
-                sender = self._direct
+                sender = None if self._closed else self._direct
                 if sender is None:
                     sender = self._direct = self._make_sender(replace(self._options, linger_s=0.0))
         return sender

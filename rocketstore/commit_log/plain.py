@@ -16,6 +16,7 @@ from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.instruments import SILENT, Instruments
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.fs import FileSystem, RealFileSystem, keep_private, make_dirs_durably
+from dledger.store.mmap_file import UnreadableError
 from dledger.store.mmap_file_list import Placement
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender
@@ -336,7 +337,10 @@ class PlainCommitLog:
 
     def read(self, offset: int, size: int) -> bytes | None:
         queue = self._queue
-        return queue.read(offset, size, cold=queue.max_offset - offset > self._hot_bytes)
+        try:
+            return queue.read(offset, size, cold=queue.max_offset - offset > self._hot_bytes)
+        except UnreadableError as error:  # damage of that place: whoever reads on goes by it, and the broker stays up
+            raise error.as_damage() from error
 
     def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
         """See ``CommitLog.read_together``: what is in memory."""

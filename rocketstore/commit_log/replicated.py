@@ -30,7 +30,7 @@ from struct import Struct
 from typing import Final
 
 from dledger.clock import Clock, SystemClock
-from dledger.config import ENTRY_HEADER_BYTES, ServerConfig
+from dledger.config import ServerConfig
 from dledger.errors import (
     ConfigError,
     CorruptLogError,
@@ -43,6 +43,7 @@ from dledger.errors import (
     ResponseCode,
     ShutdownError,
 )
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, Body, Magic, Position, ProducerBatch, StoredRun, Term

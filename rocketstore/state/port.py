@@ -22,6 +22,10 @@ class QueueNumbering(Protocol):
         """Whether what a crash takes back comes again from others."""
 
     @property
+    def is_repaired(self) -> bool:
+        """Whether damaged entries are mended while the log runs, with what other members have."""
+
+    @property
     def flushed_offset(self) -> int:
         """Up to here the log is durable on this node."""
 

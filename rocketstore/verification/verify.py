@@ -10,12 +10,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
 
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
+from dledger.store.extents import non_zero_end
 from dledger.store.fs import RealFileSystem, read_whole
 from dledger.store.inspect import ProblemItem
 from dledger.store.mmap_file_list import list_segments
@@ -139,10 +141,11 @@ def _plain_part(store: MessageStoreConfig, found: VerifiedBroker) -> LogPart:
         if one.size != size:
             found.add(one.path, min(one.size, size), f"the file has {one.size} bytes instead of {size}")
     bases = sorted(files)
-    if bases:
-        for base in range(bases[0], bases[-1], size):
-            if base not in files:
-                found.add(there[0] / f"{base:020d}", 0, "the file is missing")
+    for base, following in pairwise(bases):
+        missing = (following - base - 1) // size
+        if missing:
+            reason = "the file is missing" if missing == 1 else f"{missing} files from here on are missing"
+            found.add(there[0] / f"{base + size:020d}", 0, reason)
     begin, end = (bases[0], bases[-1] + size) if bases else (0, 0)
     return LogPart({base: one.path for base, one in files.items() if one.size == size}, size, begin, end)
 
@@ -202,11 +205,7 @@ def _stopped(part: LogPart, path: Path, position: int, reason: str, found: Verif
 
 def _is_zero(path: Path, offset: int) -> bool:
     with path.open("rb") as file:
-        file.seek(offset)
-        while chunk := file.read(_PROBE_BYTES):
-            if chunk.count(0) != len(chunk):
-                return False
-    return True
+        return non_zero_end(file.fileno(), offset, os.fstat(file.fileno()).st_size) <= offset
 
 
 # --- what is derived --------------------------------------------------------------------------------------------------

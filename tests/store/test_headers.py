@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.config import INDEX_UNIT_BYTES
 from dledger.core.ports import Log
 from dledger.errors import CorruptLogError
+from dledger.layout import INDEX_UNIT_BYTES
 from dledger.store.file_store import FileStore
-from dledger.store.format import CHAIN_CRC_OFFSET, CHANNEL_OFFSET, HEADER, EntryHeader, header_chain_crc
+from dledger.store.format import CHAIN_CRC_OFFSET, CHANNEL_OFFSET, HEADER, HEADERS, EntryHeader, header_chain_crc
 from dledger.store.headers import chain_crcs
-from dledger.store.log_files import HEADERS
 from dledger.types import LogIndex, Position, Term
 from tests.store.support import INDEX_SEGMENT_BYTES, SEGMENT_BYTES, FakeClock, fill, open_store, small_config
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.store.format import UNIT, IndexUnit
 from dledger.store.inspect import (
     BlankItem,
     EndItem,
@@ -143,3 +144,65 @@ def test_a_file_that_cannot_be_mapped_is_a_problem(directory: Path, monkeypatch:
     index = list(inspect_index(paths))
     assert index[0] == ProblemItem(paths[0], 0, "the file cannot be read: Cannot allocate memory")
     assert {one.path for one in index[1:]} == set(paths[1:])
+
+
+def test_an_index_of_holes_is_looked_through_at_once(directory: Path) -> None:
+    """The units before a log's begin may be terabytes that nobody ever wrote."""
+    path = directory / f"{0:020d}"
+    fields = (1, 5, 48, 1 << 29, 1)
+    unit = UnitItem(path, 1 << 34, IndexUnit(*fields))
+    with path.open("wb") as file:
+        file.truncate((1 << 34) + 4096)
+        file.seek(1 << 34)
+        file.write(UNIT.pack(*fields))
+
+    assert list(inspect_index([path])) == [unit, EndItem(path, (1 << 34) + 32)]
+
+
+def test_what_is_no_ordinary_file_is_a_problem(tmp_path: Path) -> None:
+    """To open a pipe would wait for a writer; here there is one, which says nothing."""
+    pipe, gone = tmp_path / f"{0:020d}", tmp_path / f"{4096:020d}"
+    os.mkfifo(pipe)
+    gone.symlink_to(tmp_path / "nowhere")
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        for items in (inspect_data([pipe, gone]), inspect_index([pipe, gone])):
+            assert [(item.path, isinstance(item, ProblemItem)) for item in items] == [(pipe, True), (gone, True)]
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("kind", ["data", "index"])
+def test_a_sector_that_cannot_be_read_is_a_problem(directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Its mapping would end the process. What lies before it is shown, and so are the other files."""
+    paths = segment_paths(directory / kind)
+    os.truncate(paths[0], 3 * 4096)
+    with paths[0].open("r+b") as file:
+        file.seek(2 * 4096)
+        file.write(b"!")
+    pread, bad = os.pread, paths[0].stat().st_ino
+
+    def failing(fd: int, length: int, offset: int) -> bytes:
+        if os.fstat(fd).st_ino == bad and offset <= 2 * 4096 + 512 < offset + length:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr("dledger.store.inspect.os.pread", failing)
+    items = list(inspect_data(paths) if kind == "data" else inspect_index(paths))
+
+    assert [item for item in items if isinstance(item, ProblemItem) and item.path == paths[0]] == [
+        ProblemItem(paths[0], 2 * 4096, "it cannot be read: Input/output error")
+    ]
+    assert sum(isinstance(item, RecordItem | UnitItem) and item.path == paths[0] for item in items) > 0
+    assert {item.path for item in items} >= set(paths[1:])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_missing_segment_is_a_problem(directory: Path, number: int) -> None:
+    """The index still names what was in it."""
+    path = segment_paths(directory / "data")[number]
+    path.unlink()
+
+    reasons = [item.reason for item in problems(directory)]
+    assert f"the index names entry {27 * number}, which has no record" in reasons or number == 1
+    assert reasons

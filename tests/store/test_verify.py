@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
-from dledger.store.verify import SAMPLE_ENTRIES, LogDivergence, VerifiedNode, compare_nodes, verify_node
-from dledger.types import Boundary, LogIndex, Position, Term
+from dledger.store.inspect import RecordItem
+from dledger.store.verify import (
+    PROBLEMS_MAX,
+    SAMPLE_ENTRIES,
+    LogDivergence,
+    VerifiedNode,
+    compare_nodes,
+    verify_node,
+)
+from dledger.types import GENESIS, Boundary, LogIndex, Position, Term
 from tests.store.support import UnsyncedFs, abandon, fill, open_store, small_config
 from tests.support.damage import turn
 
@@ -264,3 +275,71 @@ def test_a_file_of_a_terabyte_is_named_and_not_looked_through(directory: Path, k
 
     (reason,) = (reason for name, _, reason in told(verify_node(directory)) if name == huge.name)
     assert "bytes instead of" in reason
+
+
+def test_what_is_no_ordinary_file_is_named(directory: Path) -> None:
+    """Whether its name is a segment's or not, it is told and not followed."""
+    one, other = segments(directory)[1], segments(directory, "index")[1]
+    for path in (one, other):
+        path.unlink()
+        path.symlink_to(path.with_name("gone"))
+
+    found = told(verify_node(directory))
+
+    assert (one.name, 0, "no file, or no ordinary one") in found
+    assert (other.name, 0, "no file, or no ordinary one") in found
+
+
+@pytest.mark.parametrize("size", [-4096, 0, 1, 32])
+def test_an_identity_with_another_segment_size_is_told_and_takes_no_time(directory: Path, size: int) -> None:
+    """People copy that file from another member and write in it. Every missing segment is counted, few are listed."""
+    identity = json.loads((directory / "identity").read_text())
+    (directory / "identity").write_text(json.dumps({**identity, "segment_bytes": size}))
+    end = 1 << 50
+    mark = Mark(LogIndex(59), end, 1)
+    create_checkpoint(
+        UnsyncedFs(),
+        directory / "checkpoint",
+        LogCheckpoint(mark, LogIndex(59), LogIndex(55), GENESIS, clean_stop=True),
+    )
+
+    found = verify_node(directory)
+
+    assert PROBLEMS_MAX >= len(found.problems) > 0
+    if size == 32:
+        assert found.problem_count >= end // size - len(segments(directory))
+    else:
+        assert found.identity is None
+
+
+def test_nodes_are_compared_although_the_data_of_one_is_missing(directory: Path, tmp_path: Path) -> None:
+    """It is told, and so is that nothing was compared."""
+    other = copy(directory, tmp_path / "copy")
+    shutil.rmtree(other / "data")
+
+    (said,) = compare_nodes([verify_node(directory), verify_node(other)])
+
+    assert isinstance(said, str)
+    assert "nothing was compared" in said
+
+
+def test_only_what_both_hold_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a log that begins a thousand million entries later than the other, that much is not read again, nor kept."""
+    read: list[int] = []
+
+    def note(_node: VerifiedNode, low: int, _high: int) -> Iterator[RecordItem]:
+        read.append(low)
+        return iter(())
+
+    monkeypatch.setattr("dledger.store.verify._records", note)
+    last = LogIndex(10**9)
+    checkpoint = LogCheckpoint(Mark(last, 1, 1), last, last, GENESIS, clean_stop=True)
+    nodes = [
+        VerifiedNode(
+            Path(f"n{first}"), (), checkpoint=checkpoint, first_index=first, last_index=last, samples={last: first}
+        )
+        for first in (0, 10**9 - 10)
+    ]
+
+    assert list(compare_nodes(nodes)) == []
+    assert read == [10**9 - 11] * 2

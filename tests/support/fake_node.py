@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import (
     DLedgerError,
     IndexBeforeBeginError,
@@ -15,6 +14,7 @@ from dledger.errors import (
     OutOfOrderSequenceError,
     UnknownProducerError,
 )
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, RoleEvent
 from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, StoredRun, Term
 from tests.support.fake_bulk import FakeBulkLog

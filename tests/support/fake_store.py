@@ -71,6 +71,7 @@ class FakeLog:
         """By name what each number was answered."""
         self.stores: list[FakeStore] = []
         self.is_replicated = True
+        self.is_repaired = True
         self.flushed_offset = 1 << 62
         self.flush_error: DLedgerError | None = None
 

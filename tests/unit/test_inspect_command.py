@@ -86,6 +86,20 @@ def test_a_flipped_bit_is_found_where_it_is(base_dir: Path, inspect: Callable[..
     assert document["files"][1]["first_bad_offset"] == 0
 
 
+def test_so_many_problems_are_listed_and_the_others_counted(
+    base_dir: Path, inspect: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be one for each of thousands of millions of entries."""
+    for path in sorted((base_dir / "dledger-n0" / "index").iterdir()):
+        path.write_bytes(bytes(path.stat().st_size))
+    monkeypatch.setattr("cluster.commands.inspection.PROBLEMS_MAX", 3)
+
+    plain, document = inspect(base_dir), json.loads(inspect(base_dir, "--json").output)
+
+    assert plain.output.splitlines()[-1] == f"DAMAGED: {ENTRIES - 3} more problems are not listed"
+    assert (len(document["problems"]), document["problem_count"]) == (3, ENTRIES)
+
+
 def test_a_dump_shows_every_entry(base_dir: Path, inspect: Callable[..., Result]) -> None:
     """As text and as JSON lines, blanks and the end included."""
     plain = inspect(base_dir, "--dump").output.splitlines()

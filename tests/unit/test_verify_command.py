@@ -130,6 +130,33 @@ def test_a_file_of_the_log_that_was_cut_short_is_named(root: Path, verify: Verif
     assert str(data[0]) in {one["file"] for one in problems}
 
 
+@pytest.mark.parametrize("files", [slice(-1, None), slice(-2, -1), slice(None)], ids=["last", "before it", "all"])
+def test_a_file_of_the_log_that_says_it_has_a_terabyte_is_not_looked_through(
+    root: Path, verify: Verify, files: slice
+) -> None:
+    """Nothing of it was ever written, so there is nothing to read; it would take hours."""
+    data = sorted(root.glob("dledger-n0/data/*") if (root / "dledger-n0").exists() else root.glob("commitlog/*"))
+    for path in data[files]:
+        os.truncate(path, 1 << 40)
+
+    problems = document(verify, root)["problems"]
+
+    assert {str(path) for path in data[files]} & {one["file"] for one in problems}
+
+
+def test_a_file_far_behind_the_log_is_one_problem(tmp_path: Path, verify: Verify) -> None:
+    """Not one for each file that is missing between."""
+    config = stored_in(tmp_path / "broker", replicated=False)
+    last = max(config.store_path_root_dir.glob("commitlog/*"))
+    shutil.copy(last, last.with_name(f"{1 << 60:020d}"))
+
+    problems = document(verify, config.store_path_root_dir)["problems"]
+
+    told = [one["reason"] for one in problems if "missing" in one["reason"]]
+    assert len(told) == 1
+    assert told[0].startswith(f"{((1 << 60) - int(last.name)) // last.stat().st_size - 1} files from here on")
+
+
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_record_that_a_killed_broker_left_half_written_is_no_damage_behind_its_checkpoint(
     tmp_path: Path, verify: Verify, *, flushed: bool

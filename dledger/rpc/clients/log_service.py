@@ -20,7 +20,7 @@ from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
 from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas
 from dledger.conditions import Conditions
-from dledger.config import ENTRY_HEADER_BYTES, MIB, ServerConfig
+from dledger.config import MIB, ServerConfig
 from dledger.core.producer_names import own_name
 from dledger.errors import (
     AppendsNotServedError,
@@ -36,6 +36,7 @@ from dledger.errors import (
     TooManyProducersError,
     told,
 )
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.rpc import options
 from dledger.rpc.bridge import EventHub, LoopBridge, LoopCallback
 from dledger.rpc.clients import access_gate, codec

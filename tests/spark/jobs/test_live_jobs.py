@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 
-from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import ConfigError
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger_spark.jobs import command, export, follow, stats
 from dledger_spark.jobs.batches import open_batches
 from dledger_spark.jobs.errors import JobError

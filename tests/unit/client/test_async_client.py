@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -16,7 +17,10 @@ from cluster.local_group import free_ports
 from dledger.client import AsyncDLedgerClient, ReadMode
 from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
-from dledger.client.shared import Deadline
+from dledger.client.channels import Service
+from dledger.client.discovery import Directory, ServerReport
+from dledger.client.security import ChannelMaker
+from dledger.client.shared import Deadline, rpc_failure
 from dledger.config import ServerConfig
 from dledger.errors import (
     DLedgerError,
@@ -417,3 +421,59 @@ def test_async_append_as_repeats_under_the_given_name() -> None:
         assert group.nodes[0].bodies() == [b"another", b"a", b"b", b"c"]
 
     run(test)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_async_what_is_under_way_when_it_is_closed_fails_and_is_not_cancelled(*, changes: bool) -> None:
+    """Its task goes on; only what changes nothing is certain not to have been applied."""
+
+    async def main() -> None:
+        held = asyncio.Event()
+
+        async def hold(_request: bytes, _context: object) -> bytes:
+            held.set()
+            await asyncio.Event().wait()
+            return b""
+
+        server = aio_server(options.client_server_options(ServerConfig()))
+        add_methods(server, "test.Holder", {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        channels = AsyncChannels(ChannelMaker(None, (address,)), Service("test.Holder", rpc_failure))
+        task = asyncio.create_task(channels.call("Hold", address, b"", Deadline(60), changes=changes))
+        await held.wait()
+        await channels.close()
+        with pytest.raises(RequestTimeoutError if changes else UnavailableError) as caught:
+            await task
+        assert caught.value.outcome == ("unknown" if changes else "not_applied")
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_async_a_search_that_nobody_waits_for_any_more_fails_in_silence() -> None:
+    """The loop would log an error that the application can do nothing about."""
+    complaints: list[dict[str, object]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        given_up = asyncio.Event()
+
+        async def ask_all(
+            addresses: Collection[str], _deadline: Deadline
+        ) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+            await given_up.wait()
+            for address in addresses:
+                yield address, UnavailableError("gone")
+
+        seeker = AsyncSeeker(Directory(("n0:1",)), ask_all, lambda report: report)
+        with pytest.raises(UnavailableError, match="no leader found within 0 s"):
+            await seeker.leader(Deadline(0))
+        search = seeker._seeking
+        assert search is not None
+        given_up.set()
+        await asyncio.wait([search])
+
+    asyncio.run(main())
+    gc.collect()
+    assert complaints == []

@@ -202,3 +202,20 @@ def test_a_closed_client_looks_at_nobody_and_says_nothing(directory: Directory) 
     seeker = Seeker(directory, closed, lambda status: status)  # type: ignore[arg-type]
     directory.set_leader(GIVEN[0])
     assert seeker.look() == GIVEN[0]
+
+
+def test_who_was_silent_is_asked_after_the_others_for_a_while(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it costs every third read half of its time; a server that refuses does not."""
+    directory.note_failure(GIVEN[1], RequestTimeoutError("no answer"))
+    directory.note_failure(GIVEN[0], UnavailableError("refused"))
+
+    assert {directory.candidates()[-1] for _ in range(6)} == {GIVEN[1]}
+    directory.set_leader(GIVEN[1])
+    assert directory.candidates()[0] == GIVEN[1]
+
+    monkeypatch.setattr("dledger.client.discovery.SILENT_S", 0.0)
+    again = Directory(GIVEN)
+    again.note_failure(GIVEN[1], RequestTimeoutError("no answer"))
+    assert {again.candidates()[-1] for _ in range(6)} == set(GIVEN)

@@ -257,7 +257,7 @@ def test_append_many_that_fails_midway_is_unknown(client: DLedgerClient, group: 
         client.append_many([b"x"] * 2000)
 
     assert caught.value.outcome == "unknown"
-    assert caught.value.__notes__ == ["the first 1024 entries were appended; the error is about the request after them"]
+    assert caught.value.__notes__ == ["the first 1024 entries were appended; the next request failed"]
     with pytest.raises(EmptyBatchError):
         client.append_many([])
 
@@ -454,3 +454,22 @@ def test_addresses_must_be_given() -> None:
         DLedgerClient(" , ")
     with DLedgerClient("a:1; b:2,a:1", security=ClientSecurity(insecure=True)) as client:
         assert client._directory.addresses == ("a:1", "b:2")
+
+
+def test_a_node_that_hangs_leaves_the_others_time_to_answer_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever only reads knows no leader and asks all in turn: each third read would fail."""
+    times_s: list[float] = []
+
+    def hang(_name: str, address: str, _request: bytes, deadline: Deadline, *, changes: bool) -> bytes:
+        assert not changes
+        times_s.append(deadline.remaining_s)
+        if len(times_s) < 3:
+            raise RequestTimeoutError(f"no answer of {address} in time")
+        raise IndexOutOfRangeError("there is no such entry")
+
+    with DLedgerClient(["n0:1", "n1:1", "n2:1"], timeout_s=1000, security=ClientSecurity(insecure=True)) as client:
+        monkeypatch.setattr(client._channels, "call", hang)
+        with pytest.raises(IndexOutOfRangeError):
+            client.read(0)
+
+    assert max(times_s[:2]) <= 500 < times_s[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.client.whereabouts import AddressBook
+from dledger.client.whereabouts import KNOWN_MAX, AddressBook
 
 PUBLISHED = ("127.0.0.1:10911", "127.0.0.1:10921", "127.0.0.1:10931")
 
@@ -84,3 +84,22 @@ def test_a_balancer_is_nobodys_address() -> None:
     assert found.find("n0", "n0:10911") == "n0:10911"
     assert found.find("n1") == "balancer:10911"  # better than nothing
     assert found.addresses == ("balancer:10911", "n0:10911")
+
+
+def test_of_ever_new_nodes_and_addresses_only_the_last_are_remembered() -> None:
+    """Every restart may bring a new address, and a server may make names up; whoever is heard of again stays."""
+    found = AddressBook(("n0:1",))
+    found.note_tried("n0:1")
+    for number in range(1000):
+        found.note_said("n1", "n1:1")
+        found.note_said(f"made-up-{number}", f"made-up:{number}")
+        found.note_answer(f"met:{number}", f"met-{number}")
+        assert found.find_said(f"hinted:{number}") == f"hinted:{number}"
+
+    assert len(found.addresses) == 1 + 3 * KNOWN_MAX
+    assert {"n0:1", "n1:1", "made-up:999", "met:999", "hinted:999"} <= set(found.addresses)
+    for node in ("a", "b"):
+        found.note_answer("balancer:1", node)
+    for number in range(1000):
+        found.note_answer("met:1", f"another-{number}")
+    assert found.find("a", "a:1") == "a:1"

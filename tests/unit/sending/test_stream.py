@@ -189,6 +189,24 @@ def test_closing_a_stream_tells_everybody_even_if_grpc_never_says_that_it_is_ove
     assert stream.submit(one_entry()) is not None
 
 
+class LateWord(SilentCall):
+    """Is over at once; why, gRPC says a moment later."""
+
+    def initial_metadata(self) -> tuple[()]:
+        self.spoken.wait(0.2)
+        raise self
+
+
+def test_why_a_stream_was_refused_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may name the leader, or say that trying again is hopeless."""
+    monkeypatch.setattr("dledger.sending.stream.LAST_WORD_S", 30.0)
+    call = LateWord(accepted=False, over=True)
+    stream = Stream(call, "n1:1", wire_of("default"), lambda *_: int, lambda _: None)  # type: ignore[arg-type]
+
+    with pytest.raises(DLedgerError, match="at last"):
+        stream.open(30.0)
+
+
 class SlowCall(SilentCall):
     """Is accepted, but not at once."""
 

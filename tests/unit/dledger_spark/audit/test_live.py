@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import CorruptLogError
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import LogIndex
 from dledger_spark.audit.blocks import ReplicaDigest, Stretch, block_bounds, differ
 from dledger_spark.audit.difference import DifferenceKind

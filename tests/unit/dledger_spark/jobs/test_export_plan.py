@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.config import ENTRY_HEADER_BYTES
 from dledger.errors import ConfigError
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger_spark.jobs.batches import open_batches
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.export import ExportOptions, about, chosen_columns, planned

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError
-from rocketstore.broker.schedule import BATCH, ScheduleService
+from rocketstore.broker.schedule import BATCH, RETRY_MS_MAX, ScheduleService
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import LOOPBACK, HostAddress, Message
@@ -442,6 +442,33 @@ def test_a_damaged_record_is_skipped_alone(broker: Broker, monkeypatch: pytest.M
     broker.advance(LEVEL_1_MS)
 
     assert broker.bodies() == [b"0", b"2", b"3"]
+
+
+@pytest.mark.parametrize("is_repaired", [True, False])
+def test_a_damaged_entry_is_waited_for_if_it_is_repaired(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_repaired: bool
+) -> None:
+    """It was acknowledged, and other members have it: it is delivered late rather than never."""
+    get, damaged = broker.store.get, True
+
+    def damaged_get(topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        if damaged and topic == SCHEDULE_TOPIC and offset <= 1 < offset + max_count:
+            raise CorruptLogError(tmp_path, 1, "planted", "none", 7)
+        return get(topic, queue_id, offset, max_count=max_count)
+
+    for number in range(4):
+        broker.send(1, b"%d" % number)
+    broker.store.log.is_repaired = is_repaired
+    monkeypatch.setattr(broker.store, "get", damaged_get)
+    broker.schedule.start()
+    broker.advance(LEVEL_1_MS)
+    if is_repaired:
+        assert broker.bodies() == [b"0"]
+        assert broker.schedule.skipped == 0
+    damaged = False
+    broker.advance(RETRY_MS_MAX)
+
+    assert broker.bodies() == ([b"0", b"1", b"2", b"3"] if is_repaired else [b"0", b"2", b"3"])
 
 
 def test_an_idle_service_reads_nothing(broker: Broker) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from dledger.errors import DLedgerError, OutOfOrderSequenceError, UnavailableError
 from rocketstore.client import AsyncProducer
+from rocketstore.client.aio_connection import AsyncBrokerConnection
+from rocketstore.client.aio_topic_cache import AsyncTopicCache
 from rocketstore.client.errors import MessageRefusedError, PartlySentError, SendOutcomeUnknownError
 from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal
@@ -156,6 +158,54 @@ def test_a_cancelled_send_ends_nobody_elses(brokers: FakeBrokers) -> None:
         assert not [one for one in ended[1::2] if isinstance(one, BaseException)]
 
     run(brokers, test)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_closing_twice_still_finishes_what_was_begun(brokers: FakeBrokers, *, is_cancelled: bool) -> None:
+    """Whoever closes it as well, or again after giving up, breaks nothing."""
+
+    async def test(producer: AsyncProducer) -> None:
+        sent = await producer.sender(linger_ms=60_000).send(order(), queue_id=1)
+        first = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        if is_cancelled:
+            first.cancel()
+        await producer.close()
+        await asyncio.wait([first])
+        assert sent.result().queue_offset == 0
+
+    run(brokers, test)
+    assert brokers.bodies("orders") == [b"one"]
+
+
+def test_who_waits_for_another_look_at_the_topics_shares_its_failure(
+    brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the last of many would wait for as many time-outs, whatever its own is."""
+    asks, failing = 0, asyncio.Event()
+
+    async def ask_reader(*_request: object) -> object:
+        nonlocal asks
+        asks += 1
+        await failing.wait()
+        raise UnavailableError("nobody answers")
+
+    async def main() -> None:
+        connection = AsyncBrokerConnection(brokers.addresses)
+        monkeypatch.setattr(connection, "ask_reader", ask_reader)
+        cache = AsyncTopicCache(connection)
+        tasks = [asyncio.create_task(cache.find("orders")) for _ in range(5)]
+        await asyncio.sleep(0)
+        failing.set()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in ended] == [UnavailableError] * 5
+        assert asks == 1
+        with pytest.raises(UnavailableError):
+            await cache.find("orders")
+        assert asks == 2
+        await connection.close()
+
+    asyncio.run(main())
 
 
 def test_a_closed_producer_says_so(brokers: FakeBrokers) -> None:

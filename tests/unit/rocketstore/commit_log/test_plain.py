@@ -402,6 +402,26 @@ def test_a_bad_sector_at_a_start_is_an_error_that_names_it(tmp_path: Path, monke
         open_log(config)
 
 
+def test_a_bad_sector_is_damage_of_the_messages_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delayed delivery, for one, goes by a damaged message; any other error of the disk would end the broker."""
+    log = open_log(small_config(tmp_path))
+    put(log, *(message() for _ in range(3)))
+    monkeypatch.setattr(log, "_hot_bytes", -1)
+    read = os.pread
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        if offset <= RECORD_BYTES < offset + length:
+            raise OSError(IO_ERROR, "a bad sector")
+        return read(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+    assert log.read_record(2 * RECORD_BYTES) is not None
+    with pytest.raises(CorruptLogError, match="a bad sector"):
+        log.read_record(RECORD_BYTES)
+    log.shutdown()
+
+
 def test_stopping_makes_everything_durable(tmp_path: Path) -> None:
     """However long the interval is."""
     fs = FailingFs()

@@ -1,0 +1,101 @@
+"""Where the fields of stored structures are. A layout lists them once; whatever packs or reads them is made from it.
+
+The log's own layouts are here, below everything else, because limits depend on their sizes; what the fields mean is in
+``dledger.store.format``. Only whoever asks for a table loads numpy.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from dledger.records import record
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CODES: Final = {"i1": "b", "u1": "B", "i2": "h", "i4": "i", "u4": "I", "i8": "q"}
+
+
+@record(frozen=True, slots=True)
+class RecordLayout:
+    """Fields in the order in which they are stored: big-endian, without gaps.
+
+    Each is a name and a kind: a number's sign and bytes, such as ``"i4"``, or ``"V"`` and how many bytes.
+    """
+
+    fields: tuple[tuple[str, str], ...]
+
+    @property
+    def size(self) -> int:
+        """How many bytes a structure has."""
+        return sum(_width(kind) for _, kind in self.fields)
+
+    def at(self, name: str) -> int:
+        """Where a field begins."""
+        names = [one for one, _ in self.fields]
+        return sum(_width(kind) for _, kind in self.fields[: names.index(name)])
+
+    def behind(self, name: str) -> int:
+        """Where a field ends."""
+        return self.at(name) + _width(dict(self.fields)[name])
+
+    def without(self, name: str) -> RecordLayout:
+        """The same without a field, closed up."""
+        return RecordLayout(tuple(field for field in self.fields if field[0] != name))
+
+    def prefixed(self, prefix: str) -> RecordLayout:
+        """The same with other names."""
+        return RecordLayout(tuple((prefix + name, kind) for name, kind in self.fields))
+
+    def followed_by(self, other: RecordLayout) -> RecordLayout:
+        """One structure directly behind the other."""
+        return RecordLayout(self.fields + other.fields)
+
+    def struct(self, *names: str) -> Struct:
+        """What packs a structure, or reads it: of whole ones these fields, in stored order, or all of them."""
+        wanted = names or tuple(name for name, _ in self.fields)
+        if tuple(name for name, _ in self.fields if name in wanted) != wanted:
+            raise ValueError(f"{wanted} are not fields in the order in which they are stored")
+        codes = (_code(kind) if name in wanted else f"{_width(kind)}x" for name, kind in self.fields)
+        return Struct(">" + "".join(codes))
+
+    def field(self, name: str) -> Struct:
+        """What packs or reads a field alone."""
+        return Struct(">" + _code(dict(self.fields)[name]))
+
+    def dtype(self) -> np.dtype[np.void]:
+        """A row of a table of structures."""
+        import numpy as np
+
+        return np.dtype([(name, kind if kind[0] == "V" else f">{kind}") for name, kind in self.fields])
+
+
+def _width(kind: str) -> int:
+    return int(kind[1:])
+
+
+def _code(kind: str) -> str:
+    return f"{kind[1:]}s" if kind[0] == "V" else _CODES[kind]
+
+
+ENTRY: Final = RecordLayout(
+    (
+        ("magic", "i4"),
+        ("size", "i4"),
+        ("index", "i8"),
+        ("term", "i8"),
+        ("position", "i8"),
+        ("channel", "i4"),
+        ("chain_crc", "u4"),
+        ("body_crc", "u4"),
+        ("body_length", "i4"),
+    )
+)
+"""The header of an entry, which its body follows."""
+INDEX_UNIT: Final = RecordLayout((("magic", "i4"), ("position", "i8"), ("size", "i4"), ("index", "i8"), ("term", "i8")))
+BLANK_HEAD: Final = RecordLayout((("magic", "i4"), ("size", "i4")))
+"""How a blank begins; an entry begins alike."""
+ENTRY_HEADER_BYTES: Final = ENTRY.size
+INDEX_UNIT_BYTES: Final = INDEX_UNIT.size
+MIN_BLANK_BYTES: Final = BLANK_HEAD.size
