@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
@@ -148,7 +148,7 @@ class ScheduleService:
         self._store = store
         self._state = state
         self._delays = delay_levels
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._supervisor = supervisor or Supervisor(lambda _error: None)
         self._store_host = store_host
         self._lifecycle = threading.Lock()  # guards start and stop against each other

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
@@ -89,7 +89,7 @@ class BrokerServer:
         self._tls: TlsKeeper | None = None
         if config.dledger is None and config.security.has_tls:
             self._tls = TlsKeeper(config.security, name=f"broker {config.name}", member=None)
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self.conditions = Conditions(config.node_id, self._clock)
         """What is the matter with this broker; a replicated one shares its node's."""
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops

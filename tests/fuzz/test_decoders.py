@@ -26,7 +26,7 @@ from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.peers import codec, push_frames
 from dledger.store import checkpoint, hard_state, slots
 from dledger.store.format import encode_record, scan_run
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE, StoreIdentity, read_identity, write_identity
 from dledger.store.remembered import REMEMBERED_FILE, RememberedFile, read_remembered
 from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
@@ -239,7 +239,7 @@ def test_a_run_of_entries_is_taken_up_to_the_first_wrong_byte(data: st.DataObjec
 
 def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     """Small files, written as a node and a broker write them; and what reads them."""
-    fs = RealFileSystem()
+    fs = FileSystem()
     write_identity(fs, directory, StoreIdentity("c", "g", "n0", 1, 2))
     RememberedFile(fs, directory).save({NodeId("n1"): EntryId(Term(1), LogIndex(2))})
     write_traces(fs, directory, traces_of(directory, (IDENTITY_FILE,), FlushMode.SYNC))

@@ -13,7 +13,7 @@ from google.protobuf.message import Message as Wire
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
 from dledger.client.security import ChannelMaker, ClientSecurity
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
@@ -45,9 +45,9 @@ class ServedFakeStore(FakeStore):
     """A store in memory with what only the service needs."""
 
     def __init__(self) -> None:
-        super().__init__(clock=SystemClock())
+        super().__init__(clock=Clock())
         self.extent = FakeExtent()
-        self.stats = StoreStats(SystemClock())
+        self.stats = StoreStats(Clock())
         self.dispatch_behind_bytes = 7
         self.illegal_topic = ""
 
@@ -177,7 +177,7 @@ class Harness:
         security: ClientSecurity | None = None,
     ) -> None:
         self.config = config or BrokerConfig()
-        self.guard = None if rules is None else AccessGuard(rules, name="n0", clock=SystemClock())
+        self.guard = None if rules is None else AccessGuard(rules, name="n0", clock=Clock())
         self._security = security
         self._has_caught_up = has_caught_up
         self.store = ServedFakeStore()
@@ -207,7 +207,7 @@ class Harness:
             self.state,
             bridge,
             Connections("unwatched", self.config.limits, share_percent=75),
-            clock=SystemClock(),
+            clock=Clock(),
             view=lambda: self.view,
             store_host=STORE_HOST,
             has_caught_up=self._has_caught_up,

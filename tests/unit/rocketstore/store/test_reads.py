@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from dledger.errors import CorruptLogError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.units import UNIT_BYTES
@@ -316,7 +316,7 @@ def test_no_turned_bit_of_a_queue_hides_a_message(tmp_path: Path) -> None:
     """Wherever it is, before a start or while running: filtered and unfiltered consumers get all, and it is mended."""
     count, random = 40, Random(7)
     bench = Bench(count)
-    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 64 * UNIT_BYTES, RealFileSystem())
+    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 64 * UNIT_BYTES, FileSystem())
     queue.load()
     queue.append(bench.log.scan(0, 1).heads)
     bench.find = lambda: queue
