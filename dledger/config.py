@@ -76,13 +76,13 @@ class ElectionConfig:
         )
         if self.election_timeout_ms_min < 3 * self.heartbeat_interval_ms:
             found.append(
-                f"election_timeout_ms_min={self.election_timeout_ms_min} must be at least three heartbeats "
-                f"(heartbeat_interval_ms={self.heartbeat_interval_ms}), or a single lost one starts an election"
+                f"election_timeout_ms_min={self.election_timeout_ms_min} must be at least three times "
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms}, or one lost heartbeat starts an election"
             )
         if self.election_timeout_ms_max <= self.election_timeout_ms_min:
             found.append(
                 f"election_timeout_ms_max={self.election_timeout_ms_max} must exceed "
-                f"election_timeout_ms_min={self.election_timeout_ms_min}, or candidates split votes for ever"
+                f"election_timeout_ms_min={self.election_timeout_ms_min}, or candidates may split the vote forever"
             )
         return found
 
@@ -139,11 +139,12 @@ class ReplicationConfig:
         )
         found += _out_of_bounds(self, {"max_producers": (1, 65_536), "producer_snapshot_entries": (1, 131_072)})
         if self.noop_compatible and not self.noop_body:
-            found.append("noop_compatible needs a noop_body that readers of the log can take for an ordinary entry's")
+            found.append("noop_compatible requires a noop_body that readers of the log accept as an ordinary entry")
         if self.handler_queue_pushes_max < self.inflight_pushes_max:
             found.append(
                 f"handler_queue_pushes_max={self.handler_queue_pushes_max} must be at least "
-                f"inflight_pushes_max={self.inflight_pushes_max}, or a follower refuses what its leader may send"
+                f"inflight_pushes_max={self.inflight_pushes_max}, or followers would refuse pushes that their leader "
+                "may send"
             )
         return found
 
@@ -217,7 +218,7 @@ class StoreConfig:
         if self.index_segment_bytes % INDEX_UNIT_BYTES:
             found.append(f"index_segment_bytes={self.index_segment_bytes} must be a multiple of {INDEX_UNIT_BYTES}")
         if self.segment_bytes < ENTRY_HEADER_BYTES + MIN_BLANK_BYTES + 1:
-            found.append(f"segment_bytes={self.segment_bytes} cannot hold a single entry")
+            found.append(f"segment_bytes={self.segment_bytes} is too small for a single entry")
         if self.scrub_bytes_per_s < 0:
             found.append(f"scrub_bytes_per_s={self.scrub_bytes_per_s} must not be negative")
         if self.warm_bytes < 0 or self.recovery_verify_bytes < 0 or self.follower_keep_bytes < 0:
@@ -228,7 +229,7 @@ class StoreConfig:
                 f"disk_clean_ratio={self.disk_clean_ratio} <= disk_full_ratio={self.disk_full_ratio} <= 1"
             )
         if any(not 0 <= hour <= 23 for hour in self.delete_hour):
-            found.append(f"delete_hour={self.delete_hour} must hold hours from 0 to 23")
+            found.append(f"delete_hour={self.delete_hour} must be hours from 0 to 23")
         if self.retention_hours < 0:
             found.append(f"retention_hours={self.retention_hours} must not be negative")
         return found
@@ -276,7 +277,9 @@ class SecurityConfig:
         """Everything wrong with these values, as sentences. ``addresses``: what is listened on or connected to."""
         if self.has_tls or self.tls_client_trust_cert_path is not None:
             missing = [name for name, path in self._paths() if path is None]
-            return [f"TLS needs a certificate, its key and the CA: set {' and '.join(missing)}, too"] if missing else []
+            return (
+                [f"TLS requires a certificate, its key and the CA: also set {' and '.join(missing)}"] if missing else []
+            )
         if self.insecure:
             return []
         return plaintext_problems(
@@ -297,8 +300,8 @@ def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> l
     if not remote:
         return []
     return [
-        f"plaintext is for loopback addresses, and {', '.join(remote)} {'is' if len(remote) == 1 else 'are'} not: "
-        f"{use_tls} (`dledger certs` makes the files), or {insist} to do without protection"
+        f"plaintext is for loopback addresses, and {', '.join(remote)} {'is' if len(remote) == 1 else 'are'} "
+        f"not: {use_tls} (`dledger certs` creates the files), or {insist} to accept the risk"
     ]
 
 
@@ -340,7 +343,9 @@ class AccessConfig:
         """Everything wrong with these values, as sentences."""
         found = _out_of_bounds(self, {"account_share_percent": (1, 100)})
         if self.acl_enable and self.acl_file is None:
-            found.append("acl_enable=true needs acl_file, the file with accounts (`dledger access new NAME` makes one)")
+            found.append(
+                "acl_enable=true requires acl_file, the file of accounts (`dledger access new NAME` creates one)"
+            )
         return found
 
 
@@ -488,11 +493,11 @@ class ServerConfig:
             found.append("group must not be empty")
         if self.node_id not in ids:
             found.append(self._missing_self())
-        found += [f"member id {one!r} is given more than once" for one in sorted({i for i in ids if ids.count(i) > 1})]
+        found += [f"member id {one!r} appears more than once" for one in sorted({i for i in ids if ids.count(i) > 1})]
         found += [f"member id {one!r} must not contain a slash" for one in sorted(set(ids)) if "/" in one]
         addresses = [member.address for member in self.members]
         found += [
-            f"member address {one!r} is given more than once"
+            f"member address {one!r} appears more than once"
             for one in sorted({a for a in addresses if addresses.count(a) > 1})
         ]
         found += [
@@ -502,7 +507,8 @@ class ServerConfig:
             found.append(f"client_port={self.client_port} must be between 0 and 65535")
         if self.node_id in ids and self.client_port is None and self.self_member.port + CLIENT_PORT_OFFSET > 65535:
             found.append(
-                f"peer port {self.self_member.port} + {CLIENT_PORT_OFFSET} is no port: set client_port explicitly"
+                f"peer port {self.self_member.port} + {CLIENT_PORT_OFFSET} is not a valid port: set client_port "
+                "explicitly"
             )
         if self.client_streams_max <= 0:
             found.append("client_streams_max must be positive")
@@ -536,11 +542,11 @@ def parse_members(text: str) -> tuple[Member, ...]:
         host, colon, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not (dash and colon and node_id and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
-            problems.append(f"member {part!r} must look like id-host:port, for example n0-127.0.0.1:20911")
+            problems.append(f"member {part!r} must have the form id-host:port, for example n0-127.0.0.1:20911")
             continue
         members.append(Member(NodeId(node_id), host, int(port)))
     if not members and not problems:
-        problems.append("no members given: expected id-host:port;id-host:port")
+        problems.append("no members given: use id-host:port;id-host:port")
     if problems:
         raise ConfigError(problems)
     return tuple(members)

@@ -59,7 +59,7 @@ def parse_boolean(text: str) -> bool:
         return True
     if text.lower() in _FALSE:
         return False
-    raise ValueError(f"{text!r} is neither true nor false")
+    raise ValueError(f"invalid boolean {text!r}: use true or false")
 
 
 def split(text: str, separators: str) -> list[str]:

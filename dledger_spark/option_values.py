@@ -103,7 +103,7 @@ def boolean_value(text: str) -> bool:
     try:
         return _BOOLEANS[text.lower()]
     except KeyError:
-        raise BadValueError(f"{text!r} is neither true nor false") from None
+        raise BadValueError(f"invalid boolean {text!r}: use true or false") from None
 
 
 def choice_value(*choices: str) -> Callable[[str], str]:

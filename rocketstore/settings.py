@@ -94,7 +94,7 @@ def _one_of(kind: type[_Word], text: str) -> _Word:
 
 def _hours_text(text: str) -> str:
     if any(not 0 <= hour <= 23 for hour in dledger_settings.parse_hours(text)):
-        raise ValueError(f"{text!r} must hold hours from 0 to 23, separated by ;")
+        raise ValueError(f"{text!r} must be hours from 0 to 23, separated by ;")
     return text
 
 

@@ -80,7 +80,7 @@ def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
     parts = addresses.replace(";", ",").split(",") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not found:
-        raise ConfigError(["no address given: expected host:port of at least one node"])
+        raise ConfigError(["no address given: give host:port of at least one node"])
     return found
 
 

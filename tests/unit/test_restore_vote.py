@@ -75,12 +75,12 @@ def test_with_consent_the_vote_counts(base_dir: Path) -> None:
 def test_a_person_may_lift_a_fence(base_dir: Path) -> None:
     """Where the others' history is the wrong one, and only a person knows."""
     store = open_store(base_dir)
-    store.hard_state.save(DOUBTFUL.fence("n1, n2 committed other entries than this member"))
+    store.hard_state.save(DOUBTFUL.fence("n1, n2 committed different entries than this member"))
     store.close()
 
     given = run(base_dir, answer="y\n")
 
-    assert "doubtful, fenced: n1, n2 committed other entries" in given.output
+    assert "doubtful, fenced: n1, n2 committed different entries" in given.output
     assert saved(base_dir) == HardState(Term(3), NodeId("n1"), Standing.VOTER)
 
 

@@ -224,8 +224,8 @@ def test_all_problems_are_reported_at_once_with_their_places(conf: Path) -> None
         "flag segmnt_bytes: unknown setting: did you mean segment_bytes?",
         f"{conf}:2: listenPort: 'many' is no whole number",
         f"{conf}:4: dLegerSelfId=n1 contradicts selfId=n0 ({conf}:3): keep one of them",
-        "environment variable DLEDGER_FORCE_CLEAN: force_clean: 'perhaps' is neither true nor false",
-        "flag peers: peers: member '?' must look like id-host:port, for example n0-127.0.0.1:20911",
+        "environment variable DLEDGER_FORCE_CLEAN: force_clean: invalid boolean 'perhaps': use true or false",
+        "flag peers: peers: member '?' must have the form id-host:port, for example n0-127.0.0.1:20911",
     )
 
 
@@ -257,7 +257,7 @@ def test_relations_are_checked_over_all_sources(conf: Path) -> None:
 
     (problem,) = problems_of(conf, environ={"DLEDGER_HEARTBEAT_INTERVAL_MS": "90"})
 
-    assert "at least three heartbeats" in problem
+    assert "at least three times heartbeat_interval_ms" in problem
     assert f"election_timeout_ms_min from {conf}:1" in problem
     assert "heartbeat_interval_ms from environment variable DLEDGER_HEARTBEAT_INTERVAL_MS" in problem
 
@@ -388,14 +388,14 @@ def test_tls_settings_come_together(conf: Path, left_out: str) -> None:
 
     (problem,) = problems_of(conf)
 
-    assert problem.startswith("TLS needs a certificate, its key and the CA: set tls_")
+    assert problem.startswith("TLS requires a certificate, its key and the CA: also set tls_")
 
 
 def test_a_trust_file_alone_is_no_tls(conf: Path) -> None:
     """It would be a node that seems protected."""
     conf.write_text("tls_client_trust_cert_path=/ca.crt")
 
-    assert "TLS needs a certificate" in problems_of(conf)[0]
+    assert "TLS requires a certificate" in problems_of(conf)[0]
 
 
 def test_clients_are_asked_for_certificates_or_not(conf: Path) -> None:

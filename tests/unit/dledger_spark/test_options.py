@@ -25,7 +25,7 @@ from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
         ({"path": "/x", "splitBytes": "5"}, "splitBytes: 5 is not between"),
         ({"path": "/x", "splitBytes": "much"}, "'much' is no size"),
         ({"path": "/x", "verifyCrc": "yes"}, "'yes' is none of false, fail, column, skip"),
-        ({"path": "/x", "pushFilters": "1"}, "neither true nor false"),
+        ({"path": "/x", "pushFilters": "1"}, "use true or false"),
         ({"path": "/x", "startingOffsets": '{"t":{"0":1}}'}, "one log with one index"),
         ({"path": "/x", "startingOffsets": "soon"}, "none of earliest, latest"),
         ({"path": "/x", "endingOffsets": "earliest"}, "none of latest"),
@@ -105,7 +105,7 @@ def test_secrets_are_not_shown_and_errors_pickle() -> None:
 
     assert "hidden" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
-    with pytest.raises(OptionError, match="one of the two is missing"):
+    with pytest.raises(OptionError, match="one of them is missing"):
         ReadOptions.parse({"path": "/x", "accessKey": "me"}).security.client()
     error = pickle.loads(pickle.dumps(SchemaError("what")))
     assert (type(error), str(error)) == (SchemaError, "what")

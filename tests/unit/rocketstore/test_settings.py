@@ -190,8 +190,8 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         "environment variable DLEDGER_BROKER_NMAE: unknown setting: did you mean DLEDGER_BROKER_NAME?",
         f"{conf}:2: flushDiskType: 'never' is none of SYNC_FLUSH, ASYNC_FLUSH",
         f"{conf}:4: file_reserved_time=4 contradicts fileReservedTime=3 ({conf}:3): keep one of them",
-        f"{conf}:5: deleteWhen: '25' must hold hours from 0 to 23, separated by ;",
-        "flag autoCreateTopicEnable: autoCreateTopicEnable: 'perhaps' is neither true nor false",
+        f"{conf}:5: deleteWhen: '25' must be hours from 0 to 23, separated by ;",
+        "flag autoCreateTopicEnable: autoCreateTopicEnable: invalid boolean 'perhaps': use true or false",
     )
 
 

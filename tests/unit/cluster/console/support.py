@@ -42,7 +42,7 @@ class FakeProbe(GroupProbe):
         self.asked[address] = self.asked.get(address, 0) + 1
         if address in self.blocked:
             self.blocked[address].wait(timeout_s)
-        found = self.answers.get(address, UnavailableError(f"{address} cannot be reached"))
+        found = self.answers.get(address, UnavailableError(f"{address} is unreachable"))
         if isinstance(found, DLedgerError):
             raise found
         return found
