@@ -85,8 +85,7 @@ class ClientLog:
     """A running group's log as these options say to read it. Pickles: holds no connection.
 
     Every call has a deadline; errors are ``DLedgerError``. Plans are made of what the leader says, which are small
-    questions, unless any member may be asked; ``readFrom`` is
-    about who sends the log itself.
+    questions, unless any member may be asked; ``readFrom`` is about who sends the log itself.
     """
 
     options: ReadOptions

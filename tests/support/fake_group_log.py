@@ -16,6 +16,8 @@ HEADER_BYTES = 48
 class FakeGroupLog(ClientLog):
     """Entry n takes ``sizes[n]`` bytes. Everything is committed unless ``committed_end`` says less."""
 
+    __setattr__ = object.__setattr__  # the real one is frozen
+
     def __init__(self, sizes: Sequence[int], *, begin: int = 0, cluster: str = "c", group: str = "g") -> None:
         self.cluster = cluster
         self.group = group
