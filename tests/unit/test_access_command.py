@@ -108,7 +108,7 @@ def test_check_names_everything_that_is_wrong(rules: Path) -> None:
 
     assert result.exit_code == 2
     assert result.stderr.count("error: ") == 3
-    assert f"error: {rules}: line 3: admin: 'maybe' is neither true nor false" in result.stderr
+    assert f"error: {rules}: line 3: admin: invalid value 'maybe': use true or false" in result.stderr
 
 
 def test_commands_take_keys_from_the_environment_or_a_file(rules: Path, tmp_path: Path) -> None:

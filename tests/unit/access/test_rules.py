@@ -81,7 +81,7 @@ def test_a_secret_is_in_no_representation() -> None:
             "line 3: secretKey: a secret key has at least 8 characters, this one 7",
         ),
         ("accounts:\n- accessKey: ü", "line 2: accessKey: an access key has 1 to 128 letters"),
-        ("accounts:\n- accessKey: a\n  admin: yes", "line 3: admin: 'yes' is neither true nor false"),
+        ("accounts:\n- accessKey: a\n  admin: maybe", "line 3: admin: invalid value 'maybe': use true or false"),
         (
             "accounts:\n- accessKey: a\n  defaultTopicPerm: ALL",
             "line 3: defaultTopicPerm: 'ALL' is no permission: write DENY, PUB, SUB or PUB|SUB",
