@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import click
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from rocketstore.message.message import HostAddress
 
 from dledger.conditions import Condition
 
@@ -103,6 +106,15 @@ def printable(body: bytes) -> str:
     """The body as text in which no byte can move the cursor or recolour the terminal."""
     text = body.decode(errors="backslashreplace")
     return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in text)
+
+
+def host_text(host: HostAddress) -> str:
+    """``ip:port``."""
+    try:
+        address = ipaddress.ip_address(host.ip)
+    except ValueError:
+        return f"?:{host.port}"
+    return f"[{address}]:{host.port}" if address.version == 6 else f"{address}:{host.port}"
 
 
 def body_json(body: bytes) -> dict[str, object]:
