@@ -30,21 +30,21 @@ def parse_bytes(text: str) -> int:
     """A number of bytes: ``4096``, ``64k``, ``16MiB``, ``1g`` (powers of 1024). Raises ``ValueError``."""
     match = _BYTE_SIZE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no size: write bytes or 64k, 16m, 1g")
+        raise ValueError(f"invalid size {text!r}: use bytes or a suffix, such as 64k, 16m or 1g")
     return int(match[1]) << _BYTE_UNITS[match[2].lower()]
 
 
 def parse_integer(text: str) -> int:
     """A whole number. Raises ``ValueError``."""
     if re.fullmatch(r"[+-]?[0-9]+", text) is None:
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"invalid whole number {text!r}")
     return int(text)
 
 
 def parse_number(text: str) -> float:
     """A decimal number without an exponent. Raises ``ValueError``."""
     if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", text) is None:
-        raise ValueError(f"{text!r} is no number")
+        raise ValueError(f"invalid number {text!r}")
     return float(text)
 
 

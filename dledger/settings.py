@@ -73,7 +73,7 @@ def parse_flush_mode(text: str) -> FlushMode:
         return FlushMode(text.lower().removesuffix("_flush"))
     except ValueError:
         raise ValueError(
-            f"{text!r} is no flush mode: write sync or async (RocketMQ: SYNC_FLUSH, ASYNC_FLUSH)"
+            f"invalid flush mode {text!r}: use sync or async (RocketMQ: SYNC_FLUSH, ASYNC_FLUSH)"
         ) from None
 
 
@@ -83,7 +83,7 @@ def parse_client_auth(text: str) -> ClientAuth:
     try:
         return ClientAuth(switch.get(text.lower(), text.lower()))
     except ValueError:
-        raise ValueError(f"{text!r} is no way to ask clients for a certificate: write require or none") from None
+        raise ValueError(f"invalid client certificate mode {text!r}: use require or none") from None
 
 
 def parse_hours(text: str) -> tuple[int, ...]:
@@ -109,8 +109,8 @@ def _members(text: str) -> tuple[Member, ...]:
 def _plain_log_switch(text: str) -> bool:
     if not parse_boolean(text):
         raise ValueError(
-            "false asks for RocketMQ's plain commit log, which this is not: set it to true or remove it, "
-            "or start `dledger broker`"
+            "false means RocketMQ's plain commit log, which this node does not use: set it to true or remove "
+            "it, or start `dledger broker`"
         )
     return True
 

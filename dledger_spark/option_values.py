@@ -71,7 +71,7 @@ def number_value(minimum: int, maximum: int = (1 << 63) - 1) -> Callable[[str], 
         try:
             number = int(text)
         except ValueError:
-            raise BadValueError(f"{text!r} is no whole number") from None
+            raise BadValueError(f"invalid whole number {text!r}") from None
         if not minimum <= number <= maximum:
             raise BadValueError(f"{number} is not between {minimum} and {maximum}")
         return number
@@ -111,7 +111,7 @@ def choice_value(*choices: str) -> Callable[[str], str]:
         for one in choices:
             if text.lower() == one:
                 return one
-        raise BadValueError(f"{text!r} is none of {', '.join(choices)}")
+        raise BadValueError(f"invalid value {text!r}: use one of {', '.join(choices)}")
 
     return parse
 
@@ -127,13 +127,13 @@ def offsets_value(*, starting: bool) -> Callable[[str], int]:
         try:
             value = json.loads(text)
         except ValueError:
-            raise BadValueError(f"{text!r} is none of {allowed}") from None
+            raise BadValueError(f"invalid value {text!r}: use one of {allowed}") from None
         if isinstance(value, dict) and set(value) == {"index"}:
             value = value["index"]
         elif isinstance(value, dict):
             raise BadValueError(f"a group is one log with one index, not one per topic and partition: {allowed}")
         if not isinstance(value, int) or isinstance(value, bool) or (value < 0 and value not in words.values()):
-            raise BadValueError(f"{text!r} is none of {allowed}")
+            raise BadValueError(f"invalid value {text!r}: use one of {allowed}")
         return value
 
     return parse

@@ -47,8 +47,8 @@ class MetricsPort:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise ConfigError(
                 [
-                    f"cannot serve metrics at {where} (metrics_host, metrics_port): the port is in use, or the host is "
-                    f"not this machine's ({error})"
+                    f"cannot serve metrics at {where} (metrics_host, metrics_port): the port is in use, or this "
+                    f"machine does not have that address ({error})"
                 ]
             ) from error
         self._awake, self._wake = socket.socketpair()  # what is written to the one ends the wait on the other

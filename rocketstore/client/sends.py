@@ -66,7 +66,7 @@ class SendOptions:
         if self.linger_s < 0:
             problems.append("linger must not be negative")
         if self.producer_name and not self.idempotent:
-            problems.append("a producer_name numbers messages: it needs enable_idempotence")
+            problems.append("producer_name numbers messages: it requires enable_idempotence")
         if problems:
             raise ConfigError(problems)
 

@@ -23,10 +23,12 @@ class DelayLevels:
         """Read ``"1s 5s 10m 1h 1d"``. Raises ``ConfigError`` with every word that is no delay."""
         words = text.split()
         problems = [
-            f"messageDelayLevel: {word!r} is not like 10s, 5m, 1h or 1d" for word in words if not _is_delay(word)
+            f"messageDelayLevel: invalid delay {word!r}: use a form such as 10s, 5m, 1h or 1d"
+            for word in words
+            if not _is_delay(word)
         ]
         if not words:
-            problems = ["messageDelayLevel: name at least one delay, like 1s"]
+            problems = ["messageDelayLevel: name at least one delay, such as 1s"]
         if problems:
             raise ConfigError(problems)
         return cls(tuple(int(word[:-1]) * _UNITS_MS[word[-1]] for word in words))

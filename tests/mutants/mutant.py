@@ -58,7 +58,9 @@ def read(path: Path) -> Mutant:
             continue
         word, colon, text = line.partition(": ")
         if not colon or word not in _WORDS or word in fields:
-            raise MutantError(f"{path.name}: {line!r} is none of {', '.join(sorted(_WORDS))}, or there twice")
+            raise MutantError(
+                f"{path.name}: invalid value {line!r}: use one of {', '.join(sorted(_WORDS))}, or there twice"
+            )
         fields[word] = text.strip()
     missing = {"Bug", "Harm", "Tests"} - fields.keys()
     if missing:
@@ -69,7 +71,7 @@ def read(path: Path) -> Mutant:
         raise MutantError(f"{path.name}: there is no {', '.join(lost)}")
     seeds = fields.get("Seeds", "0")
     if not seeds.isdigit():
-        raise MutantError(f"{path.name}: Seeds: {seeds} is no number")
+        raise MutantError(f"{path.name}: Seeds: invalid number {seeds}")
     return Mutant(path.stem, fields["Bug"], fields["Harm"], tests, int(seeds), patch)
 
 

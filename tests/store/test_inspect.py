@@ -137,12 +137,12 @@ def test_a_file_that_cannot_be_mapped_is_a_problem(directory: Path, monkeypatch:
     paths = segment_paths(directory / "data")
     monkeypatch.setattr("dledger.store.inspect.mmap.mmap", full)
     data = list(inspect_data(paths))
-    assert data[0] == ProblemItem(paths[0], 0, "the file cannot be read: Cannot allocate memory")
+    assert data[0] == ProblemItem(paths[0], 0, "cannot read the file: Cannot allocate memory")
     assert {one.path for one in data[1:]} == set(paths[1:])
     paths = segment_paths(directory / "index")
     monkeypatch.setattr("dledger.store.inspect.mmap.mmap", full)
     index = list(inspect_index(paths))
-    assert index[0] == ProblemItem(paths[0], 0, "the file cannot be read: Cannot allocate memory")
+    assert index[0] == ProblemItem(paths[0], 0, "cannot read the file: Cannot allocate memory")
     assert {one.path for one in index[1:]} == set(paths[1:])
 
 

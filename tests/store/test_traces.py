@@ -224,7 +224,7 @@ def test_a_copy_of_a_directory_is_in_doubt_once(tmp_path: Path, *, clean: bool) 
 
     assert standing is Standing.DOUBTFUL
     assert doubt == (
-        "the directory was copied or restored (checkpoint, hard_state, identity: not the files of its last start)"
+        "the directory was copied or restored (checkpoint, hard_state, identity changed since its last start)"
     )
     restored = open_store(copy)
     restored.hard_state.save(_VOTER)

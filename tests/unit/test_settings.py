@@ -222,7 +222,7 @@ def test_all_problems_are_reported_at_once_with_their_places(conf: Path) -> None
         f"{conf}:1: unknown setting 'dLegerGruop': did you mean dLegerGroup?",
         "environment variable DLEDGER_MEMBRES: unknown setting: did you mean DLEDGER_MEMBERS?",
         "flag segmnt_bytes: unknown setting: did you mean segment_bytes?",
-        f"{conf}:2: listenPort: 'many' is no whole number",
+        f"{conf}:2: listenPort: invalid whole number 'many'",
         f"{conf}:4: dLegerSelfId=n1 contradicts selfId=n0 ({conf}:3): keep one of them",
         "environment variable DLEDGER_FORCE_CLEAN: force_clean: invalid boolean 'perhaps': use true or false",
         "flag peers: peers: member '?' must have the form id-host:port, for example n0-127.0.0.1:20911",
@@ -232,10 +232,10 @@ def test_all_problems_are_reported_at_once_with_their_places(conf: Path) -> None
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("segment_bytes=big", "is no size"),
-        ("retention_hours=three", "is no number"),
-        ("flush_mode=maybe", "is no flush mode"),
-        ("deleteWhen=four", "is no whole number"),
+        ("segment_bytes=big", "invalid size"),
+        ("retention_hours=three", "invalid number"),
+        ("flush_mode=maybe", "invalid flush mode"),
+        ("deleteWhen=four", "invalid whole number"),
         ("enableDLegerCommitLog=false", "plain commit log"),
         ("zzzzzzzzzzzzqqqq=1", "unknown setting 'zzzzzzzzzzzzqqqq'"),
         ("group=\\u00", "four hexadecimal digits"),
@@ -402,4 +402,4 @@ def test_clients_are_asked_for_certificates_or_not(conf: Path) -> None:
     """RocketMQ's third way, to take one if there is one, is not there."""
     conf.write_text(f"{_TLS}tls.server.need.client.auth=optional")
 
-    assert "write require or none" in problems_of(conf)[0]
+    assert "use require or none" in problems_of(conf)[0]

@@ -24,7 +24,7 @@ from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
         ({"path": "hdfs://x/y"}, "no local file system"),
         ({"path": "/x", "splitBytes": "5"}, "splitBytes: 5 is not between"),
         ({"path": "/x", "splitBytes": "much"}, "'much' is no size"),
-        ({"path": "/x", "verifyCrc": "yes"}, "'yes' is none of false, fail, column, skip"),
+        ({"path": "/x", "verifyCrc": "yes"}, "invalid value 'yes': use one of false, fail, column, skip"),
         ({"path": "/x", "pushFilters": "1"}, "use true or false"),
         ({"path": "/x", "startingOffsets": '{"t":{"0":1}}'}, "one log with one index"),
         ({"path": "/x", "startingOffsets": "soon"}, "none of earliest, latest"),

@@ -43,7 +43,7 @@ def test_a_query_that_a_damaged_index_cannot_answer_may_be_asked_again(
 
     monkeypatch.setattr(broker.store, "query", query)
 
-    with failing(grpc.StatusCode.UNAVAILABLE, "ask again"):
+    with failing(grpc.StatusCode.UNAVAILABLE, "retry later"):
         broker.call("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k2"), pb.RecordsResponse)
 
 
