@@ -309,7 +309,7 @@ def test_a_node_with_a_bad_certificate_does_not_start(make_group: Callable[..., 
 
     assert "n0.crt: cannot be read: No such file" in missing
     assert "n0.key: does not match the certificate in" in mismatch
-    assert "is not n0's: its subjectAltName has n1, localhost, and must have DNS:n0" in wrong_name
+    assert "does not belong to n0: its subjectAltName has n1, localhost, but must have DNS:n0" in wrong_name
     assert "unable to get local issuer certificate" in wrong_ca
     assert "unsuitable certificate purpose" in clients
     assert "certificate has expired" in expired

@@ -60,7 +60,7 @@ def test_every_record_blank_and_unit_is_shown(directory: Path) -> None:
         (148 * 3, bytes(48), "zeros, although 00000000000000008192 holds more"),
         (0, b"!", "magic"),
         (27 * 148 + 4, b"\x7f", "blank of"),
-        (27 * 148 + 7, bytes((101,)), "blank of 101 bytes where 100 are left"),
+        (27 * 148 + 7, bytes((101,)), "blank of 101 bytes, but 100 bytes are left"),
     ],
 )
 def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes, reason: str) -> None:

@@ -182,7 +182,7 @@ def test_a_repair_that_fails_says_why_and_is_tried_again_less_and_less_often() -
         waits.append(due - one.clock.now_ms)
         one.clock.now_ms = due
     assert waits == [500, 1000, 500]  # the last one is the comparison's
-    assert one.held()[f"damaged {SEGMENT}"].endswith("n1: what came is wrong; n2 does not answer")
+    assert one.held()[f"damaged {SEGMENT}"].endswith("n1: the fetched part is wrong; n2 does not answer")
     assert not one.watch.is_whole
 
     one.peers.answers[N1] = DiskFullError("no room for another copy")
@@ -336,7 +336,7 @@ def test_the_one_that_differs_from_the_majority_is_fenced() -> None:
         "2 members hold a different entry 32, or a different one before it"
     ]
     assert set(one.held()) == {"diverged n1", "diverged n2"}
-    assert one.held()["diverged n1"].startswith("n1 holds another entry 32")
+    assert one.held()["diverged n1"].startswith("n1 holds a different entry 32")
 
 
 @pytest.mark.parametrize("third", [SAME, {}, UnavailableError("away")], ids=["equal", "behind", "away"])

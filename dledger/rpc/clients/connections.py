@@ -221,8 +221,8 @@ class Connections:
             (host, number), *_ = Counter(one.place[0] for one in leaving).most_common(1)
             why = (
                 f"closing {len(leaving)} of {len(links)} connections, {number} of them from {host}: at most "
-                f"{total_max} may be open, {self._share}% of them from one address "
-                "(connections_max, account_share_percent)"
+                f"{total_max} may be open, {self._share}% of them from one address (connections_max, "
+                "account_share_percent)"
             )
             _LOG.warning("%s", why)
             self._conditions.limit(why)

@@ -201,13 +201,13 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         ("maxMessageSize=0", "max_message_size=0 must be positive"),
         ("diskMaxUsedSpaceRatio=101", "must be a percentage"),
         ("fileReservedTime=-1", "must not be negative"),
-        ("messageDelayLevel=1s soon", "'soon' is no time"),
+        ("messageDelayLevel=1s soon", "invalid time 'soon'"),
         ("listenPort=70000", "between 0 and 65535"),
         ("defaultTopicQueueNums=0", "default_topic_queue_nums=0 must be positive"),
         ("brokerPermission=9", "sum of 4"),
         ("brokerRole=SLAVE", "classic master-slave"),
         ("dLegerPeers=n0-h:1", "but enableDLegerCommitLog is not"),
-        ("brokerRole=BOSS", "none of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
+        ("brokerRole=BOSS", "use one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, line: str, words: str) -> None:

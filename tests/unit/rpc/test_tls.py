@@ -74,7 +74,7 @@ def test_what_is_wrong_with_which_file_is_told(here: Path, tmp_path: Path) -> No
         (replace(good, ca=good.key), "contains no PEM certificate"),
         (replace(good, ca=garbage), "garbage.pem: cannot be used"),
         (replace(good, cert=garbage), "garbage.pem and .*n0.key: cannot be used"),
-        (replace(good, key=good.cert), "holds no PEM private key"),
+        (replace(good, key=good.cert), "contains no PEM private key"),
         (replace(good, key=locked), "the key is encrypted"),
         (replace(good, key=files(here, "n1").key), "n1.key: does not match the certificate in .*n0.crt"),
     ):
@@ -93,7 +93,7 @@ def test_a_certificate_needs_its_key(here: Path) -> None:
 @pytest.mark.parametrize("names", [(), ("n1",), ("*",), ("n0.example",), ("N0",)])
 def test_a_name_is_exact(names: tuple[str, ...]) -> None:
     """Who is almost n0 is somebody else."""
-    with pytest.raises(TlsError, match="is not n0's"):
+    with pytest.raises(TlsError, match="does not belong to n0"):
         tls.check_name(names, "n0", "of a test")
 
 
@@ -383,7 +383,7 @@ def test_who_answers_at_a_member_s_address_must_be_it(here: Path, caplog: pytest
         sending.start(RecordingReceiver())
         sending.send(COMMIT)
         sending.send(envelope(VoteRequest(Term(1), NO_ENTRY, pre_vote=True, transfer=False)))
-        wait_until(lambda: "is not n1's" in caplog.text, "the push link says so")
+        wait_until(lambda: "does not belong to n1" in caplog.text, "the push link says so")
         wait_until(lambda: "does not match: its subjectAltName" in caplog.text, "the control link says so")
     finally:
         sending.close()
@@ -409,12 +409,12 @@ def test_a_member_speaks_in_its_own_name_only(here: Path, caplog: pytest.LogCapt
         receiving.start(receiver)
         sending.start(RecordingReceiver())
         sending.send(COMMIT)
-        wait_until(lambda: "is not n0's" in caplog.text, "the push is refused")
+        wait_until(lambda: "does not belong to n0" in caplog.text, "the push is refused")
         with grpc.secure_channel(f"127.0.0.1:{receiving.port}", credentials) as channel:
             for name, message in calls.items():
                 path = options.method(options.RAFT_SERVICE, name)
                 call = channel.unary_unary(path, request_serializer=None, response_deserializer=None)
-                with pytest.raises(grpc.RpcError, match="is not n0's"):
+                with pytest.raises(grpc.RpcError, match="does not belong to n0"):
                     call(codec.encode(message), timeout=10)
     finally:
         sending.close()

@@ -216,7 +216,7 @@ def test_numbers_that_may_not_be_read_yet_hold_retention_back_and_are_read_later
 
     assert not bench.numbering.restore()
     assert bench.numbering.keep_from(ALL) == 0
-    with pytest.raises(CorruptLogError, match="cannot be read"):
+    with pytest.raises(CorruptLogError, match="cannot read the newest"):
         bench.numbering.require()
 
     bench.log.hidden.clear()

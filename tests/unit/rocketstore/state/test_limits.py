@@ -37,10 +37,10 @@ def commit(member: Member, group: str, *queues: int, topic: str = "T") -> PutRes
 
 def test_offsets_of_what_does_not_exist_are_refused(master: Member) -> None:
     """Topics and queues; a queue that has messages counts although its topic has fewer by now."""
-    with pytest.raises(InvalidRequestError, match="the topic 'T' does not exist"):
+    with pytest.raises(InvalidRequestError, match="topic 'T' does not exist"):
         commit(master, "g", 0)
     make(master, "T", 2)
-    with pytest.raises(InvalidRequestError, match="T has 2 queues; invalid value 2: use one of them"):
+    with pytest.raises(InvalidRequestError, match="T has 2 queues, .*no queue 2"):
         commit(master, "g", 0, 2)
     assert master.state.groups() == []
 
@@ -54,7 +54,9 @@ def test_all_topics_together_have_a_limited_number_of_queues(master: Member) -> 
     make(master, "B", 8)
 
     before = master.store.max_offset(BROKER_STATE_TOPIC, 0)
-    with pytest.raises(LimitReachedError, match=r"have 20 queues, and at most 20 may be .* delete topics or raise"):
+    with pytest.raises(
+        LimitReachedError, match=r"have 20 queues, and at most 20 are allowed .* delete topics or raise"
+    ):
         make(master, "C", 1)
     with pytest.raises(LimitReachedError):
         make(master, "A", 13)

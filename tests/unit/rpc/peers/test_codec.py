@@ -174,7 +174,7 @@ ID = pb.EntryId(term=1, index=1)
         (
             codec.decode_vote_response,
             pb.VoteResponse(header=HEADER, committed=[pb.ChainCrc()] * (codec.CHAIN_CRCS_MAX + 1)),
-            "states 65 entries",
+            "lists 65 entries",
         ),
         (codec.decode_heartbeat_request, pb.HeartbeatRequest(header=HEADER, read_sequence=-1), "read_sequence=-1"),
         (

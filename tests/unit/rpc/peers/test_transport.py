@@ -131,7 +131,7 @@ def test_garbage_on_a_push_connection_is_refused(peer: Peer) -> None:
         (push_frames.pack(FrameType.PUSH, b""), "expected a handshake first on a push connection, got PUSH"),
         (push_frames.pack(FrameType.HANDSHAKE, b"\xff\xff"), "2 bytes are not a valid HandshakeRequest"),
         (b"\xff" * 100, "frame type 255 is unknown"),
-        (push_frames.pack(FrameType.HANDSHAKE, bytes(65 * 1024)), "HANDSHAKE frame of 66560 bytes; at most 65536"),
+        (push_frames.pack(FrameType.HANDSHAKE, bytes(65 * 1024)), "HANDSHAKE frame of 66560 bytes: at most 65536"),
         (handshake + push_frames.pack(FrameType.PUSH, b"\xff\xff"), "2 bytes are not a valid PushRequest"),
         (handshake + push_frames.pack(FrameType.PUSH_ANSWER, b""), "expected a push, got PUSH_ANSWER"),
         (handshake + struct.pack(">BI", FrameType.PUSH, 1 << 31), "PUSH frame of 2147483648 bytes"),
