@@ -58,9 +58,7 @@ def read(path: Path) -> Mutant:
             continue
         word, colon, text = line.partition(": ")
         if not colon or word not in _WORDS or word in fields:
-            raise MutantError(
-                f"{path.name}: invalid value {line!r}: use one of {', '.join(sorted(_WORDS))}, or there twice"
-            )
+            raise MutantError(f"{path.name}: {line!r} is none of {', '.join(sorted(_WORDS))}, or there twice")
         fields[word] = text.strip()
     missing = {"Bug", "Harm", "Tests"} - fields.keys()
     if missing:

@@ -40,7 +40,7 @@ def test_offsets_of_what_does_not_exist_are_refused(master: Member) -> None:
     with pytest.raises(InvalidRequestError, match="topic 'T' does not exist"):
         commit(master, "g", 0)
     make(master, "T", 2)
-    with pytest.raises(InvalidRequestError, match="T has 2 queues, .*no queue 2"):
+    with pytest.raises(InvalidRequestError, match=r"T has 2 queues, .*no queue 2"):
         commit(master, "g", 0, 2)
     assert master.state.groups() == []
 
