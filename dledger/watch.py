@@ -264,7 +264,7 @@ class LogWatch:
                 self._conditions.clear(ConditionKind.DIVERGED, peer)
         for (index, _), count in against.items():
             if count >= self._settings.quorum:
-                self._on_diverged(f"{count} members hold another entry {index}, or another one before it")
+                self._on_diverged(f"{count} members hold a different entry {index}, or a different one before it")
                 return
 
 

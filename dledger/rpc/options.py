@@ -164,4 +164,7 @@ def bind(
 def bind_problem(host: str, port: int, whose: str) -> str:
     """Why a server does not start, in words."""
     address = address_text(host, port)
-    return f"cannot listen on the {whose} address {address}: the port is in use, or the host is not this machine's"
+    return (
+        f"cannot listen on the {whose} address {address}: the port is in use, or this machine does not have that "
+        "address"
+    )

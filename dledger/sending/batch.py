@@ -270,7 +270,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         under_way = set(self.sent)
         within = f"within {self.timeout_ms / 1000:g} s"
         waited = self.error or waited_for
-        answered = self.error or "no answer came"
+        answered = self.error or "no answer"
         for place in self.left:
             if place in under_way or is_unknown(outcomes[place]):
                 outcomes[place] = rules.unknown(f"unknown whether it was stored {within}: {answered}")

@@ -206,7 +206,7 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         ("defaultTopicQueueNums=0", "default_topic_queue_nums=0 must be at least 1"),
         ("brokerPermission=9", "broker_permission=9 must be between 0 and 7"),
         ("brokerRole=SLAVE", "classic master-slave"),
-        ("dLegerPeers=n0-h:1", "but not enableDLegerCommitLog"),
+        ("dLegerPeers=n0-h:1", "but enableDLegerCommitLog is not"),
         ("brokerRole=BOSS", "use one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
     ],
 )

@@ -308,7 +308,7 @@ def test_stop_goes_on_without_an_answer_that_never_comes(
     broker.schedule.stop()
 
     assert broker.state.progress == {}
-    assert "may be delivered again" in caplog.text
+    assert "may be delivered twice" in caplog.text
 
 
 def test_stop_counts_only_what_the_store_took(broker: Broker) -> None:
