@@ -25,6 +25,7 @@ from rocketstore.client.errors import (
     send_failure,
 )
 from rocketstore.client.methods import parse_answer
+from rocketstore.client.receipts import SendReceipt
 from rocketstore.message.producer_names import MEMORY_KEY, check_producer_name
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus
@@ -82,24 +83,6 @@ class EncodedMessage(NamedTuple):
 
     data: bytes
     sent: Sent
-
-
-@record(frozen=True, slots=True)
-class SendReceipt:
-    """Where a message is stored. ``message_id`` says where in the log, ``unique_key`` is the producer's own id.
-
-    ``status`` other than ``PUT_OK``: stored, but a flush or a copy was not confirmed in time. An empty ``message_id``
-    and numbers of -1: an earlier request had stored the message, and the broker does not remember where.
-    """
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    message_id: str
-    unique_key: str
-    offset: int
-    store_timestamp: int
-    status: PutMessageStatus = PutMessageStatus.PUT_OK
 
 
 class StoredAt(NamedTuple):
