@@ -33,6 +33,7 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex
+from dledger.values import host_of
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.hosts import resolve
@@ -285,7 +286,7 @@ class BrokerServer:
             connections,
             clock=self._clock,
             view=self.view,
-            store_host=resolve(_host_of(self.address), self._port),
+            store_host=resolve(host_of(self.address), self._port),
             has_caught_up=self._has_caught_up,
             guard=guard,
             position_of=self._position_of,
@@ -388,10 +389,6 @@ class BrokerServer:
     def _fail(self, failure: BaseException) -> None:
         self._failure = failure
         self._stopped.set()
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def _options(config: BrokerConfig) -> rpc_options.Options:

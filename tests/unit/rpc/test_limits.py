@@ -199,5 +199,5 @@ def test_limits_have_bounds(name: str, value: int) -> None:
     """A limit that lets nothing through is a mistake."""
     config = ServerConfig(limits=ConnectionLimits(**{name: value}))
 
-    with pytest.raises(ConfigError, match=rf"{name}={value} must be between \d+ and \d+"):
+    with pytest.raises(ConfigError, match=rf"{name}={value} must be between \d+( KiB)? and \d+( MiB)?"):
         config.check()
