@@ -49,7 +49,7 @@ def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, 
         if not equals or not name:
             raise click.UsageError(f"--set {one!r}: write --set NAME=VALUE")
         if name in found or name in flags:
-            raise click.UsageError(f"--set {one!r}: {name} is given more than once")
+            raise click.UsageError(f"--set {one!r}: {name} appears more than once")
         found[name] = text
     return found
 

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rocketstore.message.message import HostAddress
+
 from dledger.conditions import Condition
 
-
-class Advance(Protocol):
-    """Moves a progress bar."""
-
-    def __call__(self, steps: int = 1) -> None:
-        """``steps`` more are done."""
+Advance = Callable[[int], None]
+"""Moves a progress bar: so many more are done."""
 
 
 def on_terminal() -> bool:
@@ -105,6 +104,15 @@ def printable(body: bytes) -> str:
     return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in text)
 
 
+def host_text(host: HostAddress) -> str:
+    """``ip:port``."""
+    try:
+        address = ipaddress.ip_address(host.ip)
+    except ValueError:
+        return f"?:{host.port}"
+    return f"[{address}]:{host.port}" if address.version == 6 else f"{address}:{host.port}"
+
+
 def body_json(body: bytes) -> dict[str, object]:
     """The body as a field of a JSON object: ``body``, or ``body_base64`` if it is no UTF-8."""
     try:
@@ -148,11 +156,11 @@ def progress(title: str, total: int | None) -> Iterator[Advance]:
     with bar:
         task = bar.add_task(title, total=total)
 
-        def advance(steps: int = 1) -> None:
+        def advance(steps: int) -> None:
             bar.advance(task, steps)
 
         yield advance
 
 
-def _no_advance(steps: int = 1) -> None:
+def _no_advance(_steps: int) -> None:
     """Where nobody looks, nothing moves."""

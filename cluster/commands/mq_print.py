@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,7 @@ from cluster.broker_target import time_text
 
 if TYPE_CHECKING:
     from rocketstore.client import ReceivedMessage
-    from rocketstore.message.message import HostAddress, Message
+    from rocketstore.message.message import Message
 
 
 def print_message(received: ReceivedMessage, as_json: bool) -> None:
@@ -47,9 +46,9 @@ def message_json(message: Message, body: bytes) -> dict[str, object]:
         "sys_flag": message.sys_flag,
         "reconsume_times": message.reconsume_times,
         "born_timestamp": message.born_timestamp,
-        "born_host": host_text(message.born_host),
+        "born_host": terminal.host_text(message.born_host),
         "store_timestamp": message.store_timestamp,
-        "store_host": host_text(message.store_host),
+        "store_host": terminal.host_text(message.store_host),
         **terminal.body_json(body),
     }
 
@@ -66,12 +65,3 @@ def print_details(message: Message, body: bytes) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         click.echo(f"{name.replace('_', ' '):<{width}}  {terminal.printable(str(value).encode())}")
-
-
-def host_text(host: HostAddress) -> str:
-    """``ip:port``."""
-    try:
-        address = ipaddress.ip_address(host.ip)
-    except ValueError:
-        return f"?:{host.port}"
-    return f"[{address}]:{host.port}" if address.version == 6 else f"{address}:{host.port}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from cluster.commands.mq_print import host_text
+from cluster.terminal import host_text
 from rocketstore.client.errors import BadAnswerError
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def _parse(text: str) -> AddressPattern:
     segments = text.split(".")
     if len(segments) != _SEGMENTS or not all(_SEGMENT.fullmatch(one) for one in segments):
         raise ValueError(
-            f"{text!r} is no address: write 10.0.0.1, 10.0.0.*, 10.0.0.1-20, 10.0.0.{{1,7}}, 10.0.0.0/24 or fd00::/8"
+            f"invalid address {text!r}: use 10.0.0.1, 10.0.0.*, 10.0.0.1-20, 10.0.0.{{1,7}}, 10.0.0.0/24 or fd00::/8"
         )
     return AddressPattern(text, octets=tuple(_octets(one, text) for one in segments))
 
@@ -61,7 +61,7 @@ def _octets(segment: str, text: str) -> frozenset[int]:
     first, dash, last = segment.partition("-")
     numbers = range(int(first), int(last) + 1) if dash else [int(one) for one in segment.strip("{}").split(",")]
     if not numbers or max(numbers) > 255:
-        raise ValueError(f"{text!r} is no address: {segment} is no part of one")
+        raise ValueError(f"invalid address {text!r}: bad part {segment}")
     return frozenset(numbers)
 
 

@@ -81,7 +81,7 @@ class AuditLog:
                 facts = _facts(event, "denied") | {"repeated": times}
                 _log.warning("%s repeated=%d", _text(event, "denied"), times, extra=facts)
         for host, times in left_out.items():
-            event = AuditEvent("", host, "", "", "too many different refusals to write each")
+            event = AuditEvent("", host, "", "", "too many distinct refusals to log each one")
             facts = _facts(event, "denied") | {"others": times}
             _log.warning("%s others=%d", _text(event, "denied"), times, extra=facts)
 

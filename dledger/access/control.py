@@ -30,7 +30,9 @@ class AccessControl:
         """
         if not config.acl_enable or config.acl_file is None:
             if config.acl_file is not None:
-                _log.warning("acl_file is given but acl_enable is not true: everybody may do everything")
+                _log.warning(
+                    "acl_file is set but acl_enable is not true: access control is off, every client may do everything"
+                )
             return None
         file = RulesFile(config.acl_file, name=name)
         return cls(file, AccessGuard(file.rules, name=name, clock=clock))

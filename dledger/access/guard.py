@@ -121,7 +121,7 @@ class AccessGuard:
         if not signed.access_key:
             if _is_among(self._rules.trusted, peer):
                 return _EVERYTHING, False
-            raise NotAuthenticatedError("access control is on here: an access key and its secret are needed")
+            raise NotAuthenticatedError("this server requires an access key and its secret")
         account = self._rules.accounts.get(signed.access_key)
         if account is not None and _is_among(account.addresses, peer):
             return account, False
@@ -131,9 +131,9 @@ class AccessGuard:
         # An unknown key costs the same as a wrong secret, and is told the same.
         genuine = signed.is_genuine(secret or _NOBODYS_SECRET, method, signing.digest_of(body))
         if account is None or not secret or not genuine:
-            raise NotAuthenticatedError("the access key is unknown, or the signature was not made with its secret")
+            raise NotAuthenticatedError("unknown access key, or the signature does not match its secret")
         if signed.audience != self.audience:
-            raise OtherAudienceError("the request was signed for another server process: sign it again for this one")
+            raise OtherAudienceError("the request was signed for another server process: sign it again")
         self._check_once(signed)
         return account, True
 
@@ -141,23 +141,25 @@ class AccessGuard:
         now_ms = self._clock.wall_ms()
         nonce = signing.parse_nonce(signed.nonce)
         if nonce is None or not signed.timestamp.isascii() or not signed.timestamp.isdigit():
-            raise NotAuthenticatedError("the timestamp or the nonce of the signature is none")
+            raise NotAuthenticatedError("malformed timestamp or nonce in signature")
         timestamp_ms = int(signed.timestamp[:18])
         if abs(now_ms - timestamp_ms) > signing.WINDOW_MS:
             raise NotAuthenticatedError(
-                f"the request was signed at {_time(timestamp_ms)}, this server's clock says {_time(now_ms)}: they are "
-                f"more than {signing.WINDOW_MS // 60_000} minutes apart; set the clocks"
+                f"the request was signed at {_time(timestamp_ms)}, but this server's clock reads {_time(now_ms)}: "
+                f"more than {signing.WINDOW_MS // 60_000} minutes apart; synchronize the clocks"
             )
         session, number = nonce
         try:
             fresh = self._seen.take(signed.access_key, session, number, timestamp_ms, now_ms)
         except TooManySessionsError:
             raise SessionsFullError(
-                "too many clients signed requests within the last minutes to remember another one: repeat later, and "
-                "keep clients instead of making one per request"
+                "too many clients have signed requests in the last few minutes: retry later, and reuse clients "
+                "instead of creating one per request"
             ) from None
         if not fresh:
-            raise NotAuthenticatedError("this signed request came before (or long after later ones): it is a replay")
+            raise NotAuthenticatedError(
+                "replayed request: its signature was used before, or is older than ones accepted since"
+            )
 
     # --- whether ------------------------------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class AccessGuard:
     def require_admin(self, caller: Caller, action: str, resource: str, *, changes: bool = True) -> None:
         """Raises ``AccessDeniedError`` unless the caller is an administrator; what he ``changes`` is noted."""
         if not caller.account.admin:
-            raise self.denied(caller, action, resource, "needs an account with admin: true")
+            raise self.denied(caller, action, resource, "requires an account with admin: true")
         if changes:
             self.note(caller, action, resource)
 
@@ -181,12 +183,12 @@ class AccessGuard:
     def denied(self, caller: Caller, action: str, resource: str, reason: str) -> AccessDeniedError:
         """The error of a refusal, which is in the audit log then."""
         self.audit.denied(AuditEvent(caller.name, caller.peer, action, resource, reason))
-        return AccessDeniedError(f"{caller.name} may not do this: {action} {reason}")
+        return AccessDeniedError(f"{caller.name} is not allowed to do this: {action} {reason}")
 
     def ended(self, caller: Caller, why: str) -> AccessDeniedError:
         """The error of a stream that was open when the rules changed, which is in the audit log then."""
         self.audit.denied(AuditEvent(caller.name, caller.peer, "Stream", "", why))
-        return AccessDeniedError(f"the stream of {caller.name} was ended: {why}")
+        return AccessDeniedError(f"closed the stream of {caller.name}: {why}")
 
     # --- streams and changes ------------------------------------------------------------------------------------------
 
@@ -206,14 +208,14 @@ class AccessGuard:
         self._rules = rules
         for caller, (end, still_allowed) in tuple(self._open.items()):
             if not self._is_known(caller):
-                end("the access key was revoked")
+                end("access key revoked")
             elif not still_allowed():
-                end("the permission was taken away")
+                end("permission revoked")
 
     def renew(self, caller: Caller, action: str) -> None:
         """Give a caller that waited its present account. Raises ``AccessDeniedError`` if there is none any more."""
         if not self._is_known(caller):
-            raise self.denied(caller, action, "", "any more: the access key was revoked")
+            raise self.denied(caller, action, "", "any more: access key revoked")
 
     def _is_known(self, caller: Caller) -> bool:
         """Whether the caller would be let in under the present rules; gives it its present account."""

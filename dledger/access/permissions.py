@@ -33,7 +33,7 @@ def parse_permission(text: str) -> Permission:
     """``DENY``, ``PUB``, ``SUB`` or ``PUB|SUB``. Raises ``ValueError``; RocketMQ takes anything else for DENY."""
     found = _BY_TEXT.get("".join(text.split()).upper())
     if found is None:
-        raise ValueError(f"{text!r} is no permission: write DENY, PUB, SUB or PUB|SUB")
+        raise ValueError(f"invalid permission {text!r}: use DENY, PUB, SUB or PUB|SUB")
     return found
 
 

@@ -73,7 +73,7 @@ def parse(text: str) -> Node:
     if parser.lines:
         node = parser.block(parser.lines[0].indent, 0)
         while not parser.at_end:
-            parser.complain("it belongs to nothing above it: check its indentation")
+            parser.complain("it has no parent: check its indentation")
     if parser.problems:
         raise ConfigError(sorted(parser.problems, key=_line_of))
     return node
@@ -97,7 +97,7 @@ class _Parser:
                 continue
             indent = len(raw) - len(raw.lstrip(" "))
             if raw[indent] == "\t":
-                self.problems.append(f"line {number}: indent with blanks, not with tabs")
+                self.problems.append(f"line {number}: indent with spaces, not tabs")
                 continue
             self.lines.append(_Line(indent, raw[indent:].rstrip(), number))
 
@@ -118,7 +118,7 @@ class _Parser:
         """What begins at the present line, whose indentation is ``indent``."""
         line = self.line
         if depth > DEPTH_MAX:
-            self.complain("it is nested too deeply")
+            self.complain("nested too deeply")
             return Scalar("", line.number)
         if _is_item(line.text):
             return self._sequence(indent, depth)
@@ -152,12 +152,12 @@ class _Parser:
             line = self.line
             match = _KEY.match(line.text)
             if match is None:
-                self.complain(f"{_shown(line.text)} is no `key: value`")
+                self.complain(f"expected `key: value`, got {_shown(line.text)}")
                 continue
             key = match[1].strip("\"'")
             rest = line.text[match.end() :].strip()
             if key in entries:
-                self.problems.append(f"line {line.number}: {key} is given twice (before in line {entries[key].line})")
+                self.problems.append(f"line {line.number}: {key} is given twice (first on line {entries[key].line})")
             self.at += 1
             value: Node
             if not rest or rest.startswith("#"):
@@ -178,7 +178,7 @@ class _Parser:
 
     def _refuse_deeper(self, indent: int) -> None:
         while not self.at_end and self.line.indent > indent:
-            self.complain("it is indented but belongs to nothing above it")
+            self.complain("unexpected indentation")
 
     def _scalar(self, text: str, number: int) -> Node:
         if text == "[]" or text.startswith("[] #"):
@@ -188,11 +188,11 @@ class _Parser:
                 escaped = quoted is _DOUBLE_QUOTED
                 return Scalar(re.sub(r"\\(.)", r"\1", match[1]) if escaped else match[1].replace("''", "'"), number)
         if text[0] in "\"'":
-            self.problems.append(f"line {number}: the quotes do not end, or something stands behind them")
+            self.problems.append(f"line {number}: unterminated quotes, or text after the closing quote")
         elif text[0] in _SPECIAL:
-            self.problems.append(f"line {number}: a text that begins with {text[0]} must stand in quotes")
+            self.problems.append(f"line {number}: text that starts with {text[0]} must be quoted")
         elif _KEY.search(text) or ": " in text:
-            self.problems.append(f"line {number}: a text with a colon and a blank must stand in quotes")
+            self.problems.append(f"line {number}: text that contains a colon followed by a space must be quoted")
         text = _COMMENT.sub("", text)
         return Scalar("" if text in ("~", "null") else text, number)
 

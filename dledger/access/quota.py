@@ -24,8 +24,8 @@ _KEPT_PART: Final = 8
 _LITTLE_PART: Final = 64
 """... which is less than this part."""
 _IDLE_MAX: Final = 1024
-_OWNERS_MOST: Final = "the most that one account or address may have"
-_CONNECTIONS_MOST: Final = "the most that one connection may have"
+_OWNERS_MOST: Final = "the limit per account or address"
+_CONNECTIONS_MOST: Final = "the limit per connection"
 
 
 class TooManyWaitsError(PendingFullError):
@@ -249,7 +249,7 @@ class Quotas:
     """Of all clients that have something here. ``limits`` are for all together."""
 
     def __init__(self, limits: Limits, *, owner_percent: int) -> None:
-        self.root: Final = Quota(limits, "this server", "the most that all clients together may have")
+        self.root: Final = Quota(limits, "this server", "the limit for all clients together")
         self._limits = limits
         self._owner_percent = owner_percent
         self._connection_percent = min(owner_percent, CONNECTION_SHARE_PERCENT)

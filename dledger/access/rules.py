@@ -18,6 +18,7 @@ from dledger.access.addresses import AddressPattern, parse_patterns
 from dledger.access.permissions import BOTH, RETRY_PREFIX, Permission, parse_permission
 from dledger.access.plain_yaml import Node, Scalar, Sequence, YamlEntry
 from dledger.errors import ConfigError
+from dledger.values import parse_boolean
 
 SECRET_CHARS_MIN: Final = 8
 ACCOUNTS_MAX: Final = 10_000
@@ -92,17 +93,17 @@ class _Reader:
                         if account.access_key in accounts:
                             self._complain(
                                 item.line,
-                                f"the accessKey {account.access_key} is given twice "
-                                f"(before in line {lines[account.access_key]})",
+                                f"the accessKey {account.access_key} is given twice (first on line "
+                                f"{lines[account.access_key]})",
                             )
                         accounts[account.access_key] = account
                         lines[account.access_key] = item.line
                 case _:  # RocketMQ counts its own changes of the file
                     pass
         if not accounts and not trusted and not self.problems:
-            self.problems.append("there is neither an account nor a white address: nobody could do anything")
+            self.problems.append("no account and no white address: nobody would have access")
         if len(accounts) > ACCOUNTS_MAX:
-            self.problems.append(f"{len(accounts)} accounts are more than {ACCOUNTS_MAX}")
+            self.problems.append(f"{len(accounts)} accounts exceed the limit of {ACCOUNTS_MAX}")
         return AccessRules(accounts, tuple(trusted))
 
     def _account(self, node: Node) -> Account | None:
@@ -118,17 +119,17 @@ class _Reader:
 
         access_key = read("accessKey", _access_key, "")
         if not access_key and len(self.problems) == before:
-            self._complain(node.line, "an account needs an accessKey")
+            self._complain(node.line, "an account requires an accessKey")
         nowhere: tuple[AddressPattern, ...] = ()
         addresses = read("whiteRemoteAddress", parse_patterns, nowhere)
         secret = read("secretKey", _secret, b"")
         if not secret and len(self.problems) == before and not addresses:
-            self._complain(node.line, f"the account {access_key} needs a secretKey (or a whiteRemoteAddress)")
+            self._complain(node.line, f"account {access_key} requires a secretKey (or a whiteRemoteAddress)")
         account = Account(
             access_key,
             secret,
             addresses,
-            read("admin", _boolean, default=False),
+            read("admin", parse_boolean, default=False),
             read("defaultTopicPerm", parse_permission, Permission.DENY),
             read("defaultGroupPerm", parse_permission, Permission.DENY),
             self._permissions(values.get("topicPerms")),
@@ -151,23 +152,23 @@ class _Reader:
 
     def _entries(self, node: Node, what: str, known: tuple[str, ...]) -> tuple[YamlEntry, ...]:
         if not isinstance(node, plain_yaml.Mapping):
-            self._complain(node.line, f"{what} is made of lines `name: value`, for example `{known[0]}: …`")
+            self._complain(node.line, f"{what} must consist of `name: value` lines, for example `{known[0]}: …`")
             return ()
         for entry in node.entries:
             if entry.key not in known:
-                self._complain(entry.line, f"unknown name {entry.key!r}: {what} has {', '.join(known)}")
+                self._complain(entry.line, f"unknown name {entry.key!r} in {what}: expected one of {', '.join(known)}")
         return node.entries
 
     def _items(self, entry: YamlEntry) -> tuple[Node, ...]:
         if isinstance(entry.value, Sequence):
             return entry.value.items
         if not (isinstance(entry.value, Scalar) and not entry.value.text):
-            self._complain(entry.line, f"{entry.key} is a list: write each of it in a line that begins with `- `")
+            self._complain(entry.line, f"{entry.key} is a list: write each item on its own line, starting with `- `")
         return ()
 
     def _read(self, node: Node, name: str, parse: Callable[[str], _Value]) -> _Value | None:
         if not isinstance(node, Scalar):
-            self._complain(node.line, f"{name}: one value is expected here")
+            self._complain(node.line, f"{name}: expected a single value")
             return None
         try:
             return parse(node.text)
@@ -193,24 +194,18 @@ _FIELDS: Final = (
 
 def _access_key(text: str) -> str:
     if _ACCESS_KEY.fullmatch(text) is None:
-        raise ValueError("an access key has 1 to 128 letters, digits or characters of _.@:+/=-")
+        raise ValueError("an access key must be 1 to 128 letters, digits or characters from _.@:+/=-")
     return text
 
 
 def _secret(text: str) -> bytes:
     if len(text) < SECRET_CHARS_MIN:
-        raise ValueError(f"a secret key has at least {SECRET_CHARS_MIN} characters, this one {len(text)}")
+        raise ValueError(f"a secret key must have at least {SECRET_CHARS_MIN} characters, this one has {len(text)}")
     return text.encode()
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
 
 
 def _assignment(text: str) -> tuple[str, Permission]:
     name, equals, permission = (part.strip() for part in text.partition("="))
     if not equals or _NAME.fullmatch(name) is None:
-        raise ValueError(f"{text!r} is no permission: write NAME=PUB|SUB")
+        raise ValueError(f"invalid permission {text!r}: use NAME=PUB|SUB")
     return name, parse_permission(permission)

@@ -38,15 +38,15 @@ def _load(file: Path) -> tuple[AccessRules, _Stamp]:
             status = os.fstat(opened.fileno())
             raw = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError([f"{file}: the access rules cannot be read: {error.strerror}"]) from error
+        raise ConfigError([f"{file}: cannot read the access rules: {error.strerror}"]) from error
     problems = []
     if not stat.S_ISREG(status.st_mode):
-        problems.append(f"{file}: the access rules must be a file")
+        problems.append(f"{file}: not a regular file")
     if status.st_mode & _FORBIDDEN:
         mode = stat.S_IMODE(status.st_mode)
         problems.append(
-            f"{file}: it holds secrets, and its mode {mode:04o} lets others at it: run `chmod 600 {file}` "
-            "(0640 and 0440 are accepted, too)"
+            f"{file}: mode {mode:04o} exposes its secrets to others: run `chmod 600 {file}` (0640 and 0440 are "
+            "also accepted)"
         )
     if len(raw) > FILE_BYTES_MAX:
         problems.append(f"{file}: more than {FILE_BYTES_MAX} bytes")
@@ -55,7 +55,7 @@ def _load(file: Path) -> tuple[AccessRules, _Stamp]:
     try:
         rules = parse_rules(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ConfigError([f"{file}: this is not UTF-8: {error.reason} at byte {error.start}"]) from None
+        raise ConfigError([f"{file}: not valid UTF-8: {error.reason} at byte {error.start}"]) from None
     except ConfigError as error:
         raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
     return rules, _stamp(status)
@@ -112,7 +112,7 @@ class RulesFile:
             self._complain(error)
             return
         self.rules, self._loaded, self._told = rules, loaded, ""
-        _log.info("%s: new access rules are in force: %d accounts", self._file, len(rules.accounts))
+        _log.info("%s: reloaded access rules: %d accounts", self._file, len(rules.accounts))
         self._changed(rules)
 
     def _complain(self, error: OSError | ConfigError) -> None:
@@ -125,4 +125,4 @@ class RulesFile:
         self._told = told
         problems = error.problems if isinstance(error, ConfigError) else (f"{self._file}: {error.strerror}",)
         for problem in problems:
-            _log.error("the access rules stay as they were: %s", problem)
+            _log.error("cannot reload access rules, keeping the old ones: %s", problem)

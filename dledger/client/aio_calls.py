@@ -138,7 +138,7 @@ class AsyncCalls:
         try:
             return await self._append_parts(sender, bodies, deadline, sequence)
         finally:  # whoever is cancelled does not wait until the deadline of what is under way
-            await sender.abandon(UnavailableError("nobody waits for it any more"))
+            await sender.abandon(UnavailableError("cancelled: nobody is waiting for it"))
 
     async def _append_parts(
         self,
@@ -368,7 +368,7 @@ class AsyncCalls:
                 if not is_elsewhere(error):
                     raise
                 failure = error
-        raise failure or UnavailableError("no node is known")
+        raise failure or UnavailableError("no known nodes: give the address of at least one")
 
     def _ask_all(
         self, addresses: Collection[str], deadline: Deadline
@@ -404,7 +404,7 @@ class AsyncCalls:
             node = (await self.metadata(address, timeout_s=broken.remaining_s)).node_id
             chosen = address or self._directory.resolve(LeaderHint(node))
             if chosen is None:
-                raise UnavailableError(f"the address of {node} is not known")
+                raise UnavailableError(f"unknown address of {node}")
             failure: DLedgerError = UnavailableError(f"{chosen} ended the stream")
             try:
                 async with aclosing(self._channels.stream(name, chosen, request())) as answers:

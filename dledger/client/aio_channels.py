@@ -170,7 +170,7 @@ class AsyncSeeker(Generic[_StatusT]):
         if found is None:
             found, search = await self._sought(deadline)
             if found is None:
-                raise search.failure("no server leads at present")
+                raise search.failure("no leader at present")
         return found
 
     async def reader(self, deadline: Deadline) -> str:

@@ -110,7 +110,7 @@ class BulkReads:
                         got += len(chunk.data)
                         if next_index >= end or 0 < request.max_bytes <= got:
                             return
-                raise UnavailableError(f"{node} does not know entries {next_index} to {end - 1} to be committed yet")
+                raise UnavailableError(f"{node} does not know yet that entries {next_index} to {end - 1} are committed")
             except DLedgerError as error:
                 self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=_is_retried(error) or patience.refused_by(node, error, target))
@@ -136,7 +136,7 @@ class BulkReads:
                             patience = _Patience(self._client.channels.closing, target.timeout_s)
                         if position >= end or end <= some.begin_position:
                             return
-                raise UnavailableError(f"{node} does not know positions {position} to {end} to be committed yet")
+                raise UnavailableError(f"{node} does not know yet that positions {position} to {end} are committed")
             except DLedgerError as error:
                 self._note_failure(node, error, patience)
                 patience.wait_after(error, retried=_is_retried(error))
@@ -188,7 +188,7 @@ class BulkReads:
         else:
             caught_up = [(address, one) for address, one in others if one.committed_index >= patience.floor]
         if not caught_up:
-            raise UnavailableError("no other member is known to have all that is committed yet")
+            raise UnavailableError("no other member is known to hold all committed entries yet")
         return self._pick(target, caught_up)
 
     def _pick(self, target: BulkTarget, members: Sequence[tuple[str, NodeStatus]]) -> str:

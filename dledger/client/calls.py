@@ -137,7 +137,7 @@ class Calls:
         try:
             return self._append_parts(sender, bodies, deadline, sequence)
         finally:  # whoever is cancelled does not wait until the deadline of what is under way
-            sender.abandon(UnavailableError("nobody waits for it any more"))
+            sender.abandon(UnavailableError("cancelled: nobody is waiting for it"))
 
     def _append_parts(
         self,
@@ -365,7 +365,7 @@ class Calls:
                 if not is_elsewhere(error):
                     raise
                 failure = error
-        raise failure or UnavailableError("no node is known")
+        raise failure or UnavailableError("no known nodes: give the address of at least one")
 
     def _ask_all(
         self, addresses: Collection[str], deadline: Deadline
@@ -399,7 +399,7 @@ class Calls:
             node = (self.metadata(address, timeout_s=broken.remaining_s)).node_id
             chosen = address or self._directory.resolve(LeaderHint(node))
             if chosen is None:
-                raise UnavailableError(f"the address of {node} is not known")
+                raise UnavailableError(f"unknown address of {node}")
             failure: DLedgerError = UnavailableError(f"{chosen} ended the stream")
             try:
                 with closing(self._channels.stream(name, chosen, request())) as answers:

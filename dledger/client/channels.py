@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _StatusT = TypeVar("_StatusT")
 _Place: TypeAlias = tuple[str, int]
 _Call: TypeAlias = Any  # grpc-stubs have no common type for calls with a done callback
-Answer: TypeAlias = Annotated[_T, "given at once"]
+Answer: TypeAlias = Annotated[_T, "requested at once"]
 """What is awaited in ``aio_channels``."""
 
 
@@ -177,7 +177,7 @@ class Channels:
                     address, call = answers.get(timeout=deadline.remaining_s + 0.1)
                 except Empty:
                     for late in calls:
-                        yield late, RequestTimeoutError(f"no answer of {late} in time")
+                        yield late, RequestTimeoutError(f"no answer from {late} in time")
                     return
                 del calls[address]
                 if address not in challenged and is_challenge(call):
@@ -232,7 +232,7 @@ class Seeker(Generic[_StatusT]):
             return found
         found, search = self._seek(deadline)
         if found is None:
-            raise search.failure("no server leads at present")
+            raise search.failure("no leader at present")
         return found
 
     def reader(self, deadline: Deadline) -> str:

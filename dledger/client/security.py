@@ -19,6 +19,7 @@ from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
 from dledger.rpc import options, tls
 from dledger.rpc.tls import TlsFiles
 from dledger.rpc.tls_keeper import FileWatch
+from dledger.values import parse_address
 
 __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
 
@@ -47,7 +48,7 @@ class ClientSecurity:
 
     def __post_init__(self) -> None:
         if bool(self.access_key) != bool(self.secret_key):
-            raise ConfigError(["an access key and its secret key are given together: one of the two is missing"])
+            raise ConfigError(["access key and secret key must be given together: one of them is missing"])
 
 
 class ChannelMaker:
@@ -81,8 +82,8 @@ class ChannelMaker:
             return []
         return plaintext_problems(
             addresses,
-            "speak TLS (--tls-ca, --tls-cert, --tls-key; in Python security=ClientSecurity(tls=TlsFiles(…)))",
-            "say --insecure (in Python ClientSecurity(insecure=True))",
+            "use TLS (--tls-ca, --tls-cert, --tls-key; in Python security=ClientSecurity(tls=TlsFiles(…)))",
+            "pass --insecure (in Python ClientSecurity(insecure=True))",
         )
 
     @property
@@ -146,7 +147,7 @@ class ChannelMaker:
         without gRPC, which shows what the server says before it does.
         """
         if isinstance(failure, UnavailableError) and (problems := self._problems([address])):
-            return TlsError(f"a server says that {address} is one, too, but {problems[0]}")
+            return TlsError(f"a server named {address} as another server, but {problems[0]}")
         if not isinstance(failure, UnavailableError) or not tls.is_silent_refusal(str(failure)):
             return failure
         with self._lock:
@@ -158,9 +159,8 @@ class ChannelMaker:
         return known or failure
 
     def _probe(self, address: str) -> TlsError | None:
-        host, _, port = address.rpartition(":")
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as link:
+            with socket.create_connection(parse_address(address), _PROBE_TIMEOUT_S) as link:
                 if _hangs_up_by_itself(link):
                     return None
                 return self._probe_plain(link, address) if self._material is None else self._probe_tls(link, address)
@@ -176,8 +176,8 @@ class ChannelMaker:
         if answer and answer[0] != tls.ALERT_RECORD:
             return None
         return TlsError(
-            f"{address} hangs up on plaintext: it wants TLS, most likely; give the CA of its certificate "
-            "(--tls-ca, DLEDGER_TLS_CA; in Python ClientSecurity(tls=TlsFiles(…)))"
+            f"{address} closed the plaintext connection, probably because it requires TLS: give the CA of its "
+            "certificate (--tls-ca, DLEDGER_TLS_CA; in Python ClientSecurity(tls=TlsFiles(…)))"
         )
 
     def _probe_tls(self, link: socket.socket, address: str) -> TlsError | None:
@@ -197,11 +197,11 @@ class ChannelMaker:
         files = material.files
         if files.cert is None:
             return TlsError(
-                f"{address} hangs up on clients that show no certificate: give one (--tls-cert and --tls-key, "
-                "DLEDGER_TLS_CERT and DLEDGER_TLS_KEY; in Python TlsFiles(ca, cert, key))"
+                f"{address} closed the connection because it requires a client certificate: give one (--tls-cert and "
+                "--tls-key, DLEDGER_TLS_CERT and DLEDGER_TLS_KEY; in Python TlsFiles(ca, cert, key))"
             )
-        why = tls.client_problem(material) or "it is of no CA that the server trusts for clients, most likely"
-        return TlsError(f"{address} hangs up when it sees our certificate {files.cert}: {why}")
+        why = tls.client_problem(material) or "probably not signed by a CA that the server trusts for clients"
+        return TlsError(f"{address} rejected our certificate {files.cert}: {why}")
 
 
 def _hangs_up_by_itself(link: socket.socket) -> bool:

@@ -106,7 +106,7 @@ def partly_appended(error: DLedgerError, done: int) -> DLedgerError:
     """The error of a split append of which ``done`` entries are in: repeating all of it would repeat those."""
     if done:
         error.outcome = "unknown"
-        error.add_note(f"the first {done} entries were appended; the error is about the request after them")
+        error.add_note(f"the first {done} entries were appended; the next request failed")
     return error
 
 
@@ -137,14 +137,14 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
     failure: DLedgerError
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            failure = RequestTimeoutError(f"no answer of {address} in time")
+            failure = RequestTimeoutError(f"no answer from {address} in time")
         case grpc.StatusCode.UNIMPLEMENTED:
             return InvalidRequestError(
-                f"{address} does not serve clients ({details}): is it a peer port? "
-                f"Clients connect to the client port, by default the peer port + {CLIENT_PORT_OFFSET}"
+                f"{address} does not serve clients ({details}): is this a peer port? Clients connect to the client "
+                f"port, by default the peer port + {CLIENT_PORT_OFFSET}"
             )
         case grpc.StatusCode.UNAUTHENTICATED if is_challenge(error):
-            failure = UnavailableError(f"{address} wants to be addressed by another name: {details}")
+            failure = UnavailableError(f"{address} refused the host name it was addressed by: {details}")
             sent = False
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
             return AccessDeniedError(f"{address}: {details}")
@@ -153,13 +153,13 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:
             return InvalidRequestError(f"the request is too large for {address}: {details}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            failure = PendingFullError(f"{address} is at a limit: {details}")
+            failure = PendingFullError(f"{address} has reached a limit: {details}")
         case _ if problem := tls.explain_channel(details, address):
             failure = TlsError(problem)
         case _ if sent:
-            failure = RequestTimeoutError(f"the connection to {address} broke before the answer came: {details}")
+            failure = RequestTimeoutError(f"the connection to {address} broke before the answer arrived: {details}")
         case _:
-            failure = UnavailableError(f"{address} cannot be reached: {details}")
+            failure = UnavailableError(f"{address} is unreachable: {details}")
     if not sent:
         failure.outcome = "not_applied"
     return failure
@@ -205,6 +205,6 @@ def members_by_id(
     for status in statuses:
         for member in status.members:
             if member.node_id not in found:
-                unknown = UnavailableError(f"{member.node_id}: no node knows its client address yet")
+                unknown = UnavailableError(f"{member.node_id}: its client address is not known yet")
                 found[member.node_id] = failures.get(member.client_address, unknown)
     return dict(sorted(found.items()))

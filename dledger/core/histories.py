@@ -92,4 +92,4 @@ def on_answer(state: MemberState, sender: NodeId, answer: VoteResponse, now_ms: 
     leads = answer.leads and answer.term == state.term and state.leader_id == sender
     if leads or (len(state.contradicted_by) >= state.quorum and not isinstance(state.role, Leader)):
         others = ", ".join(sorted(state.contradicted_by))
-        state.fence(f"{others} committed other entries than this member", now_ms)
+        state.fence(f"{others} committed different entries than this member", now_ms)

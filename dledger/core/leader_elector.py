@@ -233,9 +233,11 @@ class LeaderElector:
         problem = what_keeps_from_electing(candidate.ballots, len(state.peers) + 1, state.node_id)
         if self._older_blanks and (problem or not state.has_standing):
             older = ", ".join(sorted(self._older_blanks))
-            return f"no vote from {older}: a new disk and a version that cannot begin a group with this one; upgrade it"
+            return (
+                f"no vote from {older}: its disk is new and its version cannot start a group with this one; upgrade it"
+            )
         if state.contradicted_by and not problem:
-            return f"{', '.join(sorted(state.contradicted_by))} committed other entries"
+            return f"{', '.join(sorted(state.contradicted_by))} committed different entries"
         return problem
 
     def _campaign(self, now_ms: int, reason: RoleReason) -> None:
@@ -455,7 +457,7 @@ class LeaderElector:
             state.role.transfer_target = request.transfer_target
         state.remember(request.watermarks)
         if request.doubted_boot_id == state.boot_id:
-            state.lose_standing(f"{leader} found that it holds less than it said it held", now_ms)
+            state.lose_standing(f"{leader} found that this member's log lacks entries it had acknowledged", now_ms)
         for member, held in request.watermarks:
             if member == state.node_id:
                 state.heed(held, leader, now_ms)
@@ -512,7 +514,7 @@ class LeaderElector:
         state = self._state
         leader = state.role
         if not isinstance(leader, Leader):
-            error = NotLeaderError("this node does not lead; ask the leader", leader=hint(state.leader_id))
+            error = NotLeaderError("this node is not the leader: ask the leader", leader=hint(state.leader_id))
             self._finish_transfer(done, error)
         elif target == state.node_id:
             self._finish_transfer(done, LeaderHint(state.node_id))
@@ -520,7 +522,9 @@ class LeaderElector:
             chosen = target if target is not None else self._most_caught_up(leader, now_ms)
             refusal = self._refuse_transfer(leader, chosen, now_ms)
             if refusal is not None or chosen is None:
-                self._finish_transfer(done, refusal or TransferFailedError("there is no other member to lead"))
+                self._finish_transfer(
+                    done, refusal or TransferFailedError("there is no other member to transfer leadership to")
+                )
                 return
             leader.transferring = True
             leader.transfer_target = chosen
@@ -538,17 +542,17 @@ class LeaderElector:
         if target not in leader.match:
             return UnknownMemberError(f"{target!r} is not a member; members: {', '.join(state.peers)}")
         if self._transfer is not None:
-            return LeaderTransferringError(f"leadership is being handed to {self._transfer.target} already")
+            return LeaderTransferringError(f"leadership is already being transferred to {self._transfer.target}")
         if leader.disk_full[target]:
-            return TransferFailedError(f"{target} has no room left on its disk")
+            return TransferFailedError(f"the disk of {target} is full")
         if leader.match[target] != NO_INDEX and not leader.counts[target]:
-            return TransferFailedError(f"{target} has no vote at present: it may lack what it once held")
+            return TransferFailedError(f"{target} has no vote at present: its log may lack entries it once held")
         lag = state.log.last.index - leader.match[target]
         if lag > state.election.transfer_max_lag_entries:
-            return FallBehindError(f"{target} lags {lag} entries behind; wait until it has caught up")
+            return FallBehindError(f"{target} is {lag} entries behind: wait until it has caught up")
         silent = now_ms - leader.contact_ms[target] > state.election.election_timeout_ms_max
         if silent or leader.match[target] == NO_INDEX:  # a new leader counts every member as just heard
-            return TransferFailedError(f"{target} has not answered lately; is it running?")
+            return TransferFailedError(f"{target} has not answered recently: is it running?")
         return None
 
     def _most_caught_up(self, leader: Leader, now_ms: int) -> NodeId | None:
@@ -591,7 +595,7 @@ class LeaderElector:
             if isinstance(leader, Leader):
                 leader.transferring = False
                 leader.transfer_target = ""
-            error = TransferFailedError(f"{transfer.target} did not take leadership in time; the group goes on")
+            error = TransferFailedError(f"{transfer.target} did not take over leadership in time; the group carries on")
             self._finish_transfer(transfer.done, error)
             return None
         if isinstance(leader, Leader) and still_leads and now_ms >= transfer.resend_due_ms:

@@ -190,7 +190,7 @@ class MemberState:
     @property
     def fenced(self) -> str:
         """Why nothing of what this member holds may be believed; empty if it may. Only a person ends it."""
-        return (self._hard_state.doubt or "its history is not the group's") if self._hard_state.fenced else ""
+        return (self._hard_state.doubt or "its history differs from the group's") if self._hard_state.fenced else ""
 
     @property
     def is_used(self) -> bool:
@@ -363,7 +363,7 @@ class MemberState:
         if self.log.last < remembered:
             had, has = remembered, self.log.last
             reason = (
-                f"{witness} knows it to have held entry {had.index} of term {had.term}; its log ends at {has.index}"
+                f"{witness} has a record that it held entry {had.index} of term {had.term}; its log ends at {has.index}"
             )
             self.lose_standing(reason, now_ms)
 

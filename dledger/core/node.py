@@ -161,7 +161,7 @@ class Node:
             case PushCompare() | PushTruncate() | CheckedAppend() | PushCommit() | PushInstall():
                 self.handler.on_push(sender, message, connection)
             case VoteRequest() | HeartbeatRequest() | PushAppend() | LoadRun():
-                raise InvalidRequestError(f"{type(message).__name__} cannot be received this way")
+                raise InvalidRequestError(f"{type(message).__name__} cannot be received here")
             case _:
                 assert_never(message)
 

@@ -93,7 +93,8 @@ def check_name(name: str) -> None:
     """Raise ``InvalidRequestError`` for what cannot be a producer's name."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequestError(
-            f"{name[:140]!r} cannot name a producer: 1 to {NAME_BYTES_MAX} of the characters A-Z a-z 0-9 . _ / : - can"
+            f"{name[:140]!r} is not a valid producer name: use 1 to {NAME_BYTES_MAX} of the characters A-Z a-z "
+            "0-9 . _ / : -"
         )
 
 
@@ -127,8 +128,8 @@ def decode_payload(body: bytes) -> Payload | None:
         _, version, kind, length = _HEAD.unpack_from(body, start)
         if version != VERSION:
             raise UnreadableProducersError(
-                f"the log holds a table of producers of version {version}, and this program knows {VERSION}: "
-                "run the version that wrote it, or a later one"
+                f"the log holds a producer table of version {version}, but this program reads version {VERSION}: run "
+                "the version that wrote it, or a later one"
             )
         rest = body[start + _HEAD.size : start + _HEAD.size + length]
         if len(rest) == length and kind == SNAPSHOT:
@@ -136,8 +137,8 @@ def decode_payload(body: bytes) -> Payload | None:
         if len(rest) == length and kind == REGISTRATION:
             return _decode_registration(rest)
     except (StructError, UnicodeDecodeError, InvalidRequestError) as error:
-        raise UnreadableProducersError(f"a table of producers in the log is damaged: {error}") from error
-    raise UnreadableProducersError(f"a table of producers in the log is damaged: kind {kind}, {len(rest)} bytes")
+        raise UnreadableProducersError(f"damaged producer table in the log: {error}") from error
+    raise UnreadableProducersError(f"damaged producer table in the log: kind {kind}, {len(rest)} bytes")
 
 
 def describe_payload(body: bytes) -> str:

@@ -143,8 +143,8 @@ class ProducerTable:
             return Plan(producer, 0, NO_INDEX, ())
         if sequence > expected:
             return OutOfOrderSequenceError(
-                f"producer {batch.producer!r} is at sequence {expected}: an append at {sequence} leaves out what is "
-                "between; send that first"
+                f"producer {batch.producer!r} is at sequence {expected}: an append at {sequence} would leave a gap; "
+                "send the missing entries first"
             )
         if sequence < 0:
             return InvalidRequestError(f"sequence {sequence} of producer {batch.producer!r} must not be negative")
@@ -161,8 +161,8 @@ class ProducerTable:
             return InvalidRequestError(f"sequence {batch.sequence} of producer {batch.producer!r} must not be negative")
         if batch.sequence:
             return UnknownProducerError(
-                f"producer {batch.producer!r} is not known here (any more): it cannot go on at sequence "
-                f"{batch.sequence}, only begin at 0, under a new name if it was used before"
+                f"producer {batch.producer!r} is unknown here, or was forgotten: it cannot continue at sequence "
+                f"{batch.sequence}; start at 0, under a new name if this one was used before"
             )
         return Plan(None, 0, NO_INDEX, ())
 
@@ -189,19 +189,17 @@ class ProducerTable:
             idle = self._giving_way(name, room - _size_of(name), now_ms, account)
             if idle is None:
                 return TooManyProducersError(
-                    f"{self._of_account[account]} producers of this account are remembered, all active within "
-                    f"{EVICTION_IDLE_MS // 60_000} minutes, the most that one account may have "
-                    f"({ACCOUNT_SHARE_PERCENT} % of max_producers, {self._max}), and {name!r} would be one too many: "
-                    "let clients live longer"
+                    f"{self._of_account[account]} producers of this account were active in the last "
+                    f"{EVICTION_IDLE_MS // 60_000} minutes, the limit per account ({ACCOUNT_SHARE_PERCENT} % of "
+                    f"max_producers, {self._max}): cannot add {name!r}; let clients live longer"
                 )
             dropped = idle.slot
         elif len(self) >= self._max or self._bytes + _size_of(name) > room:
             idle = self._giving_way(name, room - _size_of(name), now_ms)
             if idle is None:
                 return TooManyProducersError(
-                    f"{len(self)} producers are remembered, all active within {EVICTION_IDLE_MS // 60_000} minutes, "
-                    f"and {name!r} would be one too many: raise max_producers ({self._max}) or max_entry_bytes, or "
-                    "let clients live longer"
+                    f"{len(self)} producers were active in the last {EVICTION_IDLE_MS // 60_000} minutes: cannot add "
+                    f"{name!r}; raise max_producers ({self._max}) or max_entry_bytes, or let clients live longer"
                 )
             dropped = idle.slot
         return Registration(name, self._free_slot(), dropped)

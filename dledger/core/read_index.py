@@ -51,10 +51,12 @@ class ReadIndexQueue:
         state = self._state
         leader = state.role
         if not isinstance(leader, Leader):
-            self._finish(done, NotLeaderError("this node does not lead; ask the leader", leader=hint(state.leader_id)))
+            self._finish(
+                done, NotLeaderError("this node is not the leader: ask the leader", leader=hint(state.leader_id))
+            )
             return
         if len(self._pending) >= self._pending_max:
-            self._finish(done, PendingFullError(f"{self._pending_max} reads are waiting already; repeat shortly"))
+            self._finish(done, PendingFullError(f"{self._pending_max} reads are already waiting: retry shortly"))
             return
         index = max(state.commit_index, leader.noop_index, at_least)
         self._pending.append(_PendingRead(state.term, self.round + 1, index, now_ms + self._timeout_ms, done))
@@ -87,14 +89,14 @@ class ReadIndexQueue:
         leader = state.role
         leads = isinstance(leader, Leader)
         while pending and not (leads and pending[0].term == state.term):
-            error = NotLeaderError("leadership was lost before it was confirmed", leader=hint(state.leader_id))
+            error = NotLeaderError("leadership lost before it could be confirmed", leader=hint(state.leader_id))
             self._finish(pending.popleft().done, error)
         confirmed = self.confirmed_round
         while pending and pending[0].round <= confirmed and pending[0].index <= state.commit_index:
             read = pending.popleft()
             self._finish(read.done, read.index)
         while pending and pending[0].due_ms <= now_ms:
-            self._finish(pending.popleft().done, QuorumAckTimeoutError("no quorum confirmed the leader in time"))
+            self._finish(pending.popleft().done, QuorumAckTimeoutError("leadership not confirmed by a quorum in time"))
         if isinstance(leader, Leader):
             leader.reads_waiting = bool(pending)
         return pending[0].due_ms if pending else None

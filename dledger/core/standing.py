@@ -66,10 +66,13 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
         if not ballot.standing.counts
     )
     if len(ballots) < members:
-        return f"no majority remembers what it said: {lost}; to be elected, it needs the votes of all {members}"
+        return (
+            f"no majority remembers its votes and acknowledgements: {lost}; election needs the votes of all {members}"
+        )
     return (
-        f"a majority of the disks is new: {lost}; entries that only the lost disks held are gone. If you accept that, "
-        f"stop the members that make a majority with the one that holds most, and run `dledger restore-vote` on each"
+        f"a majority of the disks is new: {lost}; entries held only by the lost disks are gone. To accept "
+        "that loss, stop enough members to form a majority, including the one with the longest log, and run "
+        "`dledger restore-vote` on each"
     )
 
 

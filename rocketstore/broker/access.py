@@ -147,7 +147,7 @@ class BrokerAccess:
                 self._may_read(caller, "QueryById", topic)
             except AccessDeniedError:  # the audit log has the topic's name; who may not read it need not know of it
                 raise AccessDeniedError(
-                    f"{caller.name} may not do this: QueryById needs SUB on the topic of that message"
+                    f"{caller.name} is not allowed to do this: QueryById needs SUB on the topic of that message"
                 ) from None
         return answer
 

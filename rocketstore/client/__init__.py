@@ -5,8 +5,9 @@ from rocketstore.client.aio_producer import AsyncMessageSender, AsyncProducer
 from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
 from rocketstore.client.consumer import Consumer, ConsumerOptions
 from rocketstore.client.producer import MessageSender, Producer
+from rocketstore.client.receipts import SendReceipt
 from rocketstore.client.received import ReceivedMessage
-from rocketstore.client.sends import SendFuture, SendManyFuture, SendReceipt
+from rocketstore.client.sends import SendFuture, SendManyFuture
 from rocketstore.client.topics import TopicInfo
 
 __all__ = [

@@ -29,7 +29,8 @@ from rocketstore.client.aio_topic_cache import AsyncTopicCache
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
 from rocketstore.client.methods import PRODUCER
 from rocketstore.client.outgoing import check_message, encode, queue_of_key
-from rocketstore.client.sends import WIRE, EncodedMessage, Result, SendOptions, SendReceipt, Sent, window_of
+from rocketstore.client.receipts import SendReceipt
+from rocketstore.client.sends import WIRE, EncodedMessage, Result, SendOptions, Sent, window_of
 from rocketstore.client.topics import PERMISSION_WRITE
 from rocketstore.message.message import Message
 from rocketstore.message.producer_names import check_producer_name

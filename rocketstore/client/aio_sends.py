@@ -8,7 +8,8 @@ from typing import Any
 from dledger.errors import DLedgerError
 from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany, wait_for_batch
 from dledger.sending.futures import NO_OUTCOME
-from rocketstore.client.sends import SendReceipt, receipt_of
+from rocketstore.client.receipts import SendReceipt
+from rocketstore.client.sends import receipt_of
 
 
 class AsyncSendFuture(AsyncSentItem[Any]):

@@ -27,10 +27,10 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from dledger.types import NodeId
+from rocketstore.client.receipts import SendReceipt
 from rocketstore.types import PutMessageStatus
 
 if TYPE_CHECKING:
-    from rocketstore.client.sends import SendReceipt
     from rocketstore.pb import broker_pb2 as pb
 
 

@@ -27,6 +27,7 @@ from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
 from rocketstore.client.methods import PRODUCER
 from rocketstore.client.outgoing import check_message, encode, queue_of_key
+from rocketstore.client.receipts import SendReceipt
 from rocketstore.client.sends import (
     WIRE,
     EncodedMessage,
@@ -34,7 +35,6 @@ from rocketstore.client.sends import (
     SendFuture,
     SendManyFuture,
     SendOptions,
-    SendReceipt,
     Sent,
     window_of,
 )

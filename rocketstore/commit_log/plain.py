@@ -15,7 +15,7 @@ from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.instruments import SILENT, Instruments
 from dledger.runtime.supervisor import Supervisor
-from dledger.store.fs import FileSystem, RealFileSystem, keep_private, make_dirs_durably
+from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.mmap_file import UnreadableError
 from dledger.store.mmap_file_list import Placement
 from dledger.types import ProducerBatch
@@ -68,7 +68,7 @@ class PlainCommitLog:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._fs = fs or RealFileSystem()
+        self._fs = fs or FileSystem()
         self._delay_levels = DelayLevels.parse(config.message_delay_level)
         self._supervisor = Supervisor(self._thread_died)
         self._pool = self._make_pool(config)

@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.errors import (
     ConfigError,
@@ -136,7 +136,7 @@ class ReplicatedCommitLog:
             raise ConfigError(["a broker's log must hold messages only: configure its node by for_broker()"])
         self._server = server
         self._log = server.log
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._address_of = address_of
         self._delay_levels = DelayLevels.parse(config.message_delay_level)
         self._record_bytes_max = node.store.entry_bytes_limit - ENTRY_HEADER_BYTES

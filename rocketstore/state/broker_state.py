@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.message.columns import topics_of
 from rocketstore.state.applier import StateApplier
 from rocketstore.state.changes import (
@@ -40,11 +40,11 @@ from rocketstore.state.changes import (
     split_full,
 )
 from rocketstore.state.limits import LimitChecks, StateLimits
-from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
 FULL_PART_BYTES: Final = 128 * 1024
@@ -100,7 +100,7 @@ class BrokerState:
 
     def __init__(
         self,
-        store: StateStore,
+        store: MessageStore,
         config_dir: Path,
         *,
         clock: Clock | None = None,
@@ -111,8 +111,8 @@ class BrokerState:
     ) -> None:
         self._store = store
         self._config_dir = config_dir
-        self._clock = clock or SystemClock()
-        self._fs = fs or RealFileSystem()
+        self._clock = clock or Clock()
+        self._fs = fs or FileSystem()
         self._settings = settings or StateSettings()
         self._stepping = threading.Lock()  # held by whoever applies: the worker, or catch_up; taken before applier.lock
         self._applier = StateApplier(store)

@@ -194,12 +194,12 @@ def test_fixed_numbers_of_the_document_are_those_of_the_code() -> None:
 
 def test_every_file_of_a_directory_is_described(tmp_path: Path) -> None:
     """What lies in a node's directory after a start has a heading or a line."""
-    from dledger.clock import SystemClock
+    from dledger.clock import Clock
     from dledger.config import StoreConfig
     from dledger.store.file_store import FileStore
 
     config = StoreConfig(base_dir=tmp_path, segment_bytes=1 << 16, index_segment_bytes=1 << 15)
-    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=Clock())
     store.hard_state.save(HardState(Term(1), NodeId("n0"), standing=Standing.VOTER))
     store.close()
 

@@ -58,14 +58,14 @@ def everything(client: DLedgerClient) -> dict[str, Callable[[], object]]:
 @pytest.mark.parametrize(
     ("security", "allowed", "said"),
     [
-        (NOBODY, set(), "an access key and its secret are needed"),
-        (ClientSecurity(access_key="alice", secret_key="wrong-secret"), set(), "the access key is unknown, or"),
-        (ClientSecurity(access_key="carol", secret_key="alice-secret"), set(), "the access key is unknown, or"),
-        (BOB, {"metadata", "members_status", "watch_role"}, "bob may not do this: "),
+        (NOBODY, set(), "an access key and its secret"),
+        (ClientSecurity(access_key="alice", secret_key="wrong-secret"), set(), "unknown access key, or"),
+        (ClientSecurity(access_key="carol", secret_key="alice-secret"), set(), "unknown access key, or"),
+        (BOB, {"metadata", "members_status", "watch_role"}, "bob is not allowed to do this: "),
         (
             ALICE,
             {"append", "append_many", "appender", "read", "follow", "metadata", "members_status", "watch_role"},
-            "alice may not do this: TransferLeadership needs an account with admin: true",
+            "alice is not allowed to do this: TransferLeadership requires an account with admin: true",
         ),
     ],
     ids=["no key", "wrong secret", "unknown key", "no permission", "no administrator"],
@@ -113,10 +113,10 @@ def test_replayed_aged_and_altered_requests_are_refused(secured: SecuredGroup) -
     assert codec.decode_appended(good.data)[1]
     refused = (replayed, stale, other_body, other_method, captured)
     assert {one.code for one in refused} == {grpc.StatusCode.UNAUTHENTICATED}
-    assert "it is a replay" in replayed.details
-    assert "this server's clock says" in stale.details
-    assert "the signature was not made with its secret" in other_body.details
-    assert "the signature was not made with its secret" in other_method.details
+    assert "replayed request" in replayed.details
+    assert "this server's clock reads" in stale.details
+    assert "the signature does not match its secret" in other_body.details
+    assert "the signature does not match its secret" in other_method.details
     assert "signed for another server process" in captured.details
     with closing(secured.client()) as root:
         log = [entry.body for entry in root.read(0, mode=ReadMode.LINEARIZABLE)]
@@ -196,7 +196,7 @@ def test_rules_change_under_load_and_broken_ones_change_nothing(secured: Secured
             broken = version % 2
             text = RULES + f"- accessKey: extra{version}\n  secretKey: extra-secret\n"
             secured.rules.write("accounts: [" if broken else text)
-            told = "the access rules stay as they were" if broken else "new access rules are in force"
+            told = "cannot reload access rules" if broken else "reloaded access rules"
             count = version // 2 + 1
 
             def heard(told: str = told, count: int = count) -> bool:
@@ -217,12 +217,14 @@ def test_keys_work_together_with_tls(adopt: Adopt, tmp_path: Path) -> None:
     group.leader()
     with unharmed(group):
         wrong_secret = ClientSecurity(access_key="alice", secret_key="wrong-secret")
-        refused = pytest.raises(AccessDeniedError, match="the access key is unknown, or")
+        refused = pytest.raises(AccessDeniedError, match="unknown access key, or")
         with closing(group.client(security=wrong_secret)) as wrong, refused:
             wrong.append(b"x")
         with closing(group.client(security=ClientSecurity(access_key="local", secret_key="not-asked"))) as local:
             local.append(b"from here")
-            with pytest.raises(AccessDeniedError, match="local may not do this: Read needs SUB on topic default"):
+            with pytest.raises(
+                AccessDeniedError, match="local is not allowed to do this: Read needs SUB on topic default"
+            ):
                 local.read(0)
         group.rules.write(RULES + "globalWhiteRemoteAddresses:\n- 127.0.0.1\n")
         with closing(group.client(security=NOBODY)) as nobody:

@@ -113,10 +113,10 @@ def run_once(group: Group, node: NodeId, *extra: str) -> subprocess.CompletedPro
 @pytest.mark.parametrize(
     ("flag", "text", "words"),
     [
-        ("-p", "n0-127.0.0.1:4000;n0-127.0.0.1:4001", "'n0' is given more than once"),
+        ("-p", "n0-127.0.0.1:4000;n0-127.0.0.1:4001", "'n0' appears more than once"),
         ("-p", "n1-127.0.0.1:4000;n2-127.0.0.1:4001", "'n0' is not among the members"),
-        ("-p", "n0-127.0.0.1:4000;n1-127.0.0.1:4000", "given more than once"),
-        ("-p", "n0=127.0.0.1:4000", "must look like"),
+        ("-p", "n0-127.0.0.1:4000;n1-127.0.0.1:4000", "appears more than once"),
+        ("-p", "n0=127.0.0.1:4000", "must have the form"),
         ("-i", "n7", "'n7' is not among the members"),
         ("--client-port", "70000", "client_port"),
     ],

@@ -121,7 +121,7 @@ def test_a_new_group_of_two_versions_says_why_it_cannot_begin_and_begins_with_on
         return " ".join(one.message for one in found[node].conditions) if node in found else ""
 
     group.wait_for(lambda _: all(node in told(present) for node in old), "it says whose votes it lacks", 60)
-    assert f"no vote from {', '.join(old)}: a new disk and a version that cannot begin a group" in told(present)
+    assert f"no vote from {', '.join(old)}: its disk is new and its version cannot start a group" in told(present)
     assert all(one.role is not Role.LEADER for one in group.statuses().values())
 
     for node in old:

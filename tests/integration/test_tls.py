@@ -68,8 +68,8 @@ def test_clients_without_the_right_certificate_are_refused(secured: Group, tmp_p
     expire(here, "late")
     ca = here / "ca.crt"
     cases = {
-        "plaintext": (None, "wants TLS, most likely.*--tls-ca"),
-        "no certificate": (ClientSecurity(TlsFiles(ca)), "show no certificate: give one .--tls-cert"),
+        "plaintext": (None, "probably because it requires TLS.*--tls-ca"),
+        "no certificate": (ClientSecurity(TlsFiles(ca)), "requires a client certificate: give one .--tls-cert"),
         "of a CA that they do not know": (
             ClientSecurity(files(other, "stranger", ca=ca)),
             "stranger.crt: unable to get local issuer",
@@ -125,7 +125,7 @@ def test_clients_may_have_a_ca_of_their_own(make_group: Callable[..., Group], tm
     billing = ClientSecurity(files(clients, "billing", ca=certs_of(group) / "ca.crt"))
     with closing(DLedgerClient(group.addresses, timeout_s=20, security=billing)) as client:
         assert client.append(b"mine").index >= 0
-    assert "it is of no CA that the server trusts for clients" in str(refusal(group, group.security))
+    assert "probably not signed by a CA that the server trusts for clients" in str(refusal(group, group.security))
     imposter = files(clients, "n1", ca=certs_of(group) / "ca.crt")
     assert call_as_peer(group, N0, imposter, sender=N1) is grpc.StatusCode.UNAVAILABLE
 

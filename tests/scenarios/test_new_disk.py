@@ -164,7 +164,7 @@ def test_a_new_group_waits_for_all_its_members(up: int) -> None:
 
     assert cluster.leader() is None
     assert all(cluster[one].saved == HardState() for one in cluster.ids)
-    assert "it needs the votes of all 3" in cluster[N0].node.elector.vote_problem
+    assert "election needs the votes of all 3" in cluster[N0].node.elector.vote_problem
 
 
 def test_a_new_group_needs_all_its_members_once() -> None:
@@ -333,7 +333,7 @@ def test_a_new_group_with_members_of_an_older_version_says_that_it_cannot_begin(
 
     assert (solo.role, solo.state.term) == (Role.CANDIDATE, 0)
     problem = solo.node.elector.vote_problem
-    assert problem.startswith(f"no vote from {', '.join(older)}: a new disk and a version that cannot begin a group")
+    assert problem.startswith(f"no vote from {', '.join(older)}: its disk is new and its version cannot start a group")
 
     for pre_vote in (True, False):
         for one in (N1, N2):

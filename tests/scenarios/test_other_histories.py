@@ -62,7 +62,7 @@ def test_a_foreign_directory_with_a_longer_log_of_a_higher_term_never_leads(
     assert [cluster.bodies(one)[-2:] for one in sound] == [[b"ours", b"more"]] * 2
     state = cluster[leader].node.state
     if committed >= shared:
-        assert "committed other entries than this member" in state.fenced
+        assert "committed different entries than this member" in state.fenced
         assert cluster[leader].saved.standing is Standing.DOUBTFUL
     else:
         assert cluster.bodies(leader)[-2:] == [b"ours", b"more"]
@@ -100,7 +100,7 @@ def test_a_member_that_the_leader_of_a_majority_contradicts_is_fenced() -> None:
 
     cluster.advance_until(lambda: bool(cluster[N2].node.state.fenced), 500)
 
-    assert cluster[N2].node.state.fenced == "n0 committed other entries than this member"
+    assert cluster[N2].node.state.fenced == "n0 committed different entries than this member"
     assert cluster[N2].saved.standing is Standing.DOUBTFUL
     cluster.start(N1)
     cluster.advance(10_000)
@@ -113,7 +113,7 @@ def test_a_fenced_member_is_fenced_after_a_restart_and_helps_elect_nobody(standi
     """Alone with one that has nothing to compare, it would serve what it holds, and give its vote, once more."""
     solo = Solo(terms=(1,) * 6, committed=5, hard_state=HardState(Term(1), None, standing))
     solo.campaign()
-    solo.state.fence("n1, n2 committed other entries than this member", 0)
+    solo.state.fence("n1, n2 committed different entries than this member", 0)
     assert solo.role is Role.FOLLOWER
 
     again = Solo(log=solo.log, hard_state=solo.state.hard_state)
@@ -121,7 +121,7 @@ def test_a_fenced_member_is_fenced_after_a_restart_and_helps_elect_nobody(standi
     again.hear(N2, 9, readmission=Readmission(1, LogIndex(-1)), founded=True)
     again.time_out()
 
-    assert again.state.fenced == "n1, n2 committed other entries than this member"
+    assert again.state.fenced == "n1, n2 committed different entries than this member"
     assert not asked.granted
     assert (again.state.standing, again.role, again.sent(VoteRequest)) == (Standing.DOUBTFUL, Role.FOLLOWER, [])
 

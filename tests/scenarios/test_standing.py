@@ -310,7 +310,7 @@ def test_a_disk_set_back_elects_nobody_without_what_it_acknowledged() -> None:
 
     assert cluster.leader() is None
     assert cluster[N1].saved.standing is Standing.DOUBTFUL
-    assert "n2 knows it to have held entry 3 of term 1; its log ends at 1" in cluster[N1].saved.doubt
+    assert "n2 has a record that it held entry 3 of term 1; its log ends at 1" in cluster[N1].saved.doubt
 
     cluster.start(N0)
     cluster.advance_until(lambda: cluster.leader() is not None)

@@ -126,8 +126,8 @@ def test_a_stream_goes_from_one_secured_group_into_another(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"accessKey": "", "secretKey": ""}, "an access key and its secret are needed"),
-        ({"secretKey": "wrong-secret"}, "the access key is unknown, or"),
+        ({"accessKey": "", "secretKey": ""}, "an access key and its secret"),
+        ({"secretKey": "wrong-secret"}, "unknown access key, or"),
     ],
     ids=["no key", "wrong secret"],
 )
@@ -145,5 +145,5 @@ def test_who_may_not_hears_why(spark: SparkSession, entries: SecuredGroup, chang
 
 def test_who_has_no_permission_hears_whose_key_it_is(spark: SparkSession, entries: SecuredGroup) -> None:
     """When the query is planned."""
-    with pytest.raises(PySparkException, match="bob may not do this"):
+    with pytest.raises(PySparkException, match="bob is not allowed to do this"):
         read(spark, options_of(entries, BOB)).collect()

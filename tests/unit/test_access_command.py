@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from dledger.access.control import AccessControl
 from dledger.access.rules import parse_rules
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
@@ -44,7 +44,7 @@ def rules(tmp_path: Path) -> Path:
 @contextmanager
 def guarded(rules: Path) -> Iterator[str]:
     config = ServerConfig(client_port=0, access=AccessConfig(acl_enable=True, acl_file=rules))
-    access = AccessControl.of(config.access, name="n0", clock=SystemClock())
+    access = AccessControl.of(config.access, name="n0", clock=Clock())
     assert access is not None
     server = ClientServer(config, FakeNode(), access.guard)
     server.start()
@@ -108,7 +108,7 @@ def test_check_names_everything_that_is_wrong(rules: Path) -> None:
 
     assert result.exit_code == 2
     assert result.stderr.count("error: ") == 3
-    assert f"error: {rules}: line 3: admin: 'maybe' is neither true nor false" in result.stderr
+    assert f"error: {rules}: line 3: admin: invalid boolean 'maybe': use true or false" in result.stderr
 
 
 def test_commands_take_keys_from_the_environment_or_a_file(rules: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_commands_take_keys_from_the_environment_or_a_file(rules: Path, tmp_path
 
     assert [one.exit_code for one in ways] == [0, 0, 0], [one.output for one in ways]
     assert nobody.exit_code == 1
-    assert f"error: {address}: access control is on here: an access key and its secret are needed" in nobody.stderr
+    assert f"error: {address}: this server requires an access key and its secret" in nobody.stderr
     assert status.exit_code == 0
     assert "--secret-key " not in run("append", "--help").output
 

@@ -51,7 +51,7 @@ def test_a_member_that_was_set_back_is_told_by_a_witness_that_was_restarted(tmp_
 
         state = set_back.log.hard_state.load()
         assert state.standing is Standing.DOUBTFUL
-        assert "knows it to have held entry" in state.doubt
+        assert "has a record that it held entry" in state.doubt
         group.restart(leader)
         wait_until(lambda: set_back.status().voter, "it counts again", 30)
         group.wait_converged()

@@ -141,7 +141,7 @@ class QuorumAckChecker:
             if not isinstance(result, DLedgerError):
                 done(refusal)
             elif result.outcome == "unknown":  # of a read; of this append it is certain that nothing is written
-                why = "nothing is appended, and whether this node still leads could not be confirmed: repeat"
+                why = "cannot confirm that this node still leads, and nothing was appended: retry"
                 done(NotLeaderError(f"{why} ({result})", leader=hint(self._state.leader_id)))
             else:
                 done(result)
@@ -240,15 +240,14 @@ class QuorumAckChecker:
             return self._not_leader()
         if count > BATCH_ENTRIES_MAX or (size > BATCH_BYTES_MAX and count > 1):
             return InvalidRequestError(
-                f"a batch of {count} entries and {size} bytes is too large: at most {BATCH_ENTRIES_MAX} entries and "
-                f"{BATCH_BYTES_MAX} bytes can be one batch"
+                f"a batch of {count} entries and {size} bytes is too large: a batch holds at most {BATCH_ENTRIES_MAX} "
+                f"entries and {BATCH_BYTES_MAX} bytes"
             )
         if leader.transferring:
-            return LeaderTransferringError("leadership is being handed over; repeat shortly")
+            return LeaderTransferringError("leadership is being transferred: retry shortly")
         if full := full_members(self._state, leader):
             return DiskFullError(
-                f"no room is left on the disks of {', '.join(full)}, and without them there is no quorum: nothing was "
-                "appended"
+                f"nothing was appended: the disks of {', '.join(full)} are full, and without them there is no quorum"
             )
         config = self._config
         if self.pending_entries and (
@@ -256,17 +255,17 @@ class QuorumAckChecker:
             or self.pending_bytes + size > config.pending_bytes_max
         ):
             return PendingFullError(
-                f"{self.pending_entries} entries ({self.pending_bytes} bytes) wait for a quorum already; the limits "
-                f"are {config.pending_entries_max} entries and {config.pending_bytes_max} bytes: slow down and repeat "
-                "(pending_entries_max)"
+                f"{self.pending_entries} entries ({self.pending_bytes} bytes) are already waiting for a quorum; the "
+                f"limits are {config.pending_entries_max} entries and {config.pending_bytes_max} bytes: slow down and "
+                "retry (pending_entries_max)"
             )
         return None
 
     def _not_leader(self) -> NotLeaderError:
         state = self._state
-        why = "this node does not lead; append to the leader"
+        why = "this node is not the leader: append to the leader"
         if state.leader_id is None and state.log.disk_full:
-            why = "this node knows no leader, and cannot lead itself: its disk is full; make room on the members' disks"
+            why = "this node knows no leader and cannot lead because its disk is full: free space on the members' disks"
         return NotLeaderError(why, leader=hint(state.leader_id))
 
     # -- answering them ------------------------------------------------------------------------------------------
@@ -280,12 +279,14 @@ class QuorumAckChecker:
         while pending:
             head = pending[0]
             if not leads or head.batch.term != state.term:
-                self._pop(TermChangedError("leadership was lost; the entry may or may not survive"))
+                self._pop(TermChangedError("leadership lost: the entry may or may not survive"))
             elif head.needed_index <= state.commit_index:
                 self._pop(head.batch)
             elif head.due_ms <= now_ms:
                 self._pop(
-                    QuorumAckTimeoutError(f"no quorum within {self._config.ack_timeout_ms} ms; it may still come")
+                    QuorumAckTimeoutError(
+                        f"no quorum within {self._config.ack_timeout_ms} ms; the entry may still be committed"
+                    )
                 )
             else:
                 return head.due_ms

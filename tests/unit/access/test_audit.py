@@ -25,7 +25,7 @@ def test_made_up_keys_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert len(caplog.messages) == SOURCE_LINES_MAX + 2
     assert any("10.0.0.8" in line for line in caplog.messages)
     assert (
-        f'from=10.0.0.7 reason="too many different refusals to write each" others={5000 - SOURCE_LINES_MAX}'
+        f'from=10.0.0.7 reason="too many distinct refusals to log each one" others={5000 - SOURCE_LINES_MAX}'
         in (caplog.messages[-1])
     )
     caplog.clear()
@@ -51,4 +51,4 @@ def test_many_sources_together_are_bounded(caplog: pytest.LogCaptureFixture) -> 
     log.flush()
 
     assert len(caplog.messages) == LINES_MAX + SOURCES_MAX + 1
-    assert 'from=elsewhere reason="too many different refusals to write each" others=' in caplog.messages[-1]
+    assert 'from=elsewhere reason="too many distinct refusals to log each one" others=' in caplog.messages[-1]

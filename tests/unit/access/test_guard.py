@@ -22,6 +22,7 @@ from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
 from dledger.access.rules import parse_rules
 from dledger.access.signing import Signed, Signer
+from dledger.clock import Clock
 from dledger.errors import AccessDeniedError
 
 METHOD = "/service/Method"
@@ -47,7 +48,7 @@ accounts:
 Metadata = tuple[tuple[str, str], ...]
 
 
-class FakeClock:
+class FakeClock(Clock):
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000
 
@@ -107,8 +108,8 @@ def test_a_signed_request_is_let_in(server: Server) -> None:
 @pytest.mark.parametrize(
     ("key", "secret", "said"),
     [
-        ("alice", "wrong-secret", "the access key is unknown, or the signature was not made with its secret"),
-        ("nobody", "alice-secret", "the access key is unknown, or the signature was not made with its secret"),
+        ("alice", "wrong-secret", "unknown access key, or the signature does not match its secret"),
+        ("nobody", "alice-secret", "unknown access key, or the signature does not match its secret"),
     ],
 )
 def test_unknown_keys_and_wrong_secrets_are_refused_alike(server: Server, key: str, secret: str, said: str) -> None:
@@ -119,7 +120,7 @@ def test_unknown_keys_and_wrong_secrets_are_refused_alike(server: Server, key: s
 
 def test_without_a_key_nothing_goes(server: Server) -> None:
     """Deny by default."""
-    with pytest.raises(NotAuthenticatedError, match="an access key and its secret are needed"):
+    with pytest.raises(NotAuthenticatedError, match="an access key and its secret"):
         server.admit(())
 
 
@@ -137,7 +138,7 @@ def test_every_part_is_signed(server: Server, name: str) -> None:
         signing.ACCESS_KEY: "root",
     }
 
-    with pytest.raises(NotAuthenticatedError, match="the signature was not made with its secret"):
+    with pytest.raises(NotAuthenticatedError, match="the signature does not match its secret"):
         server.admit(changed(signed, name, replaced[name]))
     server.admit(signed)
 
@@ -168,7 +169,7 @@ def test_a_request_is_taken_once(server: Server) -> None:
     signed = server.signer().sign(METHOD, "here", b"body")
     server.admit(signed)
 
-    with pytest.raises(NotAuthenticatedError, match="it is a replay"):
+    with pytest.raises(NotAuthenticatedError, match="replayed request"):
         server.admit(signed)
 
 
@@ -199,7 +200,7 @@ def test_old_and_future_requests_are_refused_with_the_servers_time(server: Serve
     signed = server.signer().sign(METHOD, "here", b"body")
     server.clock.now_ms = int(dict(signed)[signing.TIMESTAMP]) + skew_ms
 
-    with pytest.raises(NotAuthenticatedError, match=r"this server's clock says 20\d\d-.*Z.*set the clocks"):
+    with pytest.raises(NotAuthenticatedError, match=r"this server's clock reads 20\d\d-.*Z.*synchronize the clocks"):
         server.admit(signed)
 
 
@@ -216,7 +217,7 @@ def test_a_nonce_that_is_none_is_refused(server: Server, nonce: str) -> None:
         (signing.SIGNATURE, signature),
     )
 
-    with pytest.raises(NotAuthenticatedError, match="is none"):
+    with pytest.raises(NotAuthenticatedError, match="malformed timestamp or nonce"):
         server.admit(metadata)
 
 
@@ -225,7 +226,7 @@ def test_too_many_clients_are_refused_and_may_come_again(server: Server, monkeyp
     monkeypatch.setattr(server.guard._seen, "_account_sessions_max", 1)
     server.call()
 
-    with pytest.raises(SessionsFullError, match="repeat later"):
+    with pytest.raises(SessionsFullError, match="retry later"):
         server.call()
 
 
@@ -259,7 +260,7 @@ def test_refusals_and_changes_are_audited_without_secrets(server: Server, caplog
     caplog.clear()
 
     for _ in range(3):
-        with pytest.raises(AccessDeniedError, match="alice may not do this: Send needs PUB on topic paid"):
+        with pytest.raises(AccessDeniedError, match="alice is not allowed to do this: Send needs PUB on topic paid"):
             server.guard.require(alice, "Send", ResourceKind.TOPIC, "paid", PUB)
     with pytest.raises(AccessDeniedError):
         server.guard.require_admin(alice, "DeleteTopic", 'topic:a"\nresult=allowed')
@@ -272,14 +273,14 @@ def test_refusals_and_changes_are_audited_without_secrets(server: Server, caplog
         "result=denied action=Send resource=topic:paid caller=alice from=10.0.0.1:4711 "
         'reason="needs PUB on topic paid"',
         'result=denied action=DeleteTopic resource="topic:a\\"\\nresult=allowed" caller=alice from=10.0.0.1:4711 '
-        'reason="needs an account with admin: true"',
+        'reason="requires an account with admin: true"',
         "result=allowed action=PutTopic resource=topic:paid caller=root from=10.0.0.1:4711",
         "result=denied action=Method caller=alice? from=10.0.0.1:4711 "
-        'reason="the access key is unknown, or the signature was not made with its secret"',
+        'reason="unknown access key, or the signature does not match its secret"',
         "result=denied action=Send resource=topic:paid caller=alice from=10.0.0.1 "
         'reason="needs PUB on topic paid" repeated=2',
     ]
-    assert "secret" not in caplog.text.replace("with its secret", "")
+    assert "secret" not in caplog.text.replace("match its secret", "")
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -294,15 +295,15 @@ def test_new_rules_reach_open_streams(server: Server) -> None:
 
     server.guard.apply(parse_rules(RULES.replace("orders=PUB", "orders=SUB").replace("admin: true", "admin: false")))
 
-    assert ended == ["root: the permission was taken away"]
+    assert ended == ["root: permission revoked"]
     assert alice.may(ResourceKind.TOPIC, "orders", SUB)
     assert not alice.may(ResourceKind.TOPIC, "orders", PUB)
 
     server.guard.apply(parse_rules(RULES.replace("alice-secret", "another-secret")))
 
-    assert ended[1:] == ["alice: the access key was revoked"]
+    assert ended[1:] == ["alice: access key revoked"]
     server.guard.leave(alice)
-    with pytest.raises(AccessDeniedError, match="the access key was revoked"):
+    with pytest.raises(AccessDeniedError, match="access key revoked"):
         server.guard.renew(alice, "Pull")
 
 
@@ -319,7 +320,7 @@ def test_a_caller_by_address_is_ended_when_the_address_is_white_no_more() -> Non
     assert ended == []
 
     server.guard.apply(parse_rules(RULES.replace("10.0.0.9", "10.0.0.8")))
-    assert ended == ["the access key was revoked"] * 2
+    assert ended == ["access key revoked"] * 2
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------

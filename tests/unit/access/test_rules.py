@@ -71,24 +71,27 @@ def test_a_secret_is_in_no_representation() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "there is neither an account nor a white address: nobody could do anything"),
-        ("acounts:\n- accessKey: a", "line 1: unknown name 'acounts': the file has globalWhiteRemoteAddresses,"),
-        ("accounts: all", "line 1: accounts is a list: write each of it in a line that begins with `- `"),
-        ("accounts:\n- secretKey: 12345678", "line 2: an account needs an accessKey"),
-        ("accounts:\n- accessKey: a", "line 2: the account a needs a secretKey (or a whiteRemoteAddress)"),
+        ("", "no account and no white address: nobody would have access"),
+        (
+            "acounts:\n- accessKey: a",
+            "line 1: unknown name 'acounts' in the file: expected one of globalWhiteRemoteAddresses,",
+        ),
+        ("accounts: all", "line 1: accounts is a list: write each item on its own line, starting with `- `"),
+        ("accounts:\n- secretKey: 12345678", "line 2: an account requires an accessKey"),
+        ("accounts:\n- accessKey: a", "line 2: account a requires a secretKey (or a whiteRemoteAddress)"),
         (
             "accounts:\n- accessKey: a\n  secretKey: 1234567",
-            "line 3: secretKey: a secret key has at least 8 characters, this one 7",
+            "line 3: secretKey: a secret key must have at least 8 characters, this one has 7",
         ),
-        ("accounts:\n- accessKey: ü", "line 2: accessKey: an access key has 1 to 128 letters"),
-        ("accounts:\n- accessKey: a\n  admin: yes", "line 3: admin: 'yes' is neither true nor false"),
+        ("accounts:\n- accessKey: ü", "line 2: accessKey: an access key must be 1 to 128 letters"),
+        ("accounts:\n- accessKey: a\n  admin: maybe", "line 3: admin: invalid boolean 'maybe': use true or false"),
         (
             "accounts:\n- accessKey: a\n  defaultTopicPerm: ALL",
-            "line 3: defaultTopicPerm: 'ALL' is no permission: write DENY, PUB, SUB or PUB|SUB",
+            "line 3: defaultTopicPerm: invalid permission 'ALL': use DENY, PUB, SUB or PUB|SUB",
         ),
         (
             "accounts:\n- accessKey: a\n  topicPerms:\n  - t",
-            "line 4: topicPerms: 't' is no permission: write NAME=PUB|SUB",
+            "line 4: topicPerms: invalid permission 't': use NAME=PUB|SUB",
         ),
         (
             "accounts:\n- accessKey: a\n  topicPerms:\n  - t=PUB\n  - t=SUB",
@@ -97,10 +100,13 @@ def test_a_secret_is_in_no_representation() -> None:
         ("accounts:\n- accessKey: a\n  topicPerms: t=PUB", "line 3: topicPerms is a list"),
         (
             "accounts:\n- accessKey: a\n  secretKey: 12345678\n- accessKey: a\n  secretKey: 87654321",
-            "line 4: the accessKey a is given twice (before in line 2)",
+            "line 4: the accessKey a is given twice (first on line 2)",
         ),
-        ("globalWhiteRemoteAddresses:\n- everywhere", "line 2: globalWhiteRemoteAddresses: 'everywhere' is no address"),
-        ("- a\n- b", "line 1: the file is made of lines `name: value`"),
+        (
+            "globalWhiteRemoteAddresses:\n- everywhere",
+            "line 2: globalWhiteRemoteAddresses: invalid address 'everywhere'",
+        ),
+        ("- a\n- b", "line 1: the file must consist of `name: value` lines"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(text: str, problem: str) -> None:
@@ -155,7 +161,7 @@ def test_white_addresses_mean_what_rocketmq_means(pattern: str, yes: list[str], 
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     """A pattern that matches nothing, or everything, by mistake."""
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="invalid address"):
         parse_patterns(text)
 
 
@@ -171,7 +177,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     ],
 )
 def test_the_address_of_a_peer_is_read_from_grpcs_name(peer: str, address: str | None) -> None:
-    """An IPv4 address in an IPv6 one is that IPv4 address; what is no address matches nothing."""
+    """An IPv4 address in an IPv6 one is that IPv4 address; an invalid one matches nothing."""
     assert address_of(peer) == (None if address is None else ipaddress.ip_address(address))
     assert peer_text("ipv4:10.0.0.1:4711") == "10.0.0.1:4711"
 

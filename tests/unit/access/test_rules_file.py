@@ -11,7 +11,7 @@ from dledger.access.audit import AuditLog
 from dledger.access.control import AccessControl
 from dledger.access.rules import AccessRules
 from dledger.access.rules_file import FILE_BYTES_MAX, RulesFile, load_rules
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import AccessConfig
 from dledger.errors import ConfigError
 from tests.support.waiting import wait_until
@@ -45,7 +45,7 @@ def test_a_file_that_others_get_at_is_refused(file: Path, mode: int) -> None:
     """It holds secrets; a warning would be read too late."""
     file.chmod(mode)
 
-    assert f"its mode {mode:04o} lets others at it: run `chmod 600 {file}`" in problems_of(file)
+    assert f"mode {mode:04o} exposes its secrets to others: run `chmod 600 {file}`" in problems_of(file)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o440])
@@ -59,11 +59,11 @@ def test_the_group_may_read(file: Path, mode: int) -> None:
 def test_a_file_that_cannot_be_read_is_told_with_its_path(file: Path, tmp_path: Path) -> None:
     """Missing, no file, no text, too large, wrong."""
     assert problems_of(tmp_path / "missing").endswith(
-        "missing: the access rules cannot be read: No such file or directory"
+        "missing: cannot read the access rules: No such file or directory"
     )
     assert "Is a directory" in problems_of(tmp_path)
     file.write_bytes(b"\xff\xfe")
-    assert "this is not UTF-8" in problems_of(file)
+    assert "not valid UTF-8" in problems_of(file)
     file.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
     assert "more than" in problems_of(file)
     file.write_text("accounts: none")
@@ -101,11 +101,11 @@ def test_a_broken_file_keeps_the_old_rules_and_is_told_once(
         file.unlink()
     else:
         write(file, bad)
-    wait_until(lambda: "the access rules stay as they were" in caplog.text, "the problem is told")
+    wait_until(lambda: "cannot reload access rules" in caplog.text, "the problem is told")
     rules_file.look()
     rules_file.look()
 
-    assert caplog.text.count("the access rules stay as they were") == 1
+    assert caplog.text.count("cannot reload access rules") == 1
     assert changes == []
     assert set(rules_file.rules.accounts) == {"one"}
     write(file, GOOD.format(key="two"))
@@ -118,7 +118,7 @@ def test_a_file_that_becomes_readable_for_others_changes_nothing_but_is_told(
     """Its secrets may be known now; who runs the server must hear of it."""
     file.chmod(0o644)
 
-    wait_until(lambda: "lets others at it" in caplog.text, "the mode is told")
+    wait_until(lambda: "exposes its secrets to others" in caplog.text, "the mode is told")
     assert watched[1] == []
 
 
@@ -127,15 +127,15 @@ def test_wrong_rules_keep_a_server_from_starting(file: Path) -> None:
     file.write_text("accounts: none")
 
     with pytest.raises(ConfigError):
-        AccessControl.of(AccessConfig(acl_enable=True, acl_file=file), name="n0", clock=SystemClock())
+        AccessControl.of(AccessConfig(acl_enable=True, acl_file=file), name="n0", clock=Clock())
 
 
 def test_a_file_without_the_switch_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who wrote rules believes that they hold."""
-    assert AccessControl.of(AccessConfig(acl_file=file), name="n0", clock=SystemClock()) is None
-    assert "acl_enable is not true: everybody may do everything" in caplog.text
+    assert AccessControl.of(AccessConfig(acl_file=file), name="n0", clock=Clock()) is None
+    assert "acl_enable is not true: access control is off" in caplog.text
     caplog.clear()
-    assert AccessControl.of(AccessConfig(), name="n0", clock=SystemClock()) is None
+    assert AccessControl.of(AccessConfig(), name="n0", clock=Clock()) is None
     assert caplog.text == ""
 
 
@@ -144,4 +144,4 @@ def test_the_switch_without_a_file_is_a_problem() -> None:
     problems = AccessConfig(acl_enable=True, account_share_percent=101).problems()
 
     assert len(problems) == 2
-    assert "acl_enable=true needs acl_file" in problems[1]
+    assert "acl_enable=true requires acl_file" in problems[1]

@@ -82,4 +82,4 @@ def test_without_room_for_the_next_part_the_outcome_is_unknown(
 
     assert isinstance(caught.value, PendingFullError)
     assert caught.value.outcome == "unknown"
-    assert caught.value.__notes__ == ["the first 2048 entries were appended; the error is about the request after them"]
+    assert caught.value.__notes__ == ["the first 2048 entries were appended; the next request failed"]

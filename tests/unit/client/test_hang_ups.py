@@ -19,7 +19,7 @@ from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 PATIENCE_S = 20
-SILENT_REFUSAL = UnavailableError("127.0.0.1:1 cannot be reached: failed to connect to all addresses: Socket closed")
+SILENT_REFUSAL = UnavailableError("127.0.0.1:1 is unreachable: failed to connect to all addresses: Socket closed")
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def test_a_server_that_hangs_up_on_plaintext_wants_tls() -> None:
         found = ChannelMaker(None, [address]).diagnose(SILENT_REFUSAL, address)
 
     assert isinstance(found, TlsError)
-    with pytest.raises(TlsError, match="wants TLS"):
+    with pytest.raises(TlsError, match="requires TLS"):
         raise found
 
 
@@ -75,7 +75,7 @@ def test_whoever_asks_a_node_that_wants_tls_hears_so(ask: Callable[[DLedgerClien
     with (
         server(lambda connection: connection.recv(1024)) as address,
         DLedgerClient(address, timeout_s=PATIENCE_S) as client,
-        pytest.raises(TlsError, match="wants TLS"),
+        pytest.raises(TlsError, match="requires TLS"),
     ):
         ask(client, address)
 
@@ -87,7 +87,7 @@ def test_whoever_asks_from_a_loop_hears_so_too() -> None:
         async with AsyncDLedgerClient(address, timeout_s=PATIENCE_S) as client:
             await client.metadata()
 
-    with server(lambda connection: connection.recv(1024)) as address, pytest.raises(TlsError, match="wants TLS"):
+    with server(lambda connection: connection.recv(1024)) as address, pytest.raises(TlsError, match="requires TLS"):
         asyncio.run(ask(address))
 
 
@@ -114,5 +114,7 @@ def test_plaintext_stays_here_also_where_a_server_names_another() -> None:
         assert not connects(careful, elsewhere)
     finally:
         node.close()
-    with pytest.raises(TlsError, match=r"a server says that .* is one, too, but plaintext is for loopback.*--insecure"):
-        raise careful.diagnose(UnavailableError("it cannot be reached"), elsewhere)
+    with pytest.raises(
+        TlsError, match=r"a server named .* as another server, but plaintext is for loopback.*--insecure"
+    ):
+        raise careful.diagnose(UnavailableError("it is unreachable"), elsewhere)

@@ -257,7 +257,7 @@ def test_append_many_that_fails_midway_is_unknown(client: DLedgerClient, group: 
         client.append_many([b"x"] * 2000)
 
     assert caught.value.outcome == "unknown"
-    assert caught.value.__notes__ == ["the first 1024 entries were appended; the error is about the request after them"]
+    assert caught.value.__notes__ == ["the first 1024 entries were appended; the next request failed"]
     with pytest.raises(EmptyBatchError):
         client.append_many([])
 

@@ -70,7 +70,7 @@ def test_a_no_op_for_java_readers_is_an_ordinary_entry_to_them_and_a_no_op_to_us
 
 def test_a_no_op_for_java_readers_needs_a_body() -> None:
     """They would take an empty one for a message."""
-    with pytest.raises(ConfigError, match="noop_compatible needs a noop_body"):
+    with pytest.raises(ConfigError, match="noop_compatible requires a noop_body"):
         ServerConfig(replication=ReplicationConfig(noop_compatible=True)).check()
 
 

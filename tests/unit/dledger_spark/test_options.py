@@ -19,22 +19,22 @@ from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
         ({"path": "/x", "writerId": "w"}, "writerId is not one for reads"),
         ({"path": "/x", "bootstrap.servers": "a:1"}, "one of the two"),
         ({}, "nothing to read is named"),
-        ({"bootstrap.servers": "a"}, "a is not host:port"),
+        ({"bootstrap.servers": "a"}, "invalid address 'a'"),
         ({"bootstrap.servers": "a:1", "nameServer": "b:1"}, "bootstrap.servers and nameServer mean the same"),
         ({"path": "hdfs://x/y"}, "no local file system"),
-        ({"path": "/x", "splitBytes": "5"}, "splitBytes: 5 is not between"),
-        ({"path": "/x", "splitBytes": "much"}, "'much' is no size"),
-        ({"path": "/x", "verifyCrc": "yes"}, "'yes' is none of false, fail, column, skip"),
-        ({"path": "/x", "pushFilters": "1"}, "neither true nor false"),
+        ({"path": "/x", "splitBytes": "5"}, "splitBytes: 5 must be between 1 KiB and 1 GiB"),
+        ({"path": "/x", "splitBytes": "much"}, "invalid size 'much'"),
+        ({"path": "/x", "verifyCrc": "yes"}, "invalid value 'yes': use one of false, fail, column, skip"),
+        ({"path": "/x", "pushFilters": "perhaps"}, "invalid boolean 'perhaps': use true or false"),
         ({"path": "/x", "startingOffsets": '{"t":{"0":1}}'}, "one log with one index"),
-        ({"path": "/x", "startingOffsets": "soon"}, "none of earliest, latest"),
-        ({"path": "/x", "endingOffsets": "earliest"}, "none of latest"),
+        ({"path": "/x", "startingOffsets": "soon"}, "use earliest, latest"),
+        ({"path": "/x", "endingOffsets": "earliest"}, "use latest"),
         ({"path": "/x", "startingOffsets": "1", "startingTimestamp": "5"}, "one of the two"),
         ({"path": "/x", "subscribe": "a", "subscribePattern": "b"}, "one of the two"),
-        ({"path": "/x", "subscribePattern": "("}, "no regular expression"),
-        ({"path": "/x", "maxTriggerDelay": "soon"}, "no duration"),
-        ({"path": "/x", "minPartitions": "0"}, "not between 1"),
-        ({"path": "/x", "minPartitions": "4097"}, "4097 is not between 1 and 4096"),
+        ({"path": "/x", "subscribePattern": "("}, "invalid regular expression"),
+        ({"path": "/x", "maxTriggerDelay": "soon"}, "invalid duration"),
+        ({"path": "/x", "minPartitions": "0"}, "minPartitions: 0 must be between 1"),
+        ({"path": "/x", "minPartitions": "4097"}, "4097 must be between 1 and 4096"),
         ({"bootstrap.servers": "a:1", "startingOffsetsByTimestamp": "{}"}, "is not supported: use startingTimestamp"),
         ({"bootstrap.servers": "a:1", "groupIdPrefix": "x"}, "groupIdPrefix is not supported: a stream's position"),
         ({"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL"}, "a group's are tlsCa"),
@@ -105,7 +105,7 @@ def test_secrets_are_not_shown_and_errors_pickle() -> None:
 
     assert "hidden" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
-    with pytest.raises(OptionError, match="one of the two is missing"):
+    with pytest.raises(OptionError, match="one of them is missing"):
         ReadOptions.parse({"path": "/x", "accessKey": "me"}).security.client()
     error = pickle.loads(pickle.dumps(SchemaError("what")))
     assert (type(error), str(error)) == (SchemaError, "what")

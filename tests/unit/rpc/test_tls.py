@@ -496,7 +496,7 @@ def grpc_server(here: Path, *, client_auth: ClientAuth = ClientAuth.REQUIRE) -> 
 
 def hung_up(address: str) -> UnavailableError:
     """What gRPC makes of a server that hangs up."""
-    return UnavailableError(f"{address} cannot be reached: failed to connect to all addresses; ...: Socket closed")
+    return UnavailableError(f"{address} is unreachable: failed to connect to all addresses; ...: Socket closed")
 
 
 def test_plaintext_that_leaves_the_machine_is_refused() -> None:
@@ -513,8 +513,8 @@ def test_why_a_server_hung_up_is_found_out(here: Path, tmp_path: Path) -> None:
     expire(here, "late")
     ca = here / "ca.crt"
     cases: tuple[tuple[ClientSecurity | None, str], ...] = (
-        (None, "wants TLS"),
-        (ClientSecurity(TlsFiles(ca)), "show no certificate"),
+        (None, "requires TLS"),
+        (ClientSecurity(TlsFiles(ca)), "requires a client certificate"),
         (ClientSecurity(files(here, "late")), "late.crt: certificate has expired"),
     )
     with grpc_server(here) as address:

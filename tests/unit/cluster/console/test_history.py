@@ -13,8 +13,8 @@ from dledger.conditions import Condition
 from dledger.errors import RequestTimeoutError, UnavailableError
 from tests.unit.cluster.console.support import answer, facts
 
-GONE = UnavailableError("h:1 cannot be reached")
-LATE = RequestTimeoutError("no answer of h:1 in time")
+GONE = UnavailableError("h:1 is unreachable")
+LATE = RequestTimeoutError("no answer from h:1 in time")
 T0 = 1_700_000_000_000
 
 

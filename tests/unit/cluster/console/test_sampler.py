@@ -77,7 +77,7 @@ def _asked_after(probe: FakeProbe, seconds: float) -> int:
 def test_a_node_that_hangs_delays_nobody(sampler: Sampler, probe: FakeProbe, history: History) -> None:
     """A paused process keeps its requests until their deadline."""
     probe.blocked["h:1"] = threading.Event()
-    probe.answers["h:1"] = RequestTimeoutError("no answer of h:1 in time")
+    probe.answers["h:1"] = RequestTimeoutError("no answer from h:1 in time")
     sampled = Sampler(probe, History(["h:1", "h:2"]), QUICK)
     sampled.watch(watched=True)
     try:
@@ -96,7 +96,7 @@ def test_a_dead_node_is_asked_on_and_seen_when_it_is_back(sampler: Sampler, prob
     wait_until(lambda: state_of(history, "n2") == "follower", "it answers")
     back = probe.answers["h:3"]
 
-    probe.answers["h:3"] = UnavailableError("h:3 cannot be reached")
+    probe.answers["h:3"] = UnavailableError("h:3 is unreachable")
     wait_until(lambda: state_of(history, "n2") == "unreachable", "it is missed")
 
     probe.answers["h:3"] = back

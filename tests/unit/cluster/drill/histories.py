@@ -77,7 +77,7 @@ def failover() -> Notes:
     sends.append(DrillSend(99, b"drill/99 ", 0.99, 1.2, SendOutcome.UNKNOWN, error="the stream ended"))
     return Notes(
         sends=sorted(sends, key=lambda one: one.number),
-        attempts_failed=[(1.05, "n0: the stream ended"), (1.4, "n0: cannot be reached")],
+        attempts_failed=[(1.05, "n0: the stream ended"), (1.4, "n0: is unreachable")],
         deliveries=history.deliveries,
         seen=[
             SeenChange(0.0, N0, NodeView("LEADER", 1, is_master=True)),

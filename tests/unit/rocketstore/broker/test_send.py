@@ -283,7 +283,7 @@ def test_garbage_ends_a_stream_with_a_reason(broker: Harness) -> None:
     with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
         list(broker.stream("SendStream", iter([b"\xff\xff"])))
     with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
-        broker.call_bytes("SendCall", b"\xff\xff")
+        broker.call_bytes("Send", b"\xff\xff")
 
 
 PULL = pb.PullRequest(group="g", topic="T", queue_id=0, offset=0, max_messages=1)

@@ -50,7 +50,7 @@ def test_own_names_differ_and_are_short_enough() -> None:
 
 def test_what_is_no_name_is_refused_under_any_account() -> None:
     """Also if it is so long that only its digest would be used."""
-    with pytest.raises(InvalidRequestError, match="cannot name a producer"):
+    with pytest.raises(InvalidRequestError, match="is not a valid producer name"):
         own_name("alice", "with space" * 20)
 
 
