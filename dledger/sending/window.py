@@ -512,11 +512,15 @@ class Window(Generic[ItemT, ResultT]):
     def _expire(self, now_ms: float) -> None:
         """Give up what has waited too long for its turn or for its answer."""
         if now_ms >= self._expiry_ms:
+            connected = self.is_connected or self._inflight
+            waited_for = (
+                "earlier requests were still in flight" if connected else "no connection to a leader was open yet"
+            )
             for queue in (self._inflight, self._again, self._backlog):
                 for batch in [one for one in queue if now_ms >= one.give_up_at_ms and not one.done]:
                     if not batch.sent:
                         queue.remove(batch)
-                    batch.expire(self._rules)
+                    batch.expire(self._rules, waited_for)
                     self._finish(batch)
             waiting = [batch.give_up_at_ms for batch in self.waiting() if not batch.done]
             self._expiry_ms = min(waiting, default=NEVER)

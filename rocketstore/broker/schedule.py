@@ -24,9 +24,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from dledger.backoff import Backoff
 from dledger.clock import Clock
@@ -44,9 +44,9 @@ from rocketstore.message.message import (
     Message,
 )
 from rocketstore.message.record import decode_record
+from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QUEUE_ID_MAX
-from rocketstore.state.port import StateStore
-from rocketstore.state.publisher import StateDone
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     SCHEDULE_TOPIC,
     BrokerRole,
@@ -72,19 +72,6 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _DROPPED: Final = frozenset({PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_WAIT})
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 _log = logging.getLogger("rocketstore")
-
-
-class DelayState(Protocol):
-    """Where progress is kept; ``rocketstore.state.broker_state.BrokerState``."""
-
-    def delay_offset(self, level: int) -> int:
-        """The next message of the level; 0 if none was ever delivered."""
-
-    def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
-        """Note the next message of these levels."""
-
-    def wake(self) -> None:
-        """Look at the store's role."""
 
 
 @dataclass(slots=True)
@@ -138,8 +125,8 @@ class ScheduleService:
 
     def __init__(
         self,
-        store: StateStore,
-        state: DelayState,
+        store: MessageStore,
+        state: BrokerState,
         delay_levels: DelayLevels,
         clock: Clock | None = None,
         *,
@@ -236,8 +223,8 @@ class _Run:
     def __init__(
         self,
         service: ScheduleService,
-        store: StateStore,
-        state: DelayState,
+        store: MessageStore,
+        state: BrokerState,
         delays: DelayLevels,
         clock: Clock,
     ) -> None:

@@ -41,11 +41,11 @@ from rocketstore.state.changes import (
     split_full,
 )
 from rocketstore.state.limits import LimitChecks, StateLimits
-from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
 FULL_PART_BYTES: Final = 128 * 1024
@@ -101,7 +101,7 @@ class BrokerState:
 
     def __init__(
         self,
-        store: StateStore,
+        store: MessageStore,
         config_dir: Path,
         *,
         clock: Clock | None = None,

@@ -15,13 +15,16 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError
+from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB, MessageStoreConfig
-from rocketstore.consume_queue.truth import MendableQueue, QueueTruth, ScannedLog
+from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.truth import QueueTruth
 from rocketstore.consume_queue.units import BROKEN, FILLER
 from rocketstore.index.keys import key_hash
+from rocketstore.index.service import IndexService
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
@@ -50,44 +53,6 @@ TagFilter = Callable[[int], bool]
 RecordFilter = Callable[[bytes], bool]
 
 
-class ReadableLog(ScannedLog, Protocol):
-    """What reads need of the commit log."""
-
-    def read_record(self, offset: int) -> bytes | None:
-        """The record that starts there."""
-
-    def next_file_offset(self, offset: int) -> int:
-        """Where the next file begins."""
-
-
-class ReadableQueue(MendableQueue, Protocol):
-    """What reads need of a consume queue."""
-
-    def unit(self, offset: int, /) -> QueueUnit | None:
-        """One unit."""
-
-    def offset_by_time(self, timestamp_ms: int, store_time_of: Callable[[int, int], int], /) -> int:
-        """The queue offset nearest to a store time."""
-
-
-class KeyHits(Protocol):
-    """What the index found."""
-
-    @property
-    def offsets(self) -> Sequence[int]:
-        """Physical offsets, newest first; some may be of other keys."""
-
-
-class KeyIndex(Protocol):
-    """What reads need of the index."""
-
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> KeyHits:
-        """Where messages with this key may be."""
-
-    def contradicted(self, offset: int, /) -> None:
-        """The record at ``offset`` is not what an answer said; raises if the index is wrong."""
-
-
 class GetLimits(NamedTuple):
     """How much one get may give, whether its messages are probably in memory or not."""
 
@@ -100,9 +65,9 @@ class StoreReader:
 
     def __init__(
         self,
-        log: ReadableLog,
-        find_queue: Callable[[str, int], ReadableQueue | None],
-        index: KeyIndex | None,
+        log: CommitLog,
+        find_queue: Callable[[str, int], ConsumeQueue | None],
+        index: IndexService | None,
         config: MessageStoreConfig,
         *,
         memory_bytes: int | None = None,
@@ -242,7 +207,7 @@ class StoreReader:
         """What a get may give if it stands that far behind the log's end."""
         return self._in_disk if behind_bytes > self._memory_bytes_max else self._in_memory
 
-    def record_of(self, queue: ReadableQueue, number: int, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
+    def record_of(self, queue: ConsumeQueue, number: int, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
         """The message at a queue offset, or why there is none; a wrong unit is written again.
 
         Raises ``CorruptLogError``.
@@ -268,7 +233,7 @@ class StoreReader:
             unit = true
         raise self._damage(unit, in_log=true is not None)
 
-    def records_of(self, queue: ReadableQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
+    def records_of(self, queue: ConsumeQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
         """Messages by their queue offsets, read together; those that are missing are for ``record_of``."""
         return self.truth.records_at(queue, numbers, units)
 
@@ -285,7 +250,7 @@ class StoreReader:
         return CorruptLogError(path, unit.offset - base, "the message does not match its CRC", _LOG_ADVICE)
 
     def units_of(
-        self, queue: ReadableQueue, number: int, count: int, log_end: int, *, tagged: bool
+        self, queue: ConsumeQueue, number: int, count: int, log_end: int, *, tagged: bool
     ) -> Sequence[QueueUnit]:
         """Units from ``number`` on; ``tagged``: their tags codes are their records'."""
         if tagged:
@@ -311,7 +276,7 @@ class _Get:
     def __init__(
         self,
         reader: StoreReader,
-        queue: ReadableQueue,
+        queue: ConsumeQueue,
         offset: int,
         log_end: int,
         wanted: GetLimits,

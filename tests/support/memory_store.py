@@ -331,7 +331,7 @@ class MemoryStore:
 
 
 class MemoryHardState:
-    """Implements ``HardStateStore``: what is saved survives everything but this object."""
+    """As ``HardStateFile``: what is saved survives everything but this object."""
 
     def __init__(self, state: HardState | None = None) -> None:
         self._state = state or HardState()

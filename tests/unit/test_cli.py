@@ -598,7 +598,7 @@ def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
     written = io.StringIO()
     monkeypatch.setattr("sys.stderr", written)
     with terminal.progress("appending", 3) as advance:
-        advance()
+        advance(1)
         advance(2)
     silent = written.getvalue()
     monkeypatch.setattr(written, "isatty", lambda: True)
