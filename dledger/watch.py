@@ -222,7 +222,7 @@ class LogWatch:
             return
         damage.nobody_has_it = nobody_has_it
         damage.due_ms = self._clock.monotonic_ms() + round(damage.backoff.pause())
-        advice = "; ".join(tried) if tried else "it is not repaired: there is nobody to fetch it from"
+        advice = "; ".join(tried) if tried else "not repaired: no peer to fetch it from"
         self._conditions.set(ConditionKind.DAMAGED, f"{_where(found)}. {advice}", subject=str(damage.path))
 
     # -- comparing -------------------------------------------------------------------------------------------------

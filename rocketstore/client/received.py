@@ -127,7 +127,7 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
         head = unpack(records, at)
         size = head[0]
         if size < OVERHEAD or size > end - at or head[1] not in MESSAGE_MAGICS:
-            raise BadAnswerError(f"a pull's answer has no record at byte {at} of {end}")
+            raise BadAnswerError(f"the answer to a pull has no record at byte {at} of {end}")
         record = records[at : at + size]
         if head[5] & HOST_V6_FLAGS:
             start = body_at(head[5])
@@ -136,7 +136,7 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
             start, body_bytes = HEAD_V4_BYTES, head[6]
         stop = start + body_bytes
         if body_bytes < 0 or stop + LENGTHS_BYTES > size:
-            raise BadAnswerError(f"the record at byte {at} of a pull's answer has an impossible body length")
+            raise BadAnswerError(f"the record at byte {at} of the answer to a pull has an impossible body length")
         if check_crc and crc32(record[start:stop]) & CRC_MASK != head[2]:
             raise BadAnswerError(f"the body of the message at queue offset {head[4]} does not match its CRC")
         add(ReceivedMessage(record, head, start, stop))

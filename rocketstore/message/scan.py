@@ -150,7 +150,7 @@ def scan_entries(
                     if channel != NOOP_CHANNEL:
                         add(head)
                     elif head[0] != TERM_START_TOPIC:
-                        _refuse(f"the channel says that it is a no-op, the topic {head[0]!r} that it is none")
+                        _refuse(f"the channel marks a no-op, but the topic {head[0]!r} does not")
                 elif magic != NOOP_MAGIC:
                     _refuse(f"a broker's log has no entries of magic {magic}")
             except _DamagedError as damage:

@@ -461,7 +461,7 @@ class BrokerState:
             self._full_backoff.succeeded()
             return
         pause_ms = round(self._full_backoff.pause())
-        _log.warning("broker state: the full state was not written; trying again in %d s", pause_ms // 1000)
+        _log.warning("broker state: the full state was not written; retrying in %d s", pause_ms // 1000)
         self._full_wanted = True
         self._full_not_before_ms = self._clock.monotonic_ms() + pause_ms
 
