@@ -72,8 +72,8 @@ def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:
         return [[call for call in one if not call.thread.startswith("rocketstore-")] for one in calls]
 
 
-def watch_delivery(directory: Path) -> list[NotedCall]:
-    """Send one message and wait until a consumer, which asks for it already, has it."""
+def watch_deliveries(directory: Path, count: int) -> list[list[NotedCall]]:
+    """Send a message and wait until a consumer, which asks for it already, has it; ``count`` times."""
     with _brokered(directory) as (recorder, producer, consumer):
         left = _SETTLED_AFTER
         while left:
@@ -83,7 +83,7 @@ def watch_delivery(directory: Path) -> list[NotedCall]:
             producer.send(Message(TOPIC, b"the one"))
             _polled(consumer)
 
-        return recorder.during(deliver)
+        return [recorder.during(deliver) for _ in range(count)]
 
 
 def _polled(consumer: Consumer) -> list[ReceivedMessage]:
